@@ -14,10 +14,11 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llama_adapter.app.cli import build_parser
 from llama_adapter.app.cli.model_flags import add_computation
-from llama_adapter.app.cli.parser import Parser
+from llama_adapter.app.cli.parser import Parser, add_config
 from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Report, Tally
@@ -49,47 +50,57 @@ VARIABLES = {
 def parser() -> Parser:
     """The guide's variables first; the environment variable of the same name is the default of each flag."""
     parser = Parser(prog="demo_bsz.py", description=__doc__)
+    parser.root, parser.variables["dtype"] = build_parser(), "DTYPE"
 
-    def variable(name: str, default: str | int | None, help: str, *, kind: type[str] | type[int] = str) -> None:
+    def variable(name: str, section: str, help: str, *, kind: type = str, default: Any = None, **declared: Any) -> None:
         flag = "--" + name.lower().replace("_", "-")
-        parser.add_argument(flag, metavar=name, type=kind, default=os.environ.get(name) or default, help=help)
+        action = parser.add_argument(
+            flag, section=section, metavar=name, type=kind, default=default, first=True, help=help, **declared
+        )
+        parser.variables[action.dest] = name
 
-    variable("DEVICE_ID", 0, "number of the accelerator; without one the CPU computes", kind=int)
-    variable(
-        "IMG_SIZE", 224, "side of the square that the model takes; another size than the model's is an error", kind=int
-    )
-    variable("BATCH_SIZE", 5, "pictures computed together (default: 5)", kind=int)
-    variable(
-        "INFER_LOOP",
-        None,
-        "number of batches; after the last picture they start again from the first (default: all pictures once)",
-        kind=int,
-    )
-    variable("LLAMA_DIR", None, "folder with tokenizer.model and a sub-folder of LLaMA weights")
-    variable(
-        "CLIP_DIR", None, "exported encoder (.om, .onnx) or CLIP weights (ViT-L-14.pt), or a folder with exactly one"
-    )
-    variable("BIAS_DIR", None, "adapter (BIAS-7B.pth), or a folder that holds exactly one")
-    variable("PIC_FILE_PATH", os.path.relpath(sample_pictures()), "picture, or folder of pictures of any name")
-    parser.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")
-    question = parser.add_mutually_exclusive_group()
-    question.add_argument("--prompt", type=parse_text, help="instruction (default: the model's own for captions)")
-    question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
-    parser.add_argument("--choices", type=value_of(parse_choices), help="answer with one of these, for example Yes,No")
-    parser.add_argument("--max-new-tokens", type=int, default=SamplingParams.max_new_tokens, help="(%(default)s)")
-    parser.add_argument("--visual-heads", type=int, help="heads of the visual blocks (default: 16 for width 768)")
-    parser.add_argument(
+    text = "number of the accelerator; without one the CPU computes"
+    variable("DEVICE_ID", "computation", text, default=0, kind=int)
+    text = "side of the square that the model takes; another size than the model's is an error"
+    variable("IMG_SIZE", "input", text, default=224, kind=int)
+    variable("BATCH_SIZE", "computation", "pictures computed together (default: 5)", default=5, kind=int)
+    text = "number of batches; after the last picture they start again from the first (default: all pictures once)"
+    variable("INFER_LOOP", "profiling", text, kind=int)
+    variable("LLAMA_DIR", "model", "folder with tokenizer.model and a sub-folder of LLaMA weights")
+    text = "exported encoder (.om, .onnx) or CLIP weights (ViT-L-14.pt), or a folder with exactly one"
+    variable("CLIP_DIR", "model", text, key="clip")
+    variable("BIAS_DIR", "model", "adapter (BIAS-7B.pth), or a folder that holds exactly one", key="adapter")
+    text, samples = "picture, or folder of pictures of any name", os.path.relpath(sample_pictures())
+    variable("PIC_FILE_PATH", "input", text, key="pictures", default=[samples], action="append")
+    model = parser.add_argument_group("model", section="model")
+    model.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")
+    model.add_argument("--visual-heads", type=int, help="heads of the visual blocks (default: 16 for width 768)")
+    model.add_argument(
         "--channel-order", choices=("auto", "rgb", "bgr"), default="auto", help="colours' order in training"
     )
-    add_computation(parser)
-    if dtype := os.environ.get("DTYPE"):
-        parser.set_defaults(dtype=dtype)
-    parser.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")
-    parser.add_argument(
+    prompt = parser.add_argument_group("prompt", section="prompt")
+    question = prompt.add_mutually_exclusive_group()
+    question.add_argument("--prompt", type=parse_text, help="instruction (default: the model's own for captions)")
+    question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
+    prompt.add_argument(
+        "--choices", type=value_of(parse_choices), separator=",", help="answer with one of these, for example Yes,No"
+    )
+    prompt.add_argument(
+        "--max-new-tokens",
+        section="generation",
+        type=int,
+        default=SamplingParams.max_new_tokens,
+        help="(%(default)s)",
+    )
+    add_computation(parser.add_argument_group("computation", section="computation"))
+    run = parser.add_argument_group("run", section="profiling")
+    run.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")
+    run.add_argument(
         "--trace", metavar="FOLDER", help="write a trace of one more run, for Perfetto and chrome://tracing"
     )
-    parser.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
+    run.add_argument("--no-score", action="store_true", help="leave out the questions that come with the pictures")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_config(parser)
     return parser
 
 
@@ -178,7 +189,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
-    inputs = list(expand_inputs([options.pic_file_path]))
+    inputs = list(expand_inputs(options.pic_file_path))
     starts = range(0, len(inputs), options.batch_size)
     num_batches = len(starts) if options.infer_loop is None else options.infer_loop
     pictures = [
@@ -223,7 +234,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     if note := unfamiliar_note(answers):
         print(note, file=sys.stderr)
     if captioner.spec.is_embedded and not options.no_score:
-        print_score(captioner, Path(options.pic_file_path))
+        print_score(captioner, Path(options.pic_file_path[0]))
     return ExitCode.PICTURE_ERRORS if tally.num_failed else ExitCode.OK
 
 

@@ -1,7 +1,7 @@
 """The commands of the README and of the pages in docs/ work as written, and their links lead to files and headings.
 
 A block of commands that follows a line `<!-- run -->` is run by bash, in the order of the page, in a folder that looks
-like the checkout. What the commands write there is removed afterwards.
+like the checkout; a block `console` behind it says what it prints. What the commands write there is removed afterwards.
 """
 
 import os
@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"^<!-- run -->\s*\n```bash\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^<!-- run -->\s*\n```bash\n(.*?)^```[ ]*$(?:\s*\n```console\n(.*?)^```[ ]*$)?", re.MULTILINE | re.DOTALL
+)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # what the Python above prints
 MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
@@ -23,10 +25,14 @@ PAGES = [
     path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 ]
 RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8"))]
-PRINTED = {"docs/ascend.md": '"a small red star at the left"'}  # part of what the commands of a page print
+PRINTED = {
+    "docs/ascend.md": '"a small red star at the left"',
+    "docs/settings.md": "a small red star at the left",
+}  # part of what the commands of a page print
 
 
-def runnable_blocks(page: str) -> list[str]:
+def runnable_blocks(page: str) -> list[tuple[str, str]]:
+    """The commands of each block, and what they print; "" for anything."""
     return BLOCK.findall(page)
 
 
@@ -59,8 +65,9 @@ def environment(checkout: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_examples_of_the_python_page_print_what_it_says(checkout: Path) -> None:
-    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["docs/python.md", "docs/coming-from.md"])
+def test_examples_of_python_print_what_the_page_says(name: str, checkout: Path) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
     code, expected = "".join(PYTHON.findall(page)), "".join(PRINTS.findall(page))
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True)
@@ -78,7 +85,7 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
         port = str(free.getsockname()[1])
     before = set(checkout.iterdir())
     # The port in the guide may be taken here.
-    for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
+    for block, shown in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=checkout,
@@ -87,6 +94,7 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
             text=True,
         )
         assert ran.returncode == 0, f"{block}\nended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
+        assert shown in ("", ran.stdout)
         printed += ran.stdout
     assert PRINTED.get(page, "") in printed
     if page == "README.md":
@@ -99,7 +107,9 @@ def test_marked_blocks_are_run_and_no_others() -> None:
         assert len(runnable_blocks(text)) == len(MARK.findall(text)) > 0, name
     page = "```bash\nrm -r x\n```\n\n<!-- run -->\n```bash\necho a\necho b\n```\n\n```python\n1\n```\n"
 
-    assert runnable_blocks(page) == ["echo a\necho b\n"]
+    assert runnable_blocks(page) == [("echo a\necho b\n", "")]
+    page = page.replace("```python\n1", "```console\na\nb")
+    assert runnable_blocks(page) == [("echo a\necho b\n", "a\nb\n")]
 
 
 @pytest.mark.parametrize("page", PAGES)

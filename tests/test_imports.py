@@ -14,6 +14,7 @@ DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
 DEVICE_HOMES = (
     "runtime/devices/",
     "runtime/device_failures.py",
+    "runtime/device_names.py",
     "runtime/graphs/",
     "app/doctor/environment.py",
     "app/doctor/probes.py",

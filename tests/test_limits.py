@@ -28,7 +28,7 @@ DEFAULTED_ELSEWHERE = {
     ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
 }
 # Here every public constant of that form is a limit.
-ROOMS = ("app/inputs", "app/reading", "app/http_api", "app/online", "app/web", "vision/image.py")
+ROOMS = ("app/inputs", "app/reading", "app/settings", "app/http_api", "app/online", "app/web", "vision/image.py")
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
 
 
@@ -113,6 +113,7 @@ def flags(*command: str) -> dict[str, Any]:
     for word in command:
         (choices,) = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
         parser = choices[word]
+    parser.fill()
     return {flag: action.default for action in parser._actions for flag in action.option_strings}
 
 

@@ -45,9 +45,10 @@ class ActiveRequest:
         self.is_reused = False  # the encoded picture came from the cache
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
+        self._num_told = 0  # token ids that a `TextDelta` had
         self.with_logprobs = with_logprobs
         self.logprobs: list[TokenLogprob] = []
-        self.stop = StopStrings(stop)
+        self.stop = StopStrings((*stop, *sampling.stop))
         # Set by `CaptionLoop.submit`:
         self.detokenizer: IncrementalDetokenizer | None = None
         self.prefix: Prefix | None = None
@@ -76,7 +77,9 @@ class ActiveRequest:
         events: list[Event] = []
         if text:
             self.pieces.append(text)
-            events.append(TextDelta(index=self.index, text=text))
+            new_ids = tuple(self.token_ids[self._num_told :])
+            self._num_told += len(new_ids)
+            events.append(TextDelta(index=self.index, text=text, token_ids=new_ids))
         if finish == "not_finite":
             events.append(self.failed(NOT_FINITE))
         elif finish is not None:
@@ -107,6 +110,7 @@ class ActiveRequest:
             is_reused=self.is_reused,
             tag=self.tag,
             logprobs=tuple(self.logprobs),
+            details={"prompt_tokens_cut": self.prompt.num_cut} if self.prompt.num_cut else {},
         )
 
 

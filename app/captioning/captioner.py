@@ -79,6 +79,10 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     top_k: int
     seed: int | None
+    repetition_penalty: float
+    stop: Sequence[str]
+    max_length: int | None
+    max_prompt_tokens: int | None
 
 
 class AskOptions(SamplingOptions, total=False):
@@ -201,6 +205,11 @@ class Captioner:
         return cls(assemble_parts(spec))
 
     @property
+    def allowed_hosts(self) -> tuple[AllowedHost, ...]:
+        """Hosts that pictures are downloaded from."""
+        return self._allowed
+
+    @property
     def batch_size(self) -> int:
         """Questions answered together, while memory is enough."""
         return self._engine.num_slots
@@ -296,6 +305,12 @@ class Captioner:
                 Default: 0.75.
             top_k: at least 0: tokens are drawn from this many likeliest ones. 0 (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
+            repetition_penalty: 0.01 to 100: divides the positive logits of tokens that prompt or answer have, and
+                multiplies the negative ones. 1 (default) leaves them alone.
+            stop: texts that end the answer, which does not contain them. Default: none.
+            max_length: most tokens of prompt and answer together, at least 1. Default: the model's context.
+            max_prompt_tokens: a longer prompt keeps its first token and its end, and its answer has
+                `details["prompt_tokens_cut"]`. Default: None, a prompt longer than the context raises.
 
         Raises, before anything is computed, TypeError for what is no picture or prompt, ValueError for arguments out of
         range or counts that do not match, PromptTooLongError for a prompt longer than the context, PromptError for one
@@ -434,7 +449,7 @@ class Captioner:
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
-                self.encode_prompt(question.prompt, question.task)
+                self.encode_prompt(question.prompt, question.task, max_tokens=params.max_prompt_tokens)
         bar = import_module("tqdm.auto").tqdm if progress else None
         events = self.run(items, sampling=params, clock=clock)
         return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="answer"))
@@ -553,7 +568,7 @@ class Captioner:
         """The request of a question, and the error that prevents its answer. Its times start with the reading."""
         picture, error = reading.picture, reading.picture.error
         try:
-            prompt = self.encode_prompt(question.prompt, question.task)
+            prompt = self.encode_prompt(question.prompt, question.task, max_tokens=sampling.max_prompt_tokens)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
             # Only this question fails: it may be one line of a long manifest.
             prompt = EncodedPrompt(text=shown_prompt(question.prompt))
@@ -590,12 +605,12 @@ class Captioner:
             return WarmUp(seconds=0.0, programs=0)
         return done
 
-    def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT) -> EncodedPrompt:
-        """A prompt, with the continuations of its task, as token ids. Thread-safe.
+    def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT, *, max_tokens: int | None = None) -> EncodedPrompt:
+        """A prompt, with the continuations of its task, as token ids; a longer one loses its beginning. Thread-safe.
 
         Raises PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
         """
-        return self._prompts.encode(prompt, task.continuations)
+        return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

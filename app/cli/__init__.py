@@ -4,14 +4,16 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from llama_adapter import __version__
 from llama_adapter.app.cli.answering import add_installed_tasks, add_listing, add_tasks
 from llama_adapter.app.cli.bench import add_bench
+from llama_adapter.app.cli.config import Settings, add_config_commands, load
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.export import add_export
 from llama_adapter.app.cli.models import add_convert, add_quantize
-from llama_adapter.app.cli.parser import EXIT_CODES, Parser, help_hint
+from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
@@ -19,7 +21,7 @@ from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.torch_import import prepare_imports
 
-__all__ = ["build_parser", "main"]
+__all__ = ["Settings", "build_parser", "load_settings", "main"]
 
 
 _DESCRIPTION = """\
@@ -45,10 +47,26 @@ def _dispatch(arguments: Sequence[str]) -> int:
     _check_current_folder()
     command: Callable[[argparse.Namespace], int] = options.command
     try:
+        check_required(options)
         return command(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
         raise
+
+
+def load_settings(
+    path: str | os.PathLike[str] | None = None, *, command: str = "caption", **overrides: Any
+) -> Settings:
+    """The settings that a command would use: overrides by key, LLAMA_ADAPTER_... variables, the file, defaults.
+
+    Parameters:
+        path: a YAML file, or the manifest of a run. None: no file.
+        command: `caption`, `ask`, `serve`, `export onnx`, ...
+        overrides: such as `batch_size=4`; None is no value.
+
+    Raises UsageError for what is not valid, and OSError.
+    """
+    return load(build_parser(), None if path is None else os.fspath(path), command=command, given=overrides)
 
 
 def _check_current_folder() -> None:
@@ -77,6 +95,8 @@ def build_parser() -> Parser:
     add_serving(commands)
     add_doctor(commands)
     add_reference(commands)
+    add_config_commands(commands)
     add_listing(commands)
     add_installed_tasks(commands)
+    parser.commands()
     return parser

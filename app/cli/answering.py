@@ -4,28 +4,25 @@ import argparse
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import SPEC, add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
-from llama_adapter.app.inputs import InputSpec, read_question_sheet
-from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.questions import complete
-from llama_adapter.app.scale.cluster import RayOptions
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
 from llama_adapter.app.tasks.entry import TaskEntry
-from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import entries_by_command, installed, question_of, tasks
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
+if TYPE_CHECKING:
+    from llama_adapter.app.inputs import InputSpec
+
 SAMPLING = SamplingParams()
 
 _DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", ".txt": "--to sidecars"}
-
-JOB = Job(spec=SPEC, inputs=InputSpec(), questions=(Question(),))
 
 
 def add_tasks(commands: Any) -> None:
@@ -43,7 +40,7 @@ def add_installed_tasks(commands: Any) -> None:
     for name, entries in entries_by_command().items():
         if entries[0].name in installed():
             try:
-                _add_flags(Parser(prog=name), entries)
+                _declare(entries, Parser(prog=name))
                 _add_task(commands, name, entries)
             except (argparse.ArgumentError, ValueError) as error:
                 say(f"note: the command `{name}` of the task `{entries[0].name}` is left out: {error}")
@@ -53,18 +50,25 @@ def _add_task(commands: Any, name: str, entries: Sequence[TaskEntry]) -> None:
     if name in commands.choices:
         raise ValueError("there is a command of that name already")
     first = entries[0]
-    parser = command(commands, name, partial(_run, entries), help=first.help, description=first.description)
-    _add_flags(parser, entries)
+    texts = {"help": first.help, "description": first.description}
+    command(commands, name, partial(_run, entries), declare=partial(_declare, entries), **texts)
 
 
-def _add_flags(parser: Parser, entries: Sequence[TaskEntry]) -> None:
+def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
     sees_pictures = entries[0].needs_picture
     if sees_pictures:
         _add_pictures(parser)
-    prompt = parser.add_argument_group("prompt")
+    prompt = parser.add_argument_group("prompt", section="prompt")
     for option in (option for entry in entries for option in entry.options):
         prompt.add_argument(
-            option.flag, dest=option.name, metavar=option.metavar, type=value_of(option.parse), help=option.help
+            option.flag,
+            key=option.flag.strip("-").replace("-", "_"),
+            dest=option.name,
+            metavar=option.metavar,
+            type=value_of(option.parse),
+            separator=option.separator,
+            first=option.name not in ("input", "raw"),
+            help=option.help,
         )
     if sees_pictures:
         prompt.add_argument(
@@ -76,16 +80,18 @@ def _add_flags(parser: Parser, entries: Sequence[TaskEntry]) -> None:
     else:
         _add_prompt_files(prompt)
     if any(entry.has_probabilities for entry in entries):
-        add_deciding(parser.add_argument_group("decisions, with --choices; records keep the probabilities"))
-        _add_calibrating(parser.add_argument_group("calibration, in place of answering"))
+        add_deciding(
+            parser.add_argument_group("decisions, with --choices; records keep the probabilities", section="output")
+        )
+        _add_calibrating(parser.add_argument_group("calibration, in place of answering", section="output"))
     _add_output(parser)
     add_model(parser)
-    _add_sampling(parser.add_argument_group("answer"))
-    compute = parser.add_argument_group("computation")
+    _add_sampling(parser.add_argument_group("answer", section="generation"))
+    compute = parser.add_argument_group("computation", section="computation")
     add_batch_size(compute)
     add_computation(compute)
     if sees_pictures:
-        _add_engine(parser.add_argument_group("many machines (extra `ray`)"))
+        _add_engine(parser.add_argument_group("many machines (extra `ray`)", section="parallel"))
 
 
 def _add_prompt_files(group: Any) -> None:
@@ -93,6 +99,8 @@ def _add_prompt_files(group: Any) -> None:
         "--prompt-file",
         metavar="FILE",
         dest="prompt_files",
+        key="prompt_file",
+        first=True,
         action="append",
         default=[],
         help="prompts: .txt with one per line, .jsonl, .csv or .tsv with columns prompt (or question, instruction, "
@@ -106,7 +114,7 @@ def _add_prompt_files(group: Any) -> None:
         help="what the model attends to in place of a picture: nothing, or a picture of zeros, as in the training of "
         "LLaMA-Adapter V2 on texts (default: zeros with an adapter, none without)",
     )
-    group.add_argument("--limit", metavar="N", type=int, help="only the first N prompts")
+    group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
 
 
 def add_listing(commands: Any) -> None:
@@ -124,12 +132,15 @@ def _list_tasks(options: argparse.Namespace) -> int:
 def _add_pictures(parser: Parser) -> None:
     parser.add_argument(
         "paths",
+        key="pictures",
+        section="input",
+        first=True,
         metavar="PICTURES",
         nargs="*",
         help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset)",
     )
-    group = parser.add_argument_group("pictures")
-    group.add_argument("--recursive", action="store_true", help="include sub-folders")
+    group = parser.add_argument_group("pictures", section="input")
+    group.add_argument("--recursive", action="store_true", first=True, help="include sub-folders")
     group.add_argument(
         "--list",
         metavar="FILE",
@@ -153,28 +164,30 @@ def _add_pictures(parser: Parser) -> None:
         "--shard",
         metavar="I/N",
         type=parse_shard,
+        separator="/",
         help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
     )
     group.add_argument(
         "--reader",
         choices=("process", "thread"),
-        default=JOB.reader,
+        default=DEFAULT_READER,
         help=default("what reads pictures; --picture-timeout-s needs processes"),
     )
     group.add_argument(
         "--picture-timeout-s",
         metavar="S",
         type=float,
-        default=JOB.picture_timeout_s,
+        default=DEFAULT_PICTURE_TIMEOUT_S,
         help=default("read timeout per picture, in seconds"),
     )
 
 
 def _add_output(parser: Parser) -> None:
-    output = parser.add_argument_group("output")
+    output = parser.add_argument_group("output", section="output")
     output.add_argument(
         "--out",
         metavar="FILE.jsonl",
+        first=True,
         help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
         "questions with an answer there are skipped",
     )
@@ -196,7 +209,8 @@ def _add_output(parser: Parser) -> None:
     output.add_argument(
         "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
     )
-    profile = output.add_mutually_exclusive_group()
+    profiling = parser.add_argument_group("profiling", section="profiling")
+    profile = profiling.add_mutually_exclusive_group()
     profile.add_argument(
         "--profile",
         action="store_const",
@@ -210,7 +224,7 @@ def _add_output(parser: Parser) -> None:
         dest="profile",
         help="print stage times without waiting, by marks in the device's queue",
     )
-    output.add_argument(
+    profiling.add_argument(
         "--trace", metavar="FOLDER", help="write a trace of the first stages, for Perfetto and chrome://tracing"
     )
     output.add_argument(
@@ -224,10 +238,21 @@ def _add_sampling(group: Any) -> None:
         ("--temperature", "T", float, "0 takes the likeliest token"),
         ("--top-p", "P", float, "with a temperature above 0"),
         ("--top-k", "K", int, "0 keeps every token"),
+        ("--repetition-penalty", "X", float, "of tokens that prompt or answer have; 1 is none"),
     ):
         usual = getattr(SAMPLING, flag.removeprefix("--").replace("-", "_"))
         group.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
     group.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
+    group.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; may be given several times"
+    )
+    group.add_argument("--max-length", metavar="N", type=int, help="most tokens of prompt and answer together")
+    group.add_argument(
+        "--max-prompt-tokens",
+        metavar="N",
+        type=int,
+        help="a longer prompt loses its beginning, and its record says how many tokens, as `prompt_tokens_cut`",
+    )
 
 
 def _add_engine(group: Any) -> None:
@@ -245,7 +270,7 @@ def _add_engine(group: Any) -> None:
 def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     flags = {option.name: option.flag for entry in entries for option in entry.options}
     needs_question = any(entry.needs_instruction for entry in entries)
-    with in_flags(flags):
+    with in_flags(flags, effective=options.effective):
         common = question_of(vars(options), command=entries[0].command)
     sees_pictures = entries[0].needs_picture
     sheet_file = options.questions if sees_pictures else None
@@ -267,6 +292,12 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
             f"{entries[0].command} needs a {flags['instruction']}", hint=f"or several in a file: {elsewhere}"
         )
     _check_out(options.out)
+    from llama_adapter.app.inputs import read_question_sheet
+    from llama_adapter.app.jobs.job import Job
+    from llama_adapter.app.jobs.questions import complete
+    from llama_adapter.app.scale.cluster import RayOptions
+    from llama_adapter.app.settings.sources import to_run_again
+
     spec = spec_from(options, sees_pictures=sees_pictures)
     if not sees_pictures and options.text_prefix == "zeros" and spec.is_llama_alone:
         raise UsageError("--text-prefix zeros needs --adapter")
@@ -278,6 +309,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "questions": tuple(complete(common, question) for question in sheet) or (common,),
         "sampling": settings(SamplingParams, vars(options)),
         "needs_question": needs_question,
+        "settings": to_run_again(options.effective, command=entries[0].command),
     }
     if not sees_pictures:
         values["reader"] = "thread"  # no processes for reading pictures
@@ -337,13 +369,17 @@ def _check_out(out: str | None) -> None:
         )
 
 
-def _prompts_from(options: argparse.Namespace) -> InputSpec:
+def _prompts_from(options: argparse.Namespace) -> "InputSpec":
+    from llama_adapter.app.inputs import InputSpec
+
     files = tuple(options.prompt_files)
-    with in_flags({"limit": "--limit"}):
+    with in_flags({"limit": "--limit"}, effective=options.effective):
         return InputSpec(is_text=True, prompt_files=files, are_raw=options.raw, limit=options.limit)
 
 
-def _inputs_from(options: argparse.Namespace) -> InputSpec:
+def _inputs_from(options: argparse.Namespace) -> "InputSpec":
+    from llama_adapter.app.inputs import InputSpec
+
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
     if not any(values[name] for name in ("paths", "lists", "manifests")):
         raise UsageError(

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision
-from llama_adapter.app.cli.parser import DEVICES, command, default
+from llama_adapter.app.cli.parser import DEVICES, Parser, command, default
 from llama_adapter.app.cli.values import check_adapter, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
@@ -18,15 +18,21 @@ checked. Packages that the intended use does not need may be missing. Exit code 
 
 def add_doctor(commands: Any) -> None:
     """`doctor`."""
-    doctor = command(commands, "doctor", _run_doctor, help="check the installation and a model", description=_DOCTOR)
+    text = "check the installation and a model"
+    command(commands, "doctor", _run_doctor, declare=_declare, help=text, description=_DOCTOR)
+
+
+def _declare(doctor: Parser) -> None:
     add_model(doctor)
-    use = doctor.add_argument_group("intended use", "what it needs must be installed")
+    use = doctor.add_argument_group("intended use", "what it needs must be installed", section="computation")
     use.add_argument(
         "--device", metavar="D", default=SPEC.device, help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU")
     )
     add_precision(use)
     add_encoder(use)
-    doctor.add_argument("--environment", action="store_true", help="only the installation, no model")
+    doctor.add_argument(
+        "--environment", section="computation", action="store_true", help="only the installation, no model"
+    )
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
@@ -48,8 +54,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:
-    """The given flags of the model and its encoder."""
-    values = vars(options)
-    fields = [field for field in dataclasses.fields(CaptionerSpec) if field.name not in ("device", "vision")]
-    given = [field.name for field in fields if field.name in values and values[field.name] != field.default]
-    return ["--" + name.replace("_", "-") for name in given]
+    """The given flags of the model and its encoder. Variables may be set for other commands."""
+    fields = {field.name for field in dataclasses.fields(CaptionerSpec)} - {"device", "vision"}
+    given = (one for one in options.effective if one.setting.dest in fields and one.kind in ("flag", "file"))
+    return [one.name for one in given]

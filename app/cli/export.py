@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_model
-from llama_adapter.app.cli.parser import EXIT_CODES, command, default
+from llama_adapter.app.cli.parser import EXIT_CODES, Parser, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, settings
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
@@ -36,15 +36,29 @@ def add_export(commands: Any) -> None:
     )
     kinds = export.add_subparsers(metavar="KIND", required=True)
 
-    onnx = command(kinds, "onnx", _run_export_onnx, help="export the encoder to ONNX", description=_EXPORT_ONNX)
-    add_model(onnx, llama=False)
-    onnx.add_argument("--out", metavar="FILE.onnx", required=True, help="file to write")
-    onnx.add_argument("--dtype", choices=export_defaults.DTYPES, default=export_defaults.DTYPE, help=default())
+    text = "export the encoder to ONNX"
+    command(kinds, "onnx", _run_export_onnx, declare=_declare_onnx, help=text, description=_EXPORT_ONNX)
+    text = "convert an ONNX file to OM for Ascend chips"
+    command(kinds, "om", _run_export_om, declare=_declare_om, help=text, description=_EXPORT_OM)
+
+
+def _declare_onnx(parser: Parser) -> None:
+    add_model(parser, llama=False)
+    onnx = parser.add_argument_group("output", section="output")
+    onnx.add_argument("--out", metavar="FILE.onnx", required=True, first=True, help="file to write")
+    onnx.add_argument(
+        "--dtype",
+        key="stored_dtype",
+        choices=export_defaults.DTYPES,
+        default=export_defaults.DTYPE,
+        help=default("precision to store"),
+    )
     onnx.add_argument(
         "--opset", type=int, choices=export_defaults.OPSETS, default=export_defaults.OPSET, help=default()
     )
     onnx.add_argument(
         "--pictures",
+        section="input",
         metavar="PICTURE",
         nargs="+",
         default=(),
@@ -52,17 +66,26 @@ def add_export(commands: Any) -> None:
     )
     onnx.add_argument("--force", action="store_true", help="replace an existing file")
 
-    om = command(
-        kinds, "om", _run_export_om, help="convert an ONNX file to OM for Ascend chips", description=_EXPORT_OM
+
+def _declare_om(parser: Parser) -> None:
+    parser.add_argument(
+        "onnx",
+        section="input",
+        metavar="FILE.onnx",
+        nargs="?",
+        required=True,
+        help="file written by `export onnx`; others may work",
     )
-    om.add_argument("onnx", metavar="FILE.onnx", help="file written by `export onnx`; others may work")
+    om = parser.add_argument_group("output", section="output")
     om.add_argument(
         "--out", metavar="NAME", help="OM to write, NAME_bsN.om without gears (default: the ONNX file's name)"
     )
     om.add_argument(
         "--batch-sizes",
+        section="computation",
         metavar="N,...",
         type=parse_batch_sizes,
+        separator=",",
         default=",".join(map(str, export_defaults.BATCH_SIZES)),
         help=default("batch sizes to compile for"),
     )
@@ -94,7 +117,9 @@ def add_export(commands: Any) -> None:
         metavar="OPS",
         help="operators it is for (default: Sigmoid,Gelu on a 310P, else all)",
     )
-    om.add_argument("--device", metavar="N", type=int, help="device number for ATC; a conversion needs no device")
+    om.add_argument(
+        "--device", key="atc_device", metavar="N", type=int, help="device number for ATC; a conversion needs no device"
+    )
     om.add_argument(
         "--atc-flag",
         metavar="FLAG",

@@ -17,15 +17,17 @@ def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> Non
     def shown(text: str) -> str:
         return text if llama else argparse.SUPPRESS
 
-    group = parser.add_argument_group("model")
+    group = parser.add_argument_group("model", section="model")
     if bundle:
         group.add_argument(
-            "--model", metavar="BUNDLE", help="bundle written by `convert` (default: the embedded model)"
+            "--model", metavar="BUNDLE", first=True, help="bundle written by `convert` (default: the embedded model)"
         )
-    group.add_argument("--llama-dir", metavar="DIR", help=shown("LLaMA as Meta ships it, or a Hugging Face folder"))
+    group.add_argument(
+        "--llama-dir", metavar="DIR", first=True, help=shown("LLaMA as Meta ships it, or a Hugging Face folder")
+    )
     group.add_argument("--llama-type", metavar="NAME", help=shown("sub-folder of --llama-dir, for example 7B"))
-    group.add_argument("--adapter", metavar="FILE", help="adapter, for example BIAS-7B.pth")
-    group.add_argument("--clip", metavar="FILE", help="CLIP, for example ViT-L-14.pt")
+    group.add_argument("--adapter", metavar="FILE", first=True, help="adapter, for example BIAS-7B.pth")
+    group.add_argument("--clip", metavar="FILE", first=True, help="CLIP, for example ViT-L-14.pt")
     group.add_argument(
         "--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16 for width 768)"
     )
@@ -48,6 +50,7 @@ def add_batch_size(group: Any) -> None:
         "--batch-size",
         metavar="N|auto",
         type=parse_batch_size,
+        first=True,
         default=SPEC.batch_size,
         help=default(
             "pictures answered at once; auto: the largest that fits the device's memory, up to 16 on the CPU and 64 "
@@ -58,7 +61,11 @@ def add_batch_size(group: Any) -> None:
 
 def add_computation(compute: Any) -> None:
     compute.add_argument(
-        "--device", metavar="D", default=SPEC.device, help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU")
+        "--device",
+        metavar="D",
+        default=SPEC.device,
+        first=True,
+        help=default(f"{DEVICES}: an NPU, else a GPU, else the CPU"),
     )
     compute.add_argument(
         "--dtype",

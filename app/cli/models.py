@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_model
-from llama_adapter.app.cli.parser import command, default
+from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -28,22 +28,38 @@ the accuracy.
 
 def add_convert(commands: Any) -> None:
     """`convert`."""
-    convert = command(commands, "convert", _run_convert, help="convert checkpoints to a bundle", description=_CONVERT)
+    text = "convert checkpoints to a bundle"
+    command(commands, "convert", _run_convert, declare=_declare_convert, help=text, description=_CONVERT)
+
+
+def _declare_convert(convert: Parser) -> None:
     add_model(convert, bundle=False)
-    convert.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
-    convert.add_argument("--dtype", metavar="T", default="float16", help=default("precision to store"))
-    convert.add_argument("--force", action="store_true", help="replace an existing bundle")
-    convert.add_argument(
+    output = convert.add_argument_group("output", section="output")
+    output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    output.add_argument(
+        "--dtype", key="stored_dtype", metavar="T", default="float16", help=default("precision to store")
+    )
+    output.add_argument("--force", action="store_true", help="replace an existing bundle")
+    output.add_argument(
         "--no-known-answer", action="store_true", help="do not load the model to store an answer for `doctor`"
     )
 
 
 def add_quantize(commands: Any) -> None:
-    quantize = command(commands, "quantize", _run_quantize, help="make an 8-bit bundle", description=_QUANTIZE)
-    quantize.add_argument("--model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)")
-    quantize.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
-    quantize.add_argument("--precision", choices=("int8",), default="int8", help=default("of the weights"))
-    quantize.add_argument("--force", action="store_true", help="replace an existing bundle")
+    text = "make an 8-bit bundle"
+    command(commands, "quantize", _run_quantize, declare=_declare_quantize, help=text, description=_QUANTIZE)
+
+
+def _declare_quantize(quantize: Parser) -> None:
+    quantize.add_argument(
+        "--model", section="model", metavar="BUNDLE", help="bundle of floats (default: the embedded model)"
+    )
+    output = quantize.add_argument_group("output", section="output")
+    output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    output.add_argument(
+        "--precision", key="stored_precision", choices=("int8",), default="int8", help=default("of the weights")
+    )
+    output.add_argument("--force", action="store_true", help="replace an existing bundle")
 
 
 def _run_convert(options: argparse.Namespace) -> int:

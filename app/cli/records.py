@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from llama_adapter.app.cli.parser import command
+from llama_adapter.app.cli.parser import Parser, command
 from llama_adapter.app.cli.values import parse_band, parse_text, settings
 
 _EXPORT_RECORDS = """\
@@ -27,6 +27,7 @@ def add_deciding(group: Any) -> None:
         "--abstain",
         metavar="LOW,HIGH",
         type=parse_band,
+        separator=",",
         help="undecided while the first of two choices is between these; of more, the likeliest must reach HIGH, or "
         "--threshold",
     )
@@ -36,25 +37,27 @@ def add_deciding(group: Any) -> None:
 
 
 def add_export_records(commands: Any) -> None:
-    export = command(
-        commands,
-        "export-records",
-        _run_export_records,
-        help="convert records to text files, tables and data sets",
-        description=_EXPORT_RECORDS,
-    )
-    export.add_argument(
+    text = "convert records to text files, tables and data sets"
+    command(commands, "export-records", _run_export_records, declare=_declare, help=text, description=_EXPORT_RECORDS)
+
+
+def _declare(parser: Parser) -> None:
+    parser.add_argument(
         "records",
+        section="input",
         metavar="RECORDS",
-        nargs="+",
+        nargs="*",
+        required=True,
         help="files of records, or folders of .jsonl files; read in order",
     )
+    export = parser.add_argument_group("output", section="output")
     export.add_argument(
         "--to",
-        choices=("sidecars", "csv", "metadata", "parquet", "jsonl"),
+        choices=("sidecars", "csv", "metadata", "parquet", "jsonl", "paddlenlp"),
         required=True,
         help="sidecars: a .txt for each picture; csv: a table for spreadsheets; metadata: Hugging Face's "
-        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones",
+        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones; "
+        "paddlenlp: lines of src, tgt (empty) and output",
     )
     export.add_argument(
         "--out",
@@ -76,14 +79,22 @@ def add_export_records(commands: Any) -> None:
         type=int,
         help="make --out a folder of files with this many rows each (csv, jsonl, parquet)",
     )
-    export.add_argument("--prompt", metavar="TEXT", type=parse_text, help="only records of this prompt")
-    export.add_argument("--only-answers", action="store_true", help="leave out records with an error")
+    export.add_argument(
+        "--prompt",
+        key="only_prompt",
+        section="input",
+        metavar="TEXT",
+        type=parse_text,
+        help="only records of this prompt",
+    )
+    export.add_argument("--only-answers", section="input", action="store_true", help="leave out records with an error")
     export.add_argument(
         "--skip-unfamiliar",
+        section="input",
         action="store_true",
         help="leave out pictures that the model marked as unlike its training pictures",
     )
-    add_deciding(export.add_argument_group("deciding, where records have choices"))
+    add_deciding(parser.add_argument_group("deciding, where records have choices", section="output"))
     export.add_argument("--force", action="store_true", help="replace files, and texts with other content")
     export.add_argument("--quiet", action="store_true", help="no notes on stderr")
 

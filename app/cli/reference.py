@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
-from llama_adapter.app.cli.parser import command
+from llama_adapter.app.cli.parser import Parser, command
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 
@@ -31,15 +31,13 @@ _UNSET = _Unset()
 
 def add_reference(commands: Any) -> None:
     """`run-reference`."""
-    reference = command(
-        commands,
-        "run-reference",
-        _run_reference,
-        help="run a program of LLaMA-Adapter's repository",
-        description=_REFERENCE,
-    )
+    text = "run a program of LLaMA-Adapter's repository"
+    command(commands, "run-reference", _run_reference, declare=_declare, help=text, description=_REFERENCE)
+
+
+def _declare(reference: Parser) -> None:
     add_model(reference)
-    compute = reference.add_argument_group("computation")
+    compute = reference.add_argument_group("computation", section="computation")
     add_batch_size(compute)
     add_computation(compute)
     reference.set_defaults(**{field.name: _UNSET for field in dataclasses.fields(CaptionerSpec)})
@@ -48,8 +46,7 @@ def add_reference(commands: Any) -> None:
 
 
 def _run_reference(options: argparse.Namespace) -> int:
-    names = [field.name for field in dataclasses.fields(CaptionerSpec)]
-    given = {name: value for name in names if (value := getattr(options, name)) is not _UNSET}
+    given = {one.setting.dest: one.value for one in options.effective if one.value is not _UNSET}
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
     settings(CaptionerSpec, program | given)  # refuses flags that exclude each other
     from llama_adapter.app.reference.run import run_program

@@ -7,9 +7,6 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
-from llama_adapter.app.online.types import ServiceLimits
-
-LIMITS = ServiceLimits()
 
 _SERVE = """\
 Serve OpenAI's chat completions and responses API: pictures as data URIs, answers complete or streamed. The requests of
@@ -30,14 +27,21 @@ def add_serving(commands: Any) -> None:
         ("serve", False, 8000, "serve an OpenAI-compatible HTTP API", _SERVE),
         ("web", True, 7860, "serve a page for the browser, and the API", _WEB),
     ):
-        run = partial(_serve, has_page=has_page)
-        _add_server(command(commands, name, run, help=text, description=description), port=port)
+        run, declare = partial(_serve, has_page=has_page), partial(_declare, port=port)
+        command(commands, name, run, declare=declare, help=text, description=description)
 
 
-def _add_server(parser: Parser, *, port: int) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=default("address to listen at"))
-    group.add_argument("--port", metavar="N", type=int, default=port, help=default("port; 0 takes a free one"))
+def _declare(parser: Parser, *, port: int) -> None:
+    from llama_adapter.app.online.types import ServiceLimits
+
+    usual_limits = ServiceLimits()
+    group = parser.add_argument_group("server", section="server")
+    group.add_argument(
+        "--host", metavar="ADDRESS", first=True, default="127.0.0.1", help=default("address to listen at")
+    )
+    group.add_argument(
+        "--port", metavar="N", type=int, first=True, default=port, help=default("port; 0 takes a free one")
+    )
     group.add_argument(
         "--host-name",
         metavar="NAME",
@@ -56,10 +60,11 @@ def _add_server(parser: Parser, *, port: int) -> None:
         default=60.0,
         help=default("time to answer accepted requests at the end, in seconds"),
     )
-    group.add_argument("--quiet", action="store_true", help="no notes and no access log on stderr")
-    api = parser.add_argument_group("API")
+    group.add_argument("--quiet", section="output", action="store_true", help="no notes and no access log on stderr")
+    api = parser.add_argument_group("API", section="server")
     api.add_argument(
         "--api-key-file",
+        first=True,
         metavar="FILE",
         help="API keys, one per line, in a file that only its owner can read (or in LLAMA_ADAPTER_API_KEY)",
     )
@@ -87,7 +92,9 @@ def _add_server(parser: Parser, *, port: int) -> None:
         default=[],
         help="fetch pictures by https from this host; may be repeated (default: none)",
     )
-    batches = parser.add_argument_group("batches", "OpenAI's files and batches; without a folder, they are off")
+    batches = parser.add_argument_group(
+        "batches", "OpenAI's files and batches; without a folder, they are off", section="server"
+    )
     batches.add_argument(
         "--batch-folder",
         metavar="FOLDER",
@@ -100,7 +107,7 @@ def _add_server(parser: Parser, *, port: int) -> None:
     ):
         flag = "--" + name.replace("_", "-")
         batches.add_argument(flag, metavar="N", type=int, default=usual, help=default(text))
-    limits = parser.add_argument_group("limits", "requests above them are refused")
+    limits = parser.add_argument_group("limits", "requests above them are refused", section="server")
     for name, kind, text in (
         ("max_waiting", int, "requests in the queue; more are refused"),
         ("max_waiting_per_client", int, "requests of one client in the queue"),
@@ -119,20 +126,23 @@ def _add_server(parser: Parser, *, port: int) -> None:
         ("max_prompt_chars", int, "of a prompt"),
         ("encoded_bytes", int, "of the cache of encoded pictures, for more questions about them"),
     ):
-        usual = getattr(LIMITS, name)
+        usual = getattr(usual_limits, name)
         metavar = "S" if kind is float else "N"
         flag = "--" + name.replace("_", "-")
-        limits.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
+        section = "input" if name == "picture_timeout_s" else "server"  # where `caption` has it
+        limits.add_argument(flag, section=section, metavar=metavar, type=kind, default=usual, help=default(text))
     add_model(parser)
-    compute = parser.add_argument_group("computation")
+    compute = parser.add_argument_group("computation", section="computation")
     add_batch_size(compute)
     add_computation(compute)
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
     spec = spec_from(options, sees_pictures=has_page)  # the API also serves LLaMA alone
-    limits = settings(ServiceLimits, vars(options))
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
+    from llama_adapter.app.online.types import ServiceLimits
+
+    limits = settings(ServiceLimits, vars(options))
 
     lists = ("host_names", "model_names", "cors_origins", "allowed_hosts")
     values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}

@@ -4,12 +4,15 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from llama_adapter.app.settings.sources import Effective
 
 T = TypeVar("T")
 
@@ -99,18 +102,22 @@ def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
     """The dataclass `kind` with those of the values that it has fields for.
 
-    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`.
+    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`. A value of
+    the environment or of a file is named with its place.
     """
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    with in_flags({name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})):
+    flags = {name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})
+    with in_flags(flags, effective=values.get("effective", ())):
         return kind(**{name: values[name] for name in fields if name in values})
 
 
 @contextmanager
-def in_flags(flags: Mapping[str, str]) -> Iterator[None]:
-    """Turns a ValueError into a UsageError, with the names of values replaced by their flags."""
+def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ()) -> Iterator[None]:
+    """Turns a ValueError into a UsageError, with the names of values replaced by their flags, variables or places."""
     try:
         yield
     except ValueError as error:
+        elsewhere = {one.setting.dest: one.name for one in effective if one.kind in ("variable", "file")}
+        flags = {**flags, **elsewhere}
         names = "|".join(map(re.escape, flags))
         raise UsageError(re.sub(rf"(?<![\w-])({names})\b", lambda match: flags[match[0]], str(error))) from error

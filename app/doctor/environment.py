@@ -21,7 +21,7 @@ from llama_adapter.runtime.extras import INSTALL_PROJECT, install_hint
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
 from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
-PROJECT_PACKAGES = ("numpy", "pillow", "safetensors", "sentencepiece")
+PROJECT_PACKAGES = ("numpy", "pillow", "pyyaml", "safetensors", "sentencepiece")
 SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "python-multipart", "uvicorn")
 PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.

@@ -29,6 +29,7 @@ IMPORT_NAMES = {
     "fastapi-offline": "fastapi_offline",
     "prometheus-client": "prometheus_client",
     "python-multipart": "python_multipart",
+    "pyyaml": "yaml",
 }
 PROVIDER = "CPUExecutionProvider"  # of runtime/graphs/onnx_session.py
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")

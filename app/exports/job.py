@@ -18,6 +18,7 @@ from llama_adapter.app.exports.outputs import (
     check_parts,
     jsonl_lines,
     metadata_lines,
+    source_lines,
     table_lines,
     text_of,
     with_decisions,
@@ -33,10 +34,10 @@ from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
-RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl"]
+RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl", "paddlenlp"]
 
 _ONE_A_PICTURE: Final = ("sidecars", "metadata")  # formats with one text for each picture
-_IN_PARTS: Final = ("csv", "jsonl", "parquet")
+_IN_PARTS: Final = ("csv", "jsonl", "parquet", "paddlenlp")
 _NUM_SHOWN: Final = 5  # of prompts in a message
 
 
@@ -46,7 +47,7 @@ class ExportRecordsJob:
 
     records: tuple[str, ...]  # files, or folders of .jsonl files
     to: RecordTarget
-    out: str | None = None  # None: beside the pictures (sidecars), or stdout (csv, jsonl), as "-" does
+    out: str | None = None  # None: beside the pictures (sidecars), or stdout (csv, jsonl, paddlenlp), as "-" does
     prompt: str | None = None
     only_answers: bool = False
     skip_unfamiliar: bool = False
@@ -144,6 +145,8 @@ def _writer(
             return lambda rows, file: _write_all(file, table_lines(rows, choices=columns, decider=decider))
         case "jsonl":
             return lambda rows, file: _write_all(file, jsonl_lines(rows, decider=decider))
+        case "paddlenlp":
+            return lambda rows, file: _write_all(file, source_lines(rows))
         case "metadata":
             assert place is not None, "metadata has a file"
             folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)

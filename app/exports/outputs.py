@@ -1,5 +1,6 @@
 """Records and the decisions on them -> exported files."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,13 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
             further = {"decision": decision.text, "probability": decision.probability}
             line = json_line({**record, **further})
         yield line.encode() + b"\n"
+
+
+def source_lines(rows: Iterable[Decided]) -> Iterator[bytes]:
+    """`{"src", "tgt", "output"}` of each record, as PaddleNLP's predictor writes answers; `tgt`, a target, is empty."""
+    for record, decision in rows:
+        line = {"src": record["prompt"], "tgt": "", "output": text_of(record, decision)}
+        yield json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:

@@ -124,6 +124,7 @@ def _sampling(request: CommonRequest, *, max_new_tokens: int | None) -> Sampling
         "top_p": request.top_p,
         "top_k": None if request.top_k is None else max(request.top_k, 0),
         "seed": request.seed,
+        "repetition_penalty": request.repetition_penalty,
     }
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 

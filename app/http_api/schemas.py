@@ -203,7 +203,6 @@ class NeutralParameters(Part):
     # Of vLLM and llama.cpp.
     min_p: NoPenalty | None = None
     typical_p: Neutral | None = None
-    repetition_penalty: Neutral | None = None
     repeat_penalty: Neutral | None = None
     length_penalty: Neutral | None = None
     min_tokens: NoNumber | None = None
@@ -255,6 +254,13 @@ class CommonRequest(IgnoredParameters):
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
     seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    repetition_penalty: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="Extension. Default: 1. Divides the positive logits of tokens that prompt or answer have, and "
+        "multiplies the negative ones.",
+    )
     stop: TextOr[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )

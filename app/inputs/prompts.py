@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,8 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
 
     In a `.txt` file, and on stdin (`-`), each line that is not blank is one. A `.jsonl`, `.csv` or `.tsv` file has a
     column prompt (or question, instruction, src), and optionally input and choices. A `.json` file is a list of texts
-    or such objects. With `are_raw`, prompts are given to the model without the instruction template.
+    or such objects, or has lines of objects with src. With `are_raw`, prompts are given to the model without the
+    instruction template.
 
     Labels are `FILE#ROW`. A malformed row is one item with an error of code "prompt" and the label `FILE:ROW`. Raises
     `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
@@ -83,7 +84,13 @@ def _text_rows(path: str) -> Iterator[_Row]:
 def _json_rows(path: str) -> list[_Row]:
     try:
         with open(path, "rb") as file:
-            rows = json.loads(file.read().decode())
+            text = file.read().decode()
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError:
+            rows = _sources(json.loads(line) for line in text.splitlines() if line.strip())
+        if isinstance(rows, dict):
+            rows = _sources([rows])
     except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         rows = None
     if not isinstance(rows, list):
@@ -92,6 +99,12 @@ def _json_rows(path: str) -> list[_Row]:
             hint='write ["a text", {"prompt": "another", "input": "..."}], or one object a line in a .jsonl file',
         )
     return list(enumerate(rows, start=1))
+
+
+def _sources(rows: Iterable[Any]) -> list[Any] | None:
+    """The objects of PaddleNLP's data files, which are JSON lines; None if they are others."""
+    found = list(rows)
+    return found if found and all(isinstance(row, Mapping) and "src" in row for row in found) else None
 
 
 def _question(value: Any, *, are_raw: bool) -> QuestionFields:

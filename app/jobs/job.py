@@ -1,11 +1,18 @@
 """One run of `caption`, `ask` or `generate` as plain values that can be pickled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.inputs import InputSpec
-from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind, TextPrefix
+from llama_adapter.app.models.spec import (
+    DEFAULT_PICTURE_TIMEOUT_S,
+    DEFAULT_READER,
+    CaptionerSpec,
+    ReaderKind,
+    TextPrefix,
+)
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
@@ -31,11 +38,12 @@ class Job:
     output_ids: bool = False  # records have the token ids of their text
     retry_errors: bool = False  # try pictures again that failed in an earlier run
     max_errors: int | None = None  # begin no more pictures after this many failures
-    reader: ReaderKind = "process"
+    reader: ReaderKind = DEFAULT_READER
     picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture; only with reader "process"
     profile: Literal["wait", "marks"] | None = None
     trace: str | None = None  # a folder for a trace of the first stages
     quiet: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by section and key, for the manifest
 
     @property
     def lacks_question(self) -> bool:

@@ -157,11 +157,18 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
             | task_settings(question.task)
             for question in job.questions
         ],
-        "sampling": dataclasses.asdict(job.sampling),
+        "sampling": job.sampling.settings(),
         **({"text_prefix": runner.info.text_prefix(job.text_prefix)} if job.inputs.is_text else {}),
         **runner.about,
     }
-    return RunManifest(run=run, spec=resolved, model_digest=runner.info.digest, versions=versions(), job=asked)
+    return RunManifest(
+        run=run,
+        spec=resolved,
+        model_digest=runner.info.digest,
+        versions=versions(),
+        job=asked,
+        settings=dict(job.settings),
+    )
 
 
 def _other_dtype(job: Job, runner: Runner) -> str:

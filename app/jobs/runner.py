@@ -124,7 +124,8 @@ def check_questions(job: Job, captioner: Captioner) -> None:
         captioner.info.require_adapter()
     for question in job.questions:
         if not (job.fills_variables and is_template(question)):
-            captioner.encode_prompt(question.prompt(captioner.info.default_prompt), question.task)
+            prompt, limit = question.prompt(captioner.info.default_prompt), job.sampling.max_prompt_tokens
+            captioner.encode_prompt(prompt, question.task, max_tokens=limit)
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:

@@ -15,6 +15,7 @@ BatchSize = int | Literal["auto"]
 
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
+DEFAULT_READER: Final[ReaderKind] = "process"
 DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from slow disks and networks too
 
 

@@ -131,7 +131,7 @@ class Service:
         """
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.task)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
             captioner.info.require_adapter()

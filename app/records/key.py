@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.tasks.task import FREE_TEXT, Task, task_settings
@@ -46,7 +46,7 @@ def record_settings(
     `form` ("instruction" or "raw") and `input` tell apart prompts that look alike in a record.
     """
     return {
-        **asdict(sampling),
+        **sampling.settings(),
         **task_settings(task),
         "form": form,
         "input": input,

@@ -39,6 +39,7 @@ class RunManifest:
     model_digest: str
     versions: dict[str, str]  # of python, torch, ...
     job: dict[str, Any] = field(default_factory=dict)  # inputs, questions and sampling
+    settings: dict[str, Any] = field(default_factory=dict)  # as a file of settings has them, to run it again
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
     started_at: str = field(default_factory=_now)

@@ -66,6 +66,7 @@ class TextDelta:
 
     index: int
     text: str
+    token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new since the piece before
 
 
 Event = TextDelta | Answer

@@ -82,6 +82,7 @@ CHOOSE = TaskEntry(
             flag="--choices",
             metavar="A,B,...",
             parse=parse_choices,
+            separator=",",
             help="answer with one of these",
             request=RequestField(
                 name="answer_choices",

@@ -36,6 +36,7 @@ class Option:
     help: str
     metavar: str = "TEXT"
     parse: Callable[[str], Any] = str  # raises ValueError
+    separator: str | None = None  # between the items of its text, which files may give as a list
     request: RequestField | None = None
     widget: Widget | None = None
 

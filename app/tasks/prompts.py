@@ -37,6 +37,7 @@ class EncodedPrompt:
     token_ids: TokenIds = ()
     continuations: tuple[TokenIds, ...] = ()
     has_end: bool = False  # whether the end-of-sequence token closes each continuation
+    num_cut: int = 0  # tokens that `max_tokens` cut off behind the first
 
     def text_ids(self, index: int) -> TokenIds:
         """The token ids of a continuation's text."""
@@ -49,13 +50,18 @@ class PromptEncoder:
     def __init__(self, tokenizer: "Tokenizer", *, check: Callable[[TokenIds, tuple[TokenIds, ...]], None]) -> None:
         """`check` raises for a prompt or continuations that the engine cannot take."""
         self._tokenizer, self._check = tokenizer, check
-        self._encoded: dict[tuple[Prompt, tuple[str, ...]], EncodedPrompt] = {}
+        self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None], EncodedPrompt] = {}
         self._num_tokens = 0  # of all of them
         self._lock = threading.Lock()
 
-    def encode(self, prompt: Prompt, continuations: tuple[str, ...] = ()) -> EncodedPrompt:
-        """Raises TypeError for what is no prompt, and what `check` raises."""
-        key = _hashable(prompt), continuations
+    def encode(
+        self, prompt: Prompt, continuations: tuple[str, ...] = (), *, max_tokens: int | None = None
+    ) -> EncodedPrompt:
+        """Raises TypeError for what is no prompt, and what `check` raises.
+
+        A prompt of more than `max_tokens` tokens keeps its begin token and its end; `num_cut` says how many it lost.
+        """
+        key = _hashable(prompt), continuations, max_tokens
         encoded = self._encoded.get(key)
         if encoded is None:
             encoded = self._tokenise(*key)
@@ -71,7 +77,7 @@ class PromptEncoder:
                 self._num_tokens += num_tokens
         return encoded
 
-    def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...]) -> EncodedPrompt:
+    def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None) -> EncodedPrompt:
         shown = shown_prompt(prompt)
         model_text: str | None
         match prompt:
@@ -84,6 +90,9 @@ class PromptEncoder:
             case _:
                 model_text = None
         token_ids = tuple(_as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text))
+        num_cut = 0 if max_tokens is None else max(0, len(token_ids) - max_tokens)
+        num_first = int(token_ids[:1] == (self._tokenizer.bos_id,) and max_tokens != 1)
+        token_ids = token_ids[:num_first] + token_ids[num_first + num_cut :]
         self._check(token_ids, ())  # first: each continuation is tokenised together with the prompt
         ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in continuations)
         # "1" would always beat "10". With the end token, it has to be the whole answer.
@@ -94,7 +103,7 @@ class PromptEncoder:
             self._check(token_ids, ids)
         if model_text is None:
             shown = self._tokenizer.decode(token_ids)
-        return EncodedPrompt(text=shown, token_ids=token_ids, continuations=ids, has_end=has_end)
+        return EncodedPrompt(text=shown, token_ids=token_ids, continuations=ids, has_end=has_end, num_cut=num_cut)
 
 
 def shown_prompt(prompt: Prompt) -> str:

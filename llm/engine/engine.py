@@ -87,7 +87,8 @@ class Engine:
             self._scheduler.waiting.append(request)
             return
         self.check(request.prompt_ids)
-        room = self._runner.config.context - len(request.prompt_ids)
+        most = min(self._runner.config.context, request.sampling.max_length or self._runner.config.context)
+        room = most - len(request.prompt_ids)
         max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
         if max_new_tokens <= 0:
             self._early.append(Output(request_id=request.id, finish="length"))

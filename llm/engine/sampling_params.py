@@ -1,25 +1,44 @@
 """Settings of token sampling, as plain values. Imports no torch: the command line reads the defaults."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 # Without slots, so that a default can be read off the class: SamplingParams.top_p.
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. The default is greedy, where top_p and top_k have no effect."""
+    """How the tokens of one request are chosen. The default is greedy, where top_p and top_k have no effect.
+
+    `stop` also takes one text or any sequence. Raises ValueError for values out of range.
+    """
 
     max_new_tokens: int = 64
     temperature: float = 0.0  # below 1e-6 means greedy: dividing by it would leave float32's range
     top_p: float = 0.75  # 0..1, the reference's default
     top_k: int = 0  # 0 keeps every token
     seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
+    repetition_penalty: float = 1.0  # of tokens of prompt and answer: divides positive logits, multiplies negative ones
+    stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
+    max_length: int | None = None  # tokens of prompt and answer together; None: the context alone limits them
+    max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: it is refused beyond the context
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "top_k", "seed"):
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop must be texts that are not empty, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
+        for name in ("max_new_tokens", "top_k", "seed", "max_length", "max_prompt_tokens"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "seed" and value is None):
+            if not isinstance(value, int) and not (
+                value is None and name in ("seed", "max_length", "max_prompt_tokens")
+            ):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
-        for name in ("temperature", "top_p"):
+        for name in ("max_length", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("temperature", "top_p", "repetition_penalty"):
             if not isinstance(getattr(self, name), (int, float)):
                 raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
         if self.max_new_tokens < 0:
@@ -30,8 +49,16 @@ class SamplingParams:
             raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ValueError(f"repetition_penalty must lie in 0.01..100, got {self.repetition_penalty}")
 
     @property
     def greedy(self) -> bool:
         """Whether the best token is taken without a random draw."""
         return self.temperature < 1e-6
+
+    def settings(self) -> dict[str, Any]:
+        """JSON values by name, as records and manifests count them; those that came later are absent by default."""
+        values = asdict(self) | {"stop": list(self.stop)}
+        later = {"repetition_penalty": 1.0, "stop": [], "max_length": None, "max_prompt_tokens": None}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}

@@ -55,9 +55,15 @@ class Sequence:
         """How its next token is drawn, None for greedy. Counts the token and advances the random numbers."""
         self._num_steps += 1
         sampling = self.request.sampling
+        if sampling.repetition_penalty == 1.0:
+            if sampling.greedy:
+                return None
+            return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform())
+        seen = (*self.prompt_ids, *self.token_ids)
         if sampling.greedy:
-            return None
-        return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform())
+            return Draw(1.0, 1.0, 1, 0.0, sampling.repetition_penalty, seen)  # the best one after the penalty
+        drawn = sampling.temperature, sampling.top_p, sampling.top_k, self._uniform()
+        return Draw(*drawn, sampling.repetition_penalty, seen)
 
     def take(self, token_id: int, *, eos_id: int) -> Finish | None:
         """Append the token that was read; returns why the sequence ends with it, or None."""

@@ -57,9 +57,11 @@ class AsyncReadback:
 
     def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Tokens:
         """Choose the tokens of a step in slots `first_slot` and up; returns those that are read now."""
-        ids_R = choose(prediction, plan.draws, upload=self.transfer.upload)
-        logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         slots = slice(first_slot, first_slot + len(plan.rows))
+        # On a device with a queue, the host may not know the token that this decode step was fed.
+        newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
+        ids_R = choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest)
+        logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()
             self._newest[slots] = token_ids

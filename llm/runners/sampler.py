@@ -1,6 +1,6 @@
-"""From logits to the next token: greedy, temperature, top-k and top-p, each row with its own random number."""
+"""From logits to the next token: greedy, repetition penalty, temperature, top-k and top-p, each row on its own."""
 
-# R rows, V vocabulary
+# R rows, V vocabulary, I token ids
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -25,6 +25,8 @@ class Draw(NamedTuple):
     top_p: float
     top_k: int  # 0 keeps every token
     uniform: float
+    penalty: float = 1.0  # of the tokens in `seen`, and of the row's newest token
+    seen: Sequence[int] = ()  # token ids of the prompt and of the answer as far as the host knows them
 
 
 Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # numbers to the device, int64 or float32
@@ -38,20 +40,40 @@ def predict(logits_RV: Tensor) -> Prediction:
     return Prediction(logits_RV, best_R.where(is_finite_R, NO_TOKEN))
 
 
-def choose(prediction: Prediction, draws: Sequence[Draw | None], *, upload: Upload) -> Tensor:
+def choose(
+    prediction: Prediction, draws: Sequence[Draw | None], *, upload: Upload, newest_R: Tensor | None = None
+) -> Tensor:
     """The next token of each row, (R,) int64 on the device; NO_TOKEN where a row's logits are not finite.
 
     A row whose draw is None takes its best token. Rows are independent, and nothing is read from the device.
+    `newest_R` are tokens that the host does not know yet.
     """
     sampled = [row for row, draw in enumerate(draws) if draw is not None]
     if not sampled:
         return prediction.best_R
     rows_R = upload(sampled)
-    drawn_R = _draw(
-        prediction.logits_RV[rows_R].nan_to_num(), [draw for draw in draws if draw is not None], upload=upload
-    )
+    logits_RV = prediction.logits_RV[rows_R].nan_to_num()
+    chosen_draws = [draw for draw in draws if draw is not None]
+    _penalise(logits_RV, chosen_draws, upload=upload, newest_R=None if newest_R is None else newest_R[rows_R])
+    drawn_R = _draw(logits_RV, chosen_draws, upload=upload)
     chosen_R = prediction.best_R.index_copy(0, rows_R, drawn_R)
     return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
+
+
+def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newest_R: Tensor | None) -> None:
+    """Apply repetition penalties in place, as CTRL and transformers define them: each seen token once."""
+    rows = [row for row, draw in enumerate(draws) if draw.penalty != 1.0]
+    if not rows:
+        return
+    seen = [(row, token) for row in rows for token in set(draws[row].seen)]
+    rows_I, ids_I = (upload(column) for column in zip(*seen, strict=True))
+    if newest_R is not None:
+        rows_R = upload(rows)
+        rows_I, ids_I = torch.cat([rows_I, rows_R]), torch.cat([ids_I, newest_R[rows_R]])
+    penalty_I = upload([draw.penalty for draw in draws])[rows_I]
+    seen_I = logits_RV[rows_I, ids_I]
+    # A token that occurs twice is written twice with the same value.
+    logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I).nan_to_num()
 
 
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:

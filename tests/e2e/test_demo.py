@@ -104,7 +104,7 @@ def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, known_pic
     ("variables", "code", "sentence"),
     [
         ({"IMG_SIZE": "336"}, 2, "IMG_SIZE must be 224"),
-        ({"IMG_SIZE": "wide"}, 2, "invalid int value: 'wide'"),
+        ({"IMG_SIZE": "wide"}, 2, "IMG_SIZE: wanted a whole number, got 'wide'"),
         ({"INFER_LOOP": "0"}, 2, "INFER_LOOP must be at least 1"),
         ({"DTYPE": "float8"}, 2, "cannot compute in dtype `float8`"),
         ({"BATCH_SIZE": "0"}, 2, "BATCH_SIZE must be a whole number of at least 1"),

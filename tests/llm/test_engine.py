@@ -68,6 +68,15 @@ def test_context_limit_and_known_tokens_bound_the_answer(
     assert (len(ids), finish) == (num_tokens, "length")
 
 
+@pytest.mark.parametrize(("max_length", "num_tokens"), [(8, 3), (5, 0), (4, 0), (1000, 20)])
+def test_max_length_counts_the_prompt_too(max_length: int, num_tokens: int) -> None:
+    engine = toy_engine(toy_decoder(), num_slots=2, eos_id=-7)
+    sampling = [SamplingParams(max_new_tokens=20, max_length=max_length)]
+    (request,) = toy_requests(engine, [(1, 4, 5, 6, 7)], sampling=sampling)
+    ids, finish = answer(engine, [request])[0]
+    assert (len(ids), finish) == (num_tokens, "length")
+
+
 def test_prompts_beyond_the_context_are_refused() -> None:
     engine = toy_engine(toy_decoder(), num_slots=1)
     for prompt_length, continuations, num_tokens in ((65, (), 65), (64, ((5, 6, 7),), 66)):
@@ -172,12 +181,37 @@ def test_log_probabilities_of_tokens_are_those_of_the_model(backend: CpuBackend)
         assert [sum(logprobs[: i + 1]) for i in range(5)] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:
+    decoder = toy_decoder()
+    sampling = [
+        SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, repetition_penalty=1.0 + index % 3)
+        for index in range(len(PROMPTS))
+    ]
+    engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
+    requests = toy_requests(engine, PROMPTS, sampling=sampling)
+    together = answer(engine, requests)
+
+    alone = toy_engine(decoder, num_slots=1, eos_id=-7)
+    assert together == {request.id: answer(alone, [request])[request.id] for request in requests}
+    if temperature == 0.0:
+        for index, (ids, _) in together.items():  # a penalty of 3 lets hardly any token occur twice
+            assert len(set(ids)) == len(ids) or sampling[index].repetition_penalty < 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder(SMALL)
     sampling = [
-        SamplingParams(max_new_tokens=4 + 3 * index, temperature=temperature, top_p=0.9, seed=index)
+        SamplingParams(
+            max_new_tokens=4 + 3 * index,
+            temperature=temperature,
+            top_p=0.9,
+            seed=index,
+            repetition_penalty=1.0 + index % 2,
+        )
         for index in range(len(SMALL_PROMPTS))
     ]
     plain = toy_engine(decoder, num_slots=4)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -72,6 +73,23 @@ def test_rows_with_different_settings_do_not_influence_each_other() -> None:
     assert sample(logits, draws) == alone
     assert alone[0] == int(logits[0].argmax())
     assert alone[3] == int(logits[3].argmax())
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
+    prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # 23 and 29 are best
+    draws: list[Draw | None] = [Draw(1.0, 1.0, 1, 0.0, 9.0, prompt) for prompt in prompts[:2]] + [None]
+
+    seen = [torch.tensor([[*prompt, int(token)]]) for prompt, token in zip(prompts, newest, strict=True)]
+    expected = [
+        int(RepetitionPenaltyLogitsProcessor(9.0)(ids, logits[row : row + 1].clone()).argmax())
+        for row, ids in enumerate(seen)
+    ]
+    ids = choose(predict(logits), draws, upload=torch.tensor, newest_R=newest).tolist()
+
+    assert ids == [*expected[:2], int(logits[2].argmax())]
+    assert logits.argmax(-1).tolist()[:2] == [23, 29]
+    assert ids[:2] != [23, 29]
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320, 0.0, -1.0])

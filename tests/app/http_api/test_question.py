@@ -111,7 +111,11 @@ def test_the_last_picture_of_the_newest_message_with_one_counts(
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
     given = question()
-    null = question(**dict.fromkeys(("temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "answer_choices")))
+    null = question(
+        **dict.fromkeys(
+            ("temperature", "top_p", "top_k", "seed", "repetition_penalty", "stop", "max_tokens", "answer_choices")
+        )
+    )
 
     assert given.sampling == null.sampling == SamplingParams()
     assert (given.stop, given.question) == (null.stop, null.question)
@@ -120,10 +124,20 @@ def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
 
 def test_parameters_arrive_as_they_are_given() -> None:
     asked = question(
-        temperature=0.5, top_p=0.25, top_k=3, seed=-7, max_completion_tokens=9, stop=["a", "b"], n=3, logprobs=True
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        seed=-7,
+        repetition_penalty=1.2,
+        max_completion_tokens=9,
+        stop=["a", "b"],
+        n=3,
+        logprobs=True,
     )
 
-    assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=-7)
+    assert asked.sampling == SamplingParams(
+        max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=-7, repetition_penalty=1.2
+    )
     assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
     assert question(top_k=-1).sampling.top_k == 0
     assert question(max_tokens=5, stop="a").stop == ("a",)

@@ -41,7 +41,6 @@ NEUTRAL = {
     "store": False,
     "min_p": 0,
     "typical_p": 1,
-    "repetition_penalty": 1.0,
     "repeat_penalty": 1,
     "length_penalty": 1,
     "min_tokens": 0,
@@ -147,7 +146,7 @@ UNSUPPORTED = {
     "reasoning_effort": ["high"],
     "store": [True],
     "min_p": [0.1],
-    "repetition_penalty": [1.1],
+    "repeat_penalty": [1.1],
     "guided_json": [{}],
     "grammar": ["root ::= x"],
 }

@@ -1,0 +1,241 @@
+"""What became of the keys of another system's settings, and the rules that say it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llama_adapter.app.compat.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.runtime.errors import UsageError
+
+Outcome = Literal["taken", "ignored", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """One key of the other system."""
+
+    key: str  # `data_config.batch_size`
+    line: int | None  # in its file, from 1; None: unknown
+    outcome: Outcome
+    text: str  # the settings that it became, or the reason
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}: "
+        sign = "->" if self.outcome == "taken" else f"{self.outcome}:"
+        return f"{place}{self.key} {sign} {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """Another system's settings as ours."""
+
+    system: str
+    settings: dict[str, Any]  # `command`, and section -> key -> value
+    report: tuple[Reported, ...]
+
+    @property
+    def refused(self) -> tuple[Reported, ...]:
+        """The keys that cannot be served."""
+        return tuple(entry for entry in self.report if entry.outcome == "refused")
+
+    def check(self, source: str) -> "Imported":
+        """Itself. Raises UsageError with file and line if a key is refused."""
+        for entry in self.refused[:1]:
+            place = source if entry.line is None else f"{source}:{entry.line}"
+            more = f" ({len(self.refused) - 1} more keys are refused)" if len(self.refused) > 1 else ""
+            raise UsageError(
+                f"{place}: {self.system}'s `{entry.key}` is refused: {entry.text}{more}",
+                hint=f"`llama-adapter config import {source}` says what becomes of each key",
+            )
+        return self
+
+    def flat(self) -> dict[str, Any]:
+        """The settings by key, without their sections and the command."""
+        tables = (table for name, table in self.settings.items() if name != "command")
+        return {key: value for table in tables for key, value in table.items()}
+
+    def format_report(self) -> str:
+        """A line for each key."""
+        return "".join(f"{entry}\n" for entry in self.report)
+
+
+class Import:
+    """Collects settings and the report; rules call it."""
+
+    def __init__(self, system: str, data: Mapping[str, Any]) -> None:
+        self._system, self._data = system, data
+        self._settings: dict[str, Any] = {}
+        self._report: list[Reported] = []
+
+    def value(self, path: str, default: Any = None) -> Any:
+        """The value at a dotted path of the other system's settings."""
+        found: Any = self._data
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
+    def setting(self, setting: str) -> Any:
+        """What `section.key` has so far."""
+        section, _, key = setting.partition(".")
+        found = self._settings.get(section)
+        return found.get(key) if key and found is not None else found
+
+    def set(self, setting: str, value: Any) -> None:
+        """Give `section.key` a value; the first one stays."""
+        section, _, key = setting.partition(".")
+        if not key:
+            self._settings.setdefault(section, value)
+        else:
+            self._settings.setdefault(section, {}).setdefault(key, value)
+
+    def take(self, key: str, settings: Mapping[str, Any], note: str = "") -> None:
+        """`key` became these settings, by `section.key`, unless an earlier key gave them another value."""
+        for setting, value in settings.items():
+            self.set(setting, value)
+            if (earlier := self.setting(setting)) != value:
+                self.ignore(key, f"{setting} is {_shown(earlier)} already")
+                return
+        shown = ", ".join(f"{setting}: {_shown(value)}" for setting, value in settings.items())
+        self._note(key, "taken", f"{shown} ({note})" if note else shown)
+
+    def ignore(self, key: str, why: str) -> None:
+        """`key` has no effect."""
+        self._note(key, "ignored", why)
+
+    def refuse(self, key: str, why: str) -> None:
+        """`key` cannot be served."""
+        self._note(key, "refused", why)
+
+    def _note(self, key: str, outcome: Outcome, text: str) -> None:
+        self._report.append(Reported(key=key, line=self._line(key), outcome=outcome, text=text))
+
+    def _line(self, key: str) -> int | None:
+        *parents, last = key.split(".")
+        table: Any = self.value(".".join(parents), {}) if parents else self._data
+        lines: Mapping[str, int] = getattr(table, "lines", {})
+        return lines.get(last)
+
+    def run(self, rules: Mapping[str, "Rule"], *, otherwise: "Rule") -> None:
+        """Apply the rule of each key; `otherwise` is for keys without one, by their highest unknown parent."""
+        self._walk(self._data, "", rules, otherwise)
+
+    def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"], otherwise: "Rule") -> None:
+        for name, value in table.items():
+            key = f"{prefix}{name}"
+            if key in rules:
+                if value is None or value == "":
+                    self.ignore(key, "it is empty")
+                else:
+                    rules[key](self, key, value)
+            elif isinstance(value, Mapping) and any(rule.startswith(f"{key}.") for rule in rules):
+                self._walk(value, f"{key}.", rules, otherwise)
+            else:
+                otherwise(self, key, value)
+
+    def done(self) -> Imported:
+        """The result; the report is in the order of the file."""
+        report = sorted(self._report, key=lambda entry: entry.line or 0)
+        return Imported(system=self._system, settings=self._settings, report=tuple(report))
+
+
+Rule = Callable[[Import, str, Any], None]
+
+
+def ignored(why: str) -> Rule:
+    """The key has no effect."""
+    return lambda imported, key, value: imported.ignore(key, why)
+
+
+def whole_number(setting: str, *, least: int = 1, note: str = "") -> Rule:
+    """The key is a whole number, and becomes a setting."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            imported.refuse(key, f"wanted a whole number of at least {least}, got {value!r}")
+        else:
+            imported.take(key, {setting: value}, note)
+
+    return rule
+
+
+def number(setting: str) -> Rule:
+    """The key is a number, and becomes a setting."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            imported.refuse(key, f"wanted a number, got {value!r}")
+        else:
+            imported.take(key, {setting: value})
+
+    return rule
+
+
+def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
+    """The key's value stands for settings; others are refused."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        found = values.get(value) if isinstance(value, (str, int)) else None
+        if found is None:
+            known = " or ".join(map(str, values))
+            imported.refuse(key, f"wanted {known}, got {value!r}; {otherwise}")
+        elif not found:
+            imported.ignore(key, f"{value!r} is what is done anyway")
+        else:
+            imported.take(key, found)
+
+    return rule
+
+
+def at_most_one(why: str) -> Rule:
+    """The key counts devices or parts; more than one is refused."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        if value == 1:
+            imported.ignore(key, "one is what is done anyway")
+        else:
+            imported.refuse(key, f"{value!r}: {why}")
+
+    return rule
+
+
+def model(imported: Import, key: str, value: Any) -> None:
+    """The key names the model."""
+    if not isinstance(value, str):
+        imported.refuse(key, f"wanted a path or a name, got {value!r}")
+    elif value.endswith(FOREIGN_WEIGHTS):
+        imported.refuse(key, f"`{value}` cannot be read here: name the Hugging Face or Meta folder that it comes from")
+    else:
+        try:
+            found = model_settings(find_model(value))
+        except UsageError as error:
+            imported.take(key, {"model.model": value}, error.message)
+        else:
+            imported.take(key, {f"model.{name}": place for name, place in found.items()})
+
+
+def greedy_or_sampled(
+    imported: Import, *, is_sampled: bool, paths: Mapping[str, str], switch: str | None = None
+) -> None:
+    """The sampling keys at `paths` (by our name) as settings; the other system's `switch` is our temperature 0."""
+    given = {name: path for name, path in paths.items() if imported.value(path) is not None}
+    if switch is not None and imported.value(switch) is not None:
+        temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
+        imported.take(switch, {"generation.temperature": temperature})
+    if not is_sampled:
+        imported.set("generation.temperature", 0.0)
+        for path in given.values():
+            imported.ignore(path, "the likeliest token is taken (generation.temperature: 0)")
+        return
+    for name, path in given.items():
+        (whole_number if name == "top_k" else number)(f"generation.{name}")(imported, path, imported.value(path))
+    imported.set("generation.temperature", 1.0)
+    imported.set("generation.top_p", 1.0)
+
+
+NO_PARALLELISM = "a model runs on one device here; several devices share pictures with `parallel.engine: ray`"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)

@@ -1,0 +1,25 @@
+"""`InferTask`: MindSpore Lite's factory, over `pipeline`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.app.compat.pipeline import Pipeline, pipeline, task_names
+
+
+class InferTask:
+    """Makes pipelines from an `InferConfig`."""
+
+    @classmethod
+    def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
+        """The pipeline of a task; `settings` are those of `pipeline`, such as `tokenizer`. Raises as `pipeline`."""
+        return pipeline(task_type, task_config, **settings)
+
+    @classmethod
+    def check_task_valid(cls, task_type: str) -> bool:
+        """Whether there is such a task."""
+        return task_type in task_names()
+
+    @classmethod
+    def support_list(cls) -> list[str]:
+        """The names of all tasks."""
+        return task_names()

@@ -1,0 +1,92 @@
+"""`InferConfig`: the settings of MindSpore Lite's inference, and what becomes of them."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.runtime.device_names import our_device
+from llama_adapter.runtime.errors import UsageError
+
+
+class InferConfig(dict[str, Any]):
+    """A dict with the fields of MindSpore Lite's `InferConfig`, which are attributes too."""
+
+    def __init__(
+        self,
+        prefill_model_path: str = "",
+        increment_model_path: str = "",
+        model_type: str = "mindir",
+        model_name: str = "common",
+        infer_seq_length: int = 1024,
+        target: str = "auto",
+        device_id: int = 0,
+        rank_id: int = 0,
+        ge_config_path: str = "",
+        **settings: Any,
+    ) -> None:
+        """
+        Parameters:
+            prefill_model_path: the model: a bundle, a LLaMA folder, or a name. Empty: `model_name`.
+            increment_model_path: without effect; one model makes the first token and the others.
+            model_type: without effect.
+            model_name: a name on the search path, if `prefill_model_path` is empty; `"common"` is the embedded model.
+            infer_seq_length: tokens of prompt and answer together.
+            target: `"Ascend"`, `"GPU"`, `"CPU"`, or `"auto"`, the first one that there is.
+            device_id: of an accelerator.
+            rank_id: 0; a model runs on one device.
+            ge_config_path: without effect; `mode` chooses the graphs of a device.
+            settings: those of `pipeline`, such as `adapter`, `dtype` and `mode`.
+        """
+        given = dict(locals())
+        names = [name for name in given if name not in ("self", "settings", "__class__")]
+        super().__init__({name: given[name] for name in names} | settings)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def lite_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `pipeline` for fields of an `InferConfig`, `model` among them.
+
+    Warns of fields without effect. Raises UsageError for what cannot be served.
+    """
+    settings = dict(config)
+    path, name = settings.pop("prefill_model_path", ""), settings.pop("model_name", "common")
+    for field, why in (
+        ("increment_model_path", "one model makes the first token and the others"),
+        ("ge_config_path", "`mode` chooses the graphs of a device"),
+    ):
+        if settings.pop(field, ""):
+            warnings.warn(f"{field} has no effect: {why}", stacklevel=4)
+    settings.pop("model_type", None)
+    if settings.pop("rank_id", 0) != 0:
+        raise UsageError("rank_id must be 0: a model runs on one device", hint="the Ray engine uses several devices")
+    if path or name != "common":
+        settings["model"] = path or name
+    length = settings.pop("infer_seq_length", None)
+    if length is not None:
+        settings.setdefault("context", length)
+    device = _device(str(settings.pop("target", "auto")), settings.pop("device_id", 0))
+    if device is not None:
+        settings.setdefault("device", device)
+    return settings
+
+
+def _device(target: str, index: int) -> str | None:
+    """Our name of a device; None for `auto`."""
+    if target == "auto":
+        if index == 0:
+            return None
+        from llama_adapter.runtime.devices import accelerator_kind
+
+        kind = accelerator_kind()
+        if kind is None:
+            raise UsageError(f"There is no device {index}: no accelerator is installed", hint="leave device_id out")
+        return f"{kind}:{index}"
+    ours = our_device(target, index=index)
+    if ours is None:
+        raise UsageError(f"No target named `{target}`", hint="Ascend, GPU, CPU or auto")
+    return ours

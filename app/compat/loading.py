@@ -1,0 +1,137 @@
+"""A model in every form that `pipeline` takes -> a captioner, and defaults for calls."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.compat.foreign import recognise
+from llama_adapter.app.compat.infer_config import lite_settings
+from llama_adapter.app.compat.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.settings.setting import SECTIONS
+from llama_adapter.app.settings.yaml_file import read_yaml
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import UsageError
+
+_SPEC = frozenset(field.name for field in dataclasses.fields(CaptionerSpec)) | {"allowed_hosts"}
+_CALL = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
+    "question",
+    "prompt",
+    "input",
+    "choices",
+}
+_PATHS = ("model", "llama_dir", "adapter", "clip", "encoder")
+_LITE = frozenset({"infer_seq_length", "device_id", "rank_id", "target", "prefill_model_path", "increment_model_path"})
+_OTHER_BACKENDS = ("ms", "mslite", "mindspore", "mindspore_lite", "lite", "paddle")
+
+
+def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
+    """The captioner of what `pipeline` takes as `model` and `settings`; the rest are defaults for calls.
+
+    Raises UsageError, and as `Captioner.load`.
+    """
+    settings = dict(settings)
+    if backend in _OTHER_BACKENDS:
+        raise UsageError(
+            f"No backend `{backend}` is here: torch runs the model, on every device",
+            hint='leave `backend` out; an exported picture encoder runs with backend="om" or "onnx" and encoder=FILE',
+        )
+    if backend in ("onnx", "om"):
+        settings.setdefault("vision", backend)
+    elif backend != "torch":
+        raise UsageError(f"No backend `{backend}`", hint="torch, onnx or om")
+    if isinstance(model, Captioner):
+        if given := sorted(_SPEC & settings.keys()):
+            raise UsageError(f"{', '.join(given)} cannot be changed: this captioner is loaded already")
+        return model, settings
+    if isinstance(model, CaptionerSpec):
+        changed = {name: settings.pop(name) for name in _SPEC & settings.keys() - {"allowed_hosts"}}
+        return Captioner.from_spec(dataclasses.replace(model, **changed)), settings
+    if _LITE & settings.keys():
+        if model is not None:
+            settings.pop("model_name", None)
+        settings = lite_settings({"model_name": "common", **settings})
+    found = _settings_of(model) | settings
+    own = {name: found.pop(name) for name in _SPEC & found.keys()}
+    return Captioner.load(**own), found
+
+
+def _settings_of(model: Any) -> dict[str, Any]:
+    """The settings that a form of `model` stands for, of the captioner and of calls."""
+    match model:
+        case None:
+            return {}
+        case str() | os.PathLike():
+            return _of_path(find_model(os.fspath(model)))
+        case Mapping():
+            return _of_mapping(model)
+        case tuple() | list():
+            return _of_files([os.fspath(path) for path in model])
+    raise UsageError(
+        f"model must be a name, a path, a pair of paths, settings or a Captioner, got {type(model).__name__}"
+    )
+
+
+def _of_path(place: Path) -> dict[str, Any]:
+    """The settings of a file of settings, or of a folder: with exactly one YAML, that has precedence."""
+    if place.suffix in (".yaml", ".yml"):
+        return _of_mapping(read_yaml(str(place)), source=str(place))
+    files = sorted(path for path in place.glob("*.y*ml")) if place.is_dir() else []
+    if len(files) != 1:
+        try:
+            return dict(model_settings(place))
+        except UsageError as error:
+            if files:
+                names = ", ".join(path.name for path in files)
+                error.hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
+            raise
+    found = _of_mapping(read_yaml(str(files[0])), source=str(files[0]))
+    for name in _PATHS:
+        if isinstance(found.get(name), str) and (place / found[name]).exists():
+            found[name] = str(place / found[name])
+    if not {"model", "llama_dir"} & found.keys():
+        found |= model_settings(place)
+    return found
+
+
+def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[str, Any]:
+    """Flat settings of ours in sections, of ours by name, of an `InferConfig`, or of another system."""
+    if "prefill_model_path" in data:
+        lite = lite_settings(data)
+        return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
+    importer = None if data.keys() <= {"command", *SECTIONS} else recognise(data)
+    if importer is not None:
+        data = importer(data, source=source).settings
+    sections = {name for name, value in data.items() if name in SECTIONS and isinstance(value, Mapping)}
+    if not sections:
+        return {name: value for name, value in data.items() if value is not None}
+    found: dict[str, Any] = {}
+    for section, table in data.items():
+        if section in sections:
+            for name, value in table.items():
+                if name in _SPEC | _CALL and value is not None:
+                    found[name] = value
+                elif value is not None:
+                    warnings.warn(f"{source}: {section}.{name} has no effect in a pipeline", stacklevel=5)
+        elif section != "command":
+            raise UsageError(f"{source}: no section is named `{section}`", hint=f"sections are {', '.join(SECTIONS)}")
+    return found
+
+
+def _of_files(paths: list[str]) -> dict[str, Any]:
+    """LLaMA, an adapter and CLIP."""
+    if foreign := [path for path in paths if path.endswith(FOREIGN_WEIGHTS)]:
+        raise UsageError(
+            f"`{foreign[0]}` is a file of MindSpore or Paddle, which cannot be read here",
+            hint="a model of files is (llama_dir, adapter) or (llama_dir, adapter, clip)",
+        )
+    if not 2 <= len(paths) <= 3:
+        raise UsageError(f"A model of files is (llama_dir, adapter) or (llama_dir, adapter, clip), got {len(paths)}")
+    llama = model_settings(find_model(paths[0]))
+    if "llama_dir" not in llama:
+        raise UsageError(f"`{paths[0]}` is a bundle, which has its adapter", hint="pass it alone")
+    return {**llama, **dict(zip(("adapter", "clip"), paths[1:], strict=False))}

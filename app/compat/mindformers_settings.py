@@ -1,0 +1,187 @@
+"""A predict YAML of MindFormers, with the `infer` table of MindSpore Lite -> the settings of `generate`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.app.compat.imported import (
+    NO_PARALLELISM,
+    Import,
+    Imported,
+    Rule,
+    greedy_or_sampled,
+    ignored,
+    model,
+    number,
+    one_of,
+    whole_number,
+)
+from llama_adapter.runtime.device_names import our_device
+
+SYSTEM = "MindFormers"
+_OWN_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "auto_trans_ckpt", "use_parallel"}
+_CONFIG = "model.model_config"
+_SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("temperature", "top_k", "top_p")}
+
+
+def is_ours(data: Mapping[str, Any]) -> bool:
+    """Whether this is a file of MindFormers."""
+    table = data.get("model")
+    return bool(_OWN_KEYS & data.keys()) or (isinstance(table, Mapping) and "model_config" in table)
+
+
+def _mode(imported: Import, key: str, value: Any) -> None:
+    if value == "predict":
+        imported.take(key, {"command": "generate"})
+    else:
+        imported.refuse(key, f"{value!r}: models are only run here, and `llama-adapter export` writes encoders")
+
+
+def _prompts(imported: Import, key: str, value: Any) -> None:
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) == 1 and str(texts[0]).endswith((".txt", ".json", ".jsonl")):
+        imported.take(key, {"prompt.prompt_file": [str(texts[0])], "prompt.raw": True})
+    elif len(texts) == 1:
+        imported.take(key, {"prompt.prompt": str(texts[0]), "prompt.raw": True}, "continued without a template")
+    else:
+        imported.refuse(key, "several prompts come in a .txt, one on each line")
+
+
+def _parallel(imported: Import, key: str, value: Any) -> None:
+    if value is True:
+        imported.refuse(key, NO_PARALLELISM)
+    else:
+        imported.ignore(key, "one device is what is used anyway")
+
+
+def _graphs(imported: Import, key: str, value: Any) -> None:
+    if imported.value("load_checkpoint"):
+        imported.ignore(key, "MindIR graphs cannot be read; steps are compiled from the checkpoint (computation.mode)")
+    else:
+        imported.refuse(
+            key, "a MindIR graph cannot be read: name the checkpoint that it was made from as load_checkpoint"
+        )
+
+
+def _device(imported: Import, key: str, value: Any) -> None:
+    ours = our_device(str(value), index=imported.value("context.device_id", 0))
+    if ours is None:
+        imported.refuse(key, f"there is no device named {value!r}: wanted Ascend, GPU or CPU")
+    else:
+        imported.take(key, {"computation.device": ours})
+
+
+def _device_index(imported: Import, key: str, value: Any) -> None:
+    if imported.value("context.device_target") is None:
+        imported.take(key, {"computation.device": our_device("Ascend", index=value)}, "Ascend is the default there")
+    else:
+        imported.ignore(key, "it is part of computation.device")
+
+
+def _context_mode(imported: Import, key: str, value: Any) -> None:
+    if value == 0 and str(imported.value("context.device_target", "ascend")).lower() != "cpu":
+        imported.take(key, {"computation.mode": "graph"}, "the device's first graph mode")
+    elif value in (0, 1):
+        imported.take(key, {"computation.mode": "eager"}, "a CPU has no graph mode" if value == 0 else "")
+    else:
+        imported.refuse(key, f"wanted 0 (graph) or 1 (eager), got {value!r}")
+
+
+def _seed(imported: Import, key: str, value: Any) -> None:
+    if imported.value(f"{_CONFIG}.do_sample") is True:
+        whole_number("generation.seed", least=0)(imported, key, value)
+    else:
+        imported.ignore(key, "the likeliest token is taken")
+
+
+def _batch_size(imported: Import, key: str, value: Any) -> None:
+    if imported.value("predict_batch_size") is None:
+        whole_number("computation.batch_size")(imported, key, value)
+    else:
+        imported.ignore(key, "predict_batch_size has precedence")
+
+
+_FROM_CHECKPOINT = ignored("the checkpoint says what it is")
+_TRAINING = ignored("it is for training")
+
+RULES: dict[str, Rule] = {
+    "run_mode": _mode,
+    "load_checkpoint": model,
+    "use_parallel": _parallel,
+    "auto_trans_ckpt": ignored("checkpoints are not split"),
+    "predict_data": _prompts,
+    "predict_batch_size": whole_number("computation.batch_size"),
+    "predict_length": whole_number("generation.max_length"),
+    "seed": _seed,
+    "trainer": ignored("it names the task and the model, which the other keys say"),
+    f"{_CONFIG}.type": one_of({"LlamaConfig": {}}, otherwise="this program runs LLaMA"),
+    f"{_CONFIG}.batch_size": _batch_size,
+    f"{_CONFIG}.seq_length": whole_number("model.context"),
+    f"{_CONFIG}.max_decode_length": whole_number("generation.max_length"),
+    f"{_CONFIG}.max_length": whole_number("generation.max_length"),
+    f"{_CONFIG}.max_new_tokens": whole_number("generation.max_new_tokens"),
+    f"{_CONFIG}.repetition_penalty": number("generation.repetition_penalty"),
+    f"{_CONFIG}.do_sample": lambda imported, key, value: None,  # together, below
+    f"{_CONFIG}.top_k": lambda imported, key, value: None,
+    f"{_CONFIG}.top_p": lambda imported, key, value: None,
+    f"{_CONFIG}.temperature": lambda imported, key, value: None,
+    f"{_CONFIG}.compute_dtype": one_of(
+        {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
+        otherwise="other types are not computed in",
+    ),
+    f"{_CONFIG}.use_past": ignored("answers are always made token by token, from a cache"),
+    f"{_CONFIG}.checkpoint_name_or_path": ignored("load_checkpoint names the model"),
+    f"{_CONFIG}.is_sample_acceleration": ignored("tokens are always chosen on the device"),
+    **{
+        f"{_CONFIG}.{name}": _FROM_CHECKPOINT
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "n_kv_heads",
+            "vocab_size",
+            "multiple_of",
+            "rms_norm_eps",
+        )
+    },
+    "model.arch.type": one_of({"LlamaForCausalLM": {}}, otherwise="this program runs LLaMA"),
+    "infer.prefill_model_path": _graphs,
+    "infer.increment_model_path": _graphs,
+    "infer.infer_seq_length": whole_number("model.context"),
+    "infer.model_type": ignored("it is the form of the MindIR graphs"),
+    "infer.ge_config_path": ignored("options of the graph engine; `computation.mode` chooses the graphs of a device"),
+    "context.mode": _context_mode,
+    "context.device_target": _device,
+    "context.device_id": _device_index,
+    "parallel_config": ignored("use_parallel is not on"),
+    "parallel": ignored("use_parallel is not on"),
+    "processor": ignored("the model's own tokenizer is used"),
+    **dict.fromkeys(
+        (
+            *("train_dataset", "train_dataset_task", "eval_dataset", "eval_dataset_task", "do_eval", "runner_config"),
+            *(
+                "optimizer",
+                "lr_schedule",
+                "callbacks",
+                "eval_callbacks",
+                "recompute_config",
+                "runner_wrapper",
+                "metric",
+            ),
+            *("resume_training", "micro_batch_interleave_num", "layer_scale", "layer_decay", "lr_scale_factor"),
+        ),
+        _TRAINING,
+    ),
+}
+
+
+def import_settings(data: Mapping[str, Any]) -> Imported:
+    """A predict YAML as settings of `generate`."""
+    imported = Import(SYSTEM, data)
+    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    imported.set("command", "generate")
+    switch = f"{_CONFIG}.do_sample"
+    greedy_or_sampled(imported, is_sampled=imported.value(switch) is True, paths=_SAMPLING, switch=switch)
+    longest = imported.setting("generation.max_length")
+    if longest is not None:
+        imported.set("generation.max_new_tokens", longest)
+    return imported.done()

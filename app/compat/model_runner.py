@@ -1,0 +1,244 @@
+"""`ModelRunner`: the steps of a generation as methods, as CANN's recipes have them, over the captioner's engine.
+
+A subclass overrides the steps that it changes. `runner_settings` is the dict of a ModelRunner YAML.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from llama_adapter.app.captioning.active_request import ActiveRequest
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.compat import model_runner_settings
+from llama_adapter.app.compat.models_by_name import find_model, model_settings
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.devices import EAGER, open_backend
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.vision.errors import PictureError
+
+_WARM_UP_STEPS = 2
+
+
+class ModelRunner:
+    """Runs a model by steps; `model_generate` calls the others.
+
+    `model_input_prepare` sees `input_dict`, which has `prompts`, `pictures` (or None), `is_prefill`, `generate_ids` and
+    `texts`, and makes `input_ids` of the prompts. `model_inference` hands them to the engine and runs a step of it for
+    all prompts together; `model_output_process` sorts what came. The engine keeps tokens, caches and positions.
+    """
+
+    def __init__(self, runner_settings: Mapping[str, Any], **settings: Any) -> None:
+        """
+        Parameters:
+            runner_settings: `model_name`, `model_path`, `exe_mode`, `world_size`, `model_config`, `data_config`,
+                `parallel_config`. Without `model_path` it is the embedded model.
+            settings: further ones of `Captioner.load`, such as `adapter`, `clip` and `device`.
+
+        Raises UsageError for a value that cannot be served, and DeviceError.
+        """
+        self.runner_settings = runner_settings
+        imported = model_runner_settings.import_settings(runner_settings).check("runner_settings").flat()
+        path = runner_settings.get("model_path")
+        self.settings: dict[str, Any] = {
+            **({} if path is None else model_settings(find_model(os.fspath(path)))),
+            **{name: imported[name] for name in ("mode", "dtype", "batch_size") if name in imported},
+            **settings,
+        }
+        self.model_name = runner_settings.get("model_name", "default_model_name")
+        self.model_path = path
+        self.execute_mode: str = self.settings.get("mode", EAGER)
+        self.input_max_len: int = imported.get("max_prompt_tokens", 1024)
+        self.max_new_tokens: int = imported.get("max_new_tokens", 32)
+        config = runner_settings.get("model_config") or {}
+        self.enable_profiler: bool = config.get("enable_profiler", False)
+        self.tokenizer_mode: str = config.get("tokenizer_mode", "default")
+        self.device: torch.device | None = None
+        self.model: Captioner | None = None
+        self.tokenizer: Any = None
+        self._loop: CaptionLoop | None = None  # while `model_generate` runs
+        self.answers: list[Answer] = []  # of the last `model_generate`
+        self.inference_times: list[float] = []  # seconds of its steps
+        self.init_device()
+
+    def init_device(self) -> None:
+        """Open the device, by `settings["device"]`; the best one by default."""
+        backend = open_backend(str(self.settings.get("device", "auto")))
+        self.device = backend.device
+        self.settings["device"] = str(backend.device)
+
+    def init_model(self) -> None:
+        """Load the model and its tokenizer, and compile its steps in a graph mode."""
+        self.cast_format()
+        self.model = Captioner.load(**self.settings)
+        self.init_tokenizer()
+        if self.execute_mode != EAGER:
+            self.graph_compile()
+
+    def cast_format(self) -> None:
+        """Choose the layout of the weights, which loading applies: `operators` auto is the device's own, aten plain."""
+        self.settings.setdefault("operators", "auto")
+
+    def init_tokenizer(self) -> None:
+        """Take the model's tokenizer."""
+        self.tokenizer = self._loaded().tokenizer
+
+    def graph_compile(self) -> None:
+        """Compile the steps before the first prompt, in the mode of `exe_mode`."""
+        self._loaded().warm_up(max_new_tokens=self.max_new_tokens)
+
+    @staticmethod
+    def define_profiler(
+        enable_profiler: bool = False,
+        profile_save_path: str = "prof",
+        active: int = 10,
+        repeat: int = 1,
+        skip_first: int = 0,
+    ) -> AbstractContextManager[Any]:
+        """A context with `step()`, or with None; the trace of `active` steps goes to a file in `profile_save_path`."""
+        if not enable_profiler:
+            return nullcontext()
+        os.makedirs(profile_save_path, exist_ok=True)
+        with warnings.catch_warnings(action="ignore"):  # of steps without a warm-up
+            schedule = torch.profiler.schedule(wait=0, warmup=0, active=active, repeat=repeat, skip_first=skip_first)
+        profiler: AbstractContextManager[Any] = torch.profiler.profile(
+            schedule=schedule,
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(profile_save_path),
+        )
+        return profiler
+
+    def tokenize_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The token ids of prompts: text as it is, or in the instruction template if `tokenizer_mode` is `chat`.
+
+        A prompt longer than `input_max_len` keeps its first token and its end, and a warning says so.
+        """
+        model, ids = self._loaded(), []
+        for index, prompt in enumerate(prompts):
+            given = RawPrompt(prompt) if isinstance(prompt, str) and self.tokenizer_mode != "chat" else prompt
+            encoded = model.encode_prompt(given, max_tokens=self.input_max_len)
+            if encoded.num_cut:
+                warnings.warn(
+                    f"prompt {index} lost {encoded.num_cut} tokens: input_max_len is {self.input_max_len}", stacklevel=2
+                )
+            ids.append(list(encoded.token_ids))
+        return ids
+
+    def model_input_prepare(self, input_dict: dict[str, Any]) -> dict[str, Any]:
+        """What a step is given: at first `input_ids` of each prompt and `pixels` of each picture, then nothing.
+
+        `pixels` has an array (S, S, 3) for each prompt, or None where there is no picture. Raises PictureError.
+        """
+        if not input_dict["is_prefill"]:
+            return {}
+        input_ids = self.tokenize_prompts(input_dict["prompts"])
+        pictures = input_dict["pictures"]
+        pixels = [None] * len(input_ids) if pictures is None else [self._pixels(picture) for picture in pictures]
+        return {"input_ids": input_ids, "pixels": pixels}
+
+    def _pixels(self, picture: Any) -> np.ndarray:
+        (found,) = given_pictures(picture)
+        source, reader = found.source, self._loaded().reader
+        if isinstance(source, RemotePicture):
+            source = source.read(reader, name="")
+        reading = source if isinstance(source, PictureReading) else reader.read(source, name="")
+        if reading.pixels is None:
+            assert reading.error is not None
+            raise PictureError(reading.error.code, reading.error.message)  # type: ignore[arg-type]
+        return reading.pixels
+
+    def model_inference(
+        self, model_inputs: dict[str, Any], is_prefill: bool = False, warm_up: bool = False
+    ) -> tuple[list[Event], float]:
+        """Hand new prompts to the engine, and run one step of it for all; returns what came, and the seconds."""
+        assert self._loop is not None, "model_inference is a step of model_generate"
+        started = time.perf_counter()
+        if is_prefill:
+            self._loop.start(self._requests(model_inputs))
+        events = self._loop.step()
+        return events, time.perf_counter() - started
+
+    def _requests(self, model_inputs: dict[str, Any]) -> list[tuple[Any, list[ActiveRequest]]]:
+        model = self._loaded()
+        sampling = SamplingParams(max_new_tokens=self.max_new_tokens)
+        asked: list[tuple[Any, list[ActiveRequest]]] = []
+        for index, (ids, pixels) in enumerate(zip(model_inputs["input_ids"], model_inputs["pixels"], strict=True)):
+            prompt = model.encode_prompt(ids)
+            request = ActiveRequest(index=index, picture=f"prompt {index}", digest="", prompt=prompt, sampling=sampling)
+            asked.append((model.info.text_prefix() if pixels is None else pixels, [request]))
+        return asked
+
+    def model_output_process(
+        self, model_inputs: dict[str, Any], outputs: list[Event], input_dict: dict[str, Any]
+    ) -> None:
+        """Add what a step brought to `generate_ids`, `texts` and `answers` of `input_dict`."""
+        input_dict["is_prefill"] = False
+        for event in outputs:
+            if isinstance(event, TextDelta):
+                input_dict["generate_ids"][event.index] += event.token_ids
+                input_dict["texts"][event.index] += event.text
+            else:
+                input_dict["generate_ids"][event.index] = list(event.token_ids)
+                input_dict["texts"][event.index] = event.text
+                input_dict["answers"][event.index] = event
+
+    def model_generate(self, prompts: str | Sequence[Prompt], pictures: Any = None, warm_up: bool = False) -> list[str]:
+        """The answers' texts, in the order of the prompts; `answers` has the whole answers.
+
+        Parameters:
+            prompts: one or several.
+            pictures: one for each prompt, in the forms that `Captioner.generate` takes; None for text alone.
+            warm_up: run two steps only, without a profiler.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if pictures is not None and (isinstance(pictures, (str, os.PathLike)) or not isinstance(pictures, Iterable)):
+            pictures = [pictures]
+        if pictures is not None and len(pictures) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts came with {len(pictures)} pictures: give one each")
+        input_dict: dict[str, Any] = {
+            "prompts": prompts,
+            "pictures": pictures,
+            "is_prefill": True,
+            "generate_ids": [[] for _ in prompts],
+            "texts": [""] * len(prompts),
+            "answers": [None] * len(prompts),
+        }
+        if pictures is not None:
+            self._loaded().info.require_adapter()
+        self.inference_times = []
+        profiler = self.define_profiler(self.enable_profiler and not warm_up)
+        try:
+            with profiler as profile, self._loaded().open_loop(StageClock()) as self._loop:
+                while not (all(input_dict["answers"]) or (warm_up and len(self.inference_times) == _WARM_UP_STEPS)):
+                    is_prefill = input_dict["is_prefill"]
+                    model_inputs = self.model_input_prepare(input_dict)
+                    outputs, seconds = self.model_inference(model_inputs, is_prefill=is_prefill, warm_up=warm_up)
+                    self.model_output_process(model_inputs, outputs, input_dict)
+                    self.inference_times.append(seconds)
+                    if profile is not None:
+                        profile.step()
+        finally:
+            self._loop = None
+        self.answers = [answer for answer in input_dict["answers"] if answer is not None]
+        texts: list[str] = input_dict["texts"]
+        return texts
+
+    def close(self) -> None:
+        """Release the model. Can be called again."""
+        if self.model is not None:
+            self.model.close()
+
+    def _loaded(self) -> Captioner:
+        if self.model is None:
+            raise UsageError("The model is not loaded", hint="call init_model() first")
+        return self.model

@@ -1,0 +1,84 @@
+"""ModelRunner's `runner_settings` (a YAML of CANN's recipes) -> our settings. It fits every command."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.app.compat.imported import (
+    NO_PARALLELISM,
+    Import,
+    Imported,
+    Rule,
+    at_most_one,
+    ignored,
+    model,
+    one_of,
+    whole_number,
+)
+
+SYSTEM = "ModelRunner"
+_OTHERS = {"model_name", "world_size", "model_config", "data_config", "parallel_config"}
+
+
+def is_ours(data: Mapping[str, Any]) -> bool:
+    """Whether these are runner settings."""
+    return "exe_mode" in data or ("model_path" in data and bool(_OTHERS & data.keys()))
+
+
+def _profiler(imported: Import, key: str, value: Any) -> None:
+    if value is True:
+        imported.take(key, {"profiling.trace": "prof"}, "its folder, as there")
+    else:
+        imported.ignore(key, "no profiler is what is done anyway")
+
+
+def _split_weights(imported: Import, key: str, value: Any) -> None:
+    if value is True or imported.value("world_size", 1) == 1:
+        imported.ignore(key, "one device holds all weights")
+    else:
+        imported.refuse(key, "weights that were split offline, in rank_N folders, cannot be read: name the whole model")
+
+
+def _checkpoint(imported: Import, key: str, value: Any) -> None:
+    if value is True:
+        imported.ignore(key, "the checkpoint is what is loaded anyway")
+    else:
+        imported.refuse(key, "a model without weights is what `llama-adapter bench` measures")
+
+
+RULES: dict[str, Rule] = {
+    "model_name": ignored("it names nothing here: records have the name of the model's folder"),
+    "model_path": model,
+    "exe_mode": one_of(
+        {mode: {"computation.mode": mode} for mode in ("eager", "ge_graph", "acl_graph", "npugraph_ex")},
+        otherwise="ModelRunner has no other modes",
+    ),
+    "world_size": at_most_one(NO_PARALLELISM),
+    "model_config.enable_profiler": _profiler,
+    "model_config.enable_online_split_weight": _split_weights,
+    "model_config.with_ckpt": _checkpoint,
+    "model_config.dtype": one_of(
+        {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
+        otherwise="other types are not computed in",
+    ),
+    "model_config.enable_weight_nz": ignored("the device decides how weights lie in memory (computation.operators)"),
+    "model_config.enable_cache_compile": ignored("compiled steps are kept while the program runs"),
+    "data_config.input_max_len": whole_number(
+        "generation.max_prompt_tokens",
+        note="a longer prompt loses its beginning, not its end as there, and its record says how many tokens",
+    ),
+    "data_config.max_new_tokens": whole_number("generation.max_new_tokens"),
+    "data_config.batch_size": whole_number("computation.batch_size"),
+    "data_config.max_position_embeddings": ignored("`model.context` limits prompt and answer together"),
+    "data_config.dataset": one_of({"default": {}}, otherwise="prompts and pictures are given to the command"),
+    "parallel_config.attn_tp_size": at_most_one(NO_PARALLELISM),
+    "parallel_config.lmhead_tp_size": at_most_one(NO_PARALLELISM),
+    "parallel_config.embed_tp_size": at_most_one(NO_PARALLELISM),
+    "parallel_config.moe_tp_size": at_most_one("the model has no experts to divide"),
+}
+
+
+def import_settings(data: Mapping[str, Any]) -> Imported:
+    """Runner settings as ours."""
+    imported = Import(SYSTEM, data)
+    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    return imported.done()

@@ -1,0 +1,56 @@
+"""What people name as a model -> the settings of one."""
+
+import os
+from pathlib import Path
+
+from llama_adapter.runtime.errors import UsageError
+
+HOME = "LLAMA_ADAPTER_HOME"  # folders of models by name, joined as in PATH
+
+FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  # of MindSpore and Paddle
+
+
+def find_model(name: str) -> Path:
+    """The file or folder of a model: a path, or a name on the search path.
+
+    Raises UsageError if there is none.
+    """
+    place = Path(name).expanduser()
+    if place.exists():
+        return place
+    folders = [folder for folder in os.environ.get(HOME, "").split(os.pathsep) if folder]
+    for folder in folders:
+        if (found := Path(folder).expanduser() / name).exists():
+            return found
+    searched = f"nor in {HOME} ({os.pathsep.join(folders)})" if folders else f"and {HOME} names no folders"
+    raise UsageError(
+        f"No model `{name}`: there is no such file or folder, {searched}",
+        hint=f"name a bundle, a LLaMA folder, or a folder inside one of {HOME}",
+    )
+
+
+def model_settings(place: Path) -> dict[str, str]:
+    """The model settings of a folder: a bundle, or LLaMA as Meta or Hugging Face ship it.
+
+    Raises UsageError for anything else.
+    """
+    if place.suffix in FOREIGN_WEIGHTS:
+        raise UsageError(
+            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
+            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
+        )
+    if (place / "manifest.json").is_file():
+        return {"model": str(place)}
+    if any((place / name).is_file() for name in ("config.json", "params.json")):
+        return {"llama_dir": str(place)}
+    types = sorted(params.parent.name for params in place.glob("*/params.json"))
+    if len(types) == 1:
+        return {"llama_dir": str(place), "llama_type": types[0]}
+    if types:
+        raise UsageError(
+            f"`{place}` holds several models: {', '.join(types)}", hint=f"name one of them: `{place / types[0]}`"
+        )
+    raise UsageError(
+        f"`{place}` is no model: it has no manifest.json, config.json or params.json",
+        hint="name a bundle that `llama-adapter convert` wrote, or a LLaMA folder of Meta's or Hugging Face's form",
+    )

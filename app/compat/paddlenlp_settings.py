@@ -1,0 +1,131 @@
+"""The options of PaddleNLP's predictor.py -> the settings of `generate`. Defaults that are left out hold as there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.app.compat.imported import (
+    Import,
+    Imported,
+    Rule,
+    greedy_or_sampled,
+    ignored,
+    model,
+    number,
+    one_of,
+    whole_number,
+)
+from llama_adapter.runtime.device_names import our_device
+
+SYSTEM = "PaddleNLP"
+_SAMPLING = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature"}
+_EXPORT = "`export-records --to paddlenlp`"
+_NO_PREFIX = (
+    "caches of prefix tuning are Paddle's own; the file of a LLaMA-Adapter goes here, or as `model.adapter` beside "
+    "`model.llama_dir`"
+)
+
+
+def is_ours(data: Mapping[str, Any]) -> bool:
+    """Whether these are options of the predictor."""
+    return "model_name_or_path" in data
+
+
+def _text_file(imported: Import, key: str, value: Any) -> None:
+    imported.take(
+        key, {"prompt.prompt_file": [str(value)], "prompt.raw": True}, "`src` of each line, without a template"
+    )
+
+
+def _output(imported: Import, key: str, value: Any) -> None:
+    imported.take(key, {"output.out": _records_beside(str(value))}, f"records; {_EXPORT} makes `{value}` of them")
+
+
+def _records_beside(path: str) -> str:
+    """`--out` writes records, whose name ends in .jsonl."""
+    return f"{path.removesuffix('.json').removesuffix('.jsonl')}.jsonl"
+
+
+def _lora(imported: Import, key: str, value: Any) -> None:
+    imported.refuse(
+        key,
+        "Paddle's LoRA files cannot be read: merge them into the model, as PaddleNLP's own guide does; LoRA of a "
+        "LLaMA-Adapter is part of its file, and merged when that is loaded",
+    )
+
+
+def _adapter(imported: Import, key: str, value: Any) -> None:
+    if isinstance(value, str) and value.endswith((".pth", ".safetensors")):
+        imported.take(key, {"model.adapter": value})
+    else:
+        imported.refuse(key, _NO_PREFIX)
+
+
+def _precache(imported: Import, key: str, value: Any) -> None:
+    if value is True and not str(imported.value("prefix_path", "")).endswith((".pth", ".safetensors")):
+        imported.refuse(key, _NO_PREFIX)
+    else:
+        imported.ignore(key, "the adapter's prefix is computed once for each picture anyway")
+
+
+def _device(imported: Import, key: str, value: Any) -> None:
+    ours = our_device(str(value))
+    if ours is None:
+        imported.refuse(key, f"there is no device named {value!r}")
+    else:
+        imported.take(key, {"computation.device": ours})
+
+
+def _mode(imported: Import, key: str, value: Any) -> None:
+    modes = {"dynamic": "eager", "static": "graph"}
+    rule = one_of({name: {"computation.mode": mode} for name, mode in modes.items()}, otherwise="there is no third")
+    rule(imported, key, value)
+
+
+RULES: dict[str, Rule] = {
+    "model_name_or_path": model,
+    "batch_size": whole_number("computation.batch_size"),
+    "src_length": whole_number(
+        "generation.max_prompt_tokens", note="a longer prompt loses its beginning, and its record says how many tokens"
+    ),
+    "max_length": whole_number("generation.max_length", note="of prompt and answer together, as the guide says"),
+    "lora_path": _lora,
+    "prefix_path": _adapter,
+    "export_precache": _precache,
+    "top_k": lambda imported, key, value: None,  # together, below
+    "top_p": lambda imported, key, value: None,
+    "temperature": lambda imported, key, value: None,
+    "repetition_penalty": number("generation.repetition_penalty"),
+    "decode_strategy": one_of({"sampling": {}, "greedy_search": {}}, otherwise="beams are not searched"),
+    "data_file": _text_file,
+    "output_file": _output,
+    "device": _device,
+    "dtype": one_of(
+        {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
+        otherwise="other types are not computed in",
+    ),
+    "mode": _mode,
+    "quant_type": one_of(
+        {"weight_only_int8": {"computation.precision": "int8"}}, otherwise="weights are float or 8-bit here"
+    ),
+    "inference_model": ignored("there is one implementation, for inference"),
+    "model_type": ignored("the checkpoint says what it is"),
+    "model_prefix": ignored("the checkpoint says what it is"),
+    "chat_template": ignored("`prompt` uses the adapters' template, raw text none"),
+    "use_flash_attention": ignored("the device decides (computation.operators)"),
+    "block_attn": ignored("the device decides (computation.operators)"),
+    "benchmark": ignored("`llama-adapter bench` measures"),
+}
+
+
+def import_settings(data: Mapping[str, Any]) -> Imported:
+    """Options as settings of `generate`."""
+    imported = Import(SYSTEM, data)
+    imported.set("command", "generate")
+    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    # Its defaults: top_k 1, which is greedy, top_p and temperature 1, and prompts of 1024 and 2048 tokens in all.
+    is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
+    greedy_or_sampled(imported, is_sampled=not is_greedy, paths=_SAMPLING)
+    imported.set("generation.max_prompt_tokens", 1024)
+    imported.set("generation.max_length", 2048)
+    imported.set("generation.max_new_tokens", imported.value("max_length", 2048))
+    return imported.done()

@@ -1,0 +1,402 @@
+"""`pipeline`: a task and a model as one callable; inputs in, dicts out, as MindFormers and transformers have it."""
+
+import difflib
+import io
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from PIL import Image
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.pictures import given_pictures
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items
+from llama_adapter.app.compat.loading import open_model
+from llama_adapter.app.compat.streamer import Streamer
+from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
+from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.registry import get_task, tasks
+from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import UsageError
+
+TEXT = "text_generation"
+_ALIASES = {
+    "text-generation": TEXT,
+    "image_to_text": "caption",
+    "image-to-text": "caption",
+    "visual_question_answering": "ask",
+    "visual-question-answering": "ask",
+}
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) | {"do_sample"}
+_NO_EFFECT = {  # options of other systems, with what happens instead
+    "is_sample_acceleration": "tokens are always chosen on the device",
+    "use_past": "answers are always made from a cache",
+    "dynamic": "any shape is taken",
+    "ge_config_path": "there is no graph engine configuration; `mode` chooses the graphs of a device",
+}
+_PICTURE_COLUMNS = ("image", "picture", "img", "images", "path")
+_TEXT_COLUMNS = ("text", "prompt", "src", "question", "instruction")
+
+
+class Outputs(list[dict[str, Any]]):
+    """The dicts of a batch; `answers` has the whole answers."""
+
+    def __init__(self, outputs: Iterable[dict[str, Any]], answers: Iterable[Answer]) -> None:
+        super().__init__(outputs)
+        self.answers = list(answers)
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row for each answer. Raises ImportError without pandas."""
+        return answers_to_pandas(self.answers)
+
+
+def pipeline(
+    task: str,
+    model: Any = None,
+    tokenizer: Any = None,
+    image_processor: Callable[[Any], Any] | None = None,
+    backend: str = "torch",
+    **settings: Any,
+) -> "Pipeline":
+    """A callable for a task: inputs in, one dict each out.
+
+    >>> from llama_adapter import pipeline
+    >>> describe = pipeline("caption")
+    >>> describe(["a.jpg", "b.jpg"], max_new_tokens=20)
+
+    Parameters:
+        task: `"caption"`, `"ask"`, `"choose"`, `"text_generation"`, or the name of an installed one.
+        model: None for the embedded model; a name, which is a folder on the search path `LLAMA_ADAPTER_HOME`; a bundle;
+            a LLaMA folder of Meta's or Hugging Face's form; a folder with exactly one YAML, or a YAML file; a tuple
+            (llama_dir, adapter) or (llama_dir, adapter, clip); a mapping of settings, an `InferConfig` or a
+            `CaptionerSpec`; or a `Captioner`, which stays yours to close.
+        tokenizer: None, or the model's own in another library's form, such as a transformers `LlamaTokenizer`. It is
+            checked against the model's.
+        image_processor: called with each picture before the model's own resizing; returns a picture, not normalised.
+        backend: `"torch"`, or `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder.
+        settings: those of `Captioner.load`, such as `device`, `dtype` and `batch_size`, and defaults for calls.
+
+    Raises UsageError for what is not served here, and as `Captioner.load`.
+    """
+    kind = get_task(_ALIASES.get(task, task)).name
+    captioner, defaults = open_model(model, settings, backend=backend)
+    try:
+        made = Pipeline(kind, captioner, image_processor=image_processor, defaults=defaults)
+        if tokenizer is not None:
+            _check_tokenizer(tokenizer, captioner)
+    except BaseException:
+        if captioner is not model:
+            captioner.close()
+        raise
+    return made
+
+
+def task_names() -> list[str]:
+    """The tasks that `pipeline` takes."""
+    return [entry.name for entry in tasks()]
+
+
+class Pipeline:
+    """A task and a loaded model; `pipeline` makes one. A context manager, as `Captioner` is."""
+
+    def __init__(
+        self,
+        task: str,
+        captioner: Captioner,
+        *,
+        image_processor: Callable[[Any], Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`defaults` are options for every call, as `__call__` takes them. Raises TypeError for unknown ones.
+
+        Raises UsageError for a task about pictures and LLaMA alone.
+        """
+        self.task, self.captioner, self.model = task, captioner, captioner
+        self.tokenizer = captioner.tokenizer
+        self._is_text = not get_task(task).needs_picture
+        if not self._is_text:
+            captioner.info.require_adapter()
+        self._image_processor = image_processor
+        self._defaults = dict(defaults or {})
+        self._options(self._defaults)
+
+    def __call__(self, inputs: Any, question: Any = None, **options: Any) -> Any:
+        """Answer each input, all in batches.
+
+        A list, or a single input, gives `Outputs`, a list of dicts. A generator or a dataset (an object with a length
+        and items) gives an iterator of the same dicts, which reads a batch at a time. Items may be dicts:
+        `image_column` names the column of the picture, and `text_column` that of the prompt.
+
+        The dict of `text_generation` is `{"text_generation_text": [prompt and answer]}`, and that of another task
+        `{"caption_text": [answer], "picture": name}`, with `probabilities` for choices, and `error` and `reason` if
+        there is no answer.
+
+        Parameters:
+            inputs: pictures in every form that `Captioner.generate` takes; or prompts, which are texts to continue,
+                pairs (instruction, input or None) for the model's template, or lists of token ids.
+            question: of tasks about pictures: for all of them.
+            streamer: called with the prompt's token ids and each new one, one answer after the other.
+            return_full_text: whether texts begin with their prompt. Default: True.
+            add_special_tokens: whether a text gets the begin token. Default: True.
+            max_length: most tokens of prompt and answer together; `max_new_tokens` takes precedence.
+            do_sample: False takes the likeliest token; True draws, at temperature 1 and top_p 1 unless given.
+            max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, max_prompt_tokens: as in
+                `Captioner.generate`.
+
+        Raises TypeError for an unknown option, and as `Captioner.generate`.
+        """
+        values = {**self._defaults, **options}
+        if question is not None:
+            values["question"] = question
+        chosen = self._options(values)
+        if _is_lazy(inputs):
+            return self._lazily(inputs, chosen)
+        return self._answer(_as_list(inputs, is_text=self._is_text), chosen)
+
+    def close(self) -> None:
+        """Close the captioner."""
+        self.captioner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.task!r}, {self.captioner!r})"
+
+    def _options(self, given: Mapping[str, Any]) -> "_Options":
+        """Sort options; raises TypeError for unknown names, with the most similar one."""
+        own = _value_names(self.task)
+        known = _SAMPLING | own | _CALL_OPTIONS | (set() if self._is_text else {"question", "prompt"})
+        for name in given:
+            if name in _NO_EFFECT:
+                warnings.warn(f"{name} has no effect: {_NO_EFFECT[name]}", stacklevel=3)
+            elif name not in known:
+                similar = difflib.get_close_matches(name, sorted(known), n=1)
+                hint = f"; `{similar[0]}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
+                raise TypeError(f"{self.task} has no option `{name}`{hint}")
+        values = {name: value for name, value in given.items() if name in own}
+        for alias in ("question", "prompt"):
+            if given.get(alias) is not None:
+                values["instruction"] = given[alias]
+        rest = {name: given[name] for name in _CALL_OPTIONS if name in given}
+        return _Options(sampling=_sampling(given), values=values, **rest)
+
+    def _lazily(self, inputs: Any, options: "_Options") -> Iterator[dict[str, Any]]:
+        items = iter(inputs) if hasattr(inputs, "__next__") else (inputs[index] for index in range(len(inputs)))
+        while batch := list(itertools.islice(items, self.captioner.batch_size)):
+            yield from self._answer(batch, options)
+
+    def _answer(self, inputs: Sequence[Any], options: "_Options") -> Outputs:
+        items = self._text_items(inputs, options) if self._is_text else self._picture_items(inputs, options)
+        questions = [question for item in items for question in item.questions]
+        limit = options.sampling.max_prompt_tokens
+        prompt_ids = [
+            self.captioner.encode_prompt(question.prompt, question.task, max_tokens=limit).token_ids
+            for question in questions
+        ]
+        answers: list[Answer | None] = [None] * len(questions)
+        relay = None if options.streamer is None else _Relay(options.streamer, prompt_ids, tokenizer=self.tokenizer)
+        with closing(self.captioner.run(items, sampling=options.sampling)) as events:
+            for event in events:
+                if isinstance(event, Answer):
+                    answers[event.index] = event
+                if relay is not None:
+                    relay.take(event)
+        done = [answer for answer in answers if answer is not None]
+        shown = [self._shown(answer, prompt_ids[answer.index], options) for answer in done]
+        return Outputs(shown, done)
+
+    def _text_items(self, inputs: Sequence[Any], options: "_Options") -> list[WorkItem]:
+        entry, prompts = get_task(self.task), list[Prompt]()
+        task: Task = FREE_TEXT
+        for one in inputs:
+            given = _column(one, options.text_column, _TEXT_COLUMNS)
+            if isinstance(given, str) and self.task == TEXT:
+                given = RawPrompt(given) if options.add_special_tokens else self.tokenizer.encode(given, bos=False)
+            elif isinstance(given, str):
+                question = entry.question({**options.values, "instruction": given})
+                given, task = question.prompt(self.captioner.info.default_prompt), question.task
+            prompts.append(given)
+        return text_items(prompts, text_prefix=self.captioner.info.text_prefix(), task=task)
+
+    def _picture_items(self, inputs: Sequence[Any], options: "_Options") -> list[WorkItem]:
+        entry = get_task(self.task)
+        items: list[WorkItem] = []
+        for given in inputs:
+            values = dict(options.values)
+            if isinstance(given, Mapping):
+                own = _value_names(self.task) | {"question", "prompt"}
+                columns = {name: value for name, value in given.items() if name in own and value is not None}
+                text = columns.pop("question", columns.pop("prompt", None))
+                if options.text_column is not None:
+                    text = given[options.text_column]
+                values |= columns | ({} if text is None else {"instruction": text})
+            question = entry.question(values)
+            prompt = question.prompt(self.captioner.info.default_prompt)
+            picture = _column(given, options.image_column, _PICTURE_COLUMNS)
+            if self._image_processor is not None:
+                picture = self._image_processor(_opened(picture))
+            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts):
+                index = len(items)
+                work = WorkQuestion(index=index, prompt=prompt, task=question.task)
+                label = f"picture {index}" if found.name is None else found.name
+                items.append(WorkItem(picture=found.source, label=label, questions=(work,)))
+        return items
+
+    def _shown(self, answer: Answer, prompt_ids: Sequence[int], options: "_Options") -> dict[str, Any]:
+        shown: dict[str, Any] = {f"{self.task}_text": [answer.text]}
+        if self._is_text:
+            if options.return_full_text:
+                shown[f"{self.task}_text"] = [_full_text(self.tokenizer, prompt_ids, answer)]
+        else:
+            shown["picture"] = answer.picture
+        if answer.choice is not None:
+            shown["probabilities"] = answer.choice
+        if answer.error is not None:
+            shown |= {"error": answer.error.code, "reason": answer.error.message}
+        return shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of a call."""
+
+    sampling: SamplingParams
+    values: Mapping[str, Any]  # of the task's own options
+    streamer: Streamer | None = None
+    image_column: str | None = None
+    text_column: str | None = None
+    return_full_text: bool = True
+    add_special_tokens: bool = True
+
+
+_CALL_OPTIONS = frozenset(field.name for field in fields(_Options)) - {"sampling", "values"}
+
+
+class _Relay:
+    """Tells a streamer one answer after the other, while they are made together."""
+
+    def __init__(self, streamer: Streamer, prompt_ids: Sequence[Sequence[int]], *, tokenizer: Any) -> None:
+        if getattr(streamer, "tokenizer", tokenizer) is None:
+            streamer.tokenizer = tokenizer  # type: ignore[attr-defined]
+        self._streamer, self._prompt_ids = streamer, prompt_ids
+        self._token_ids: list[list[int]] = [[] for _ in prompt_ids]
+        self._num_told = [-1] * len(prompt_ids)  # -1: not even the prompt
+        self._is_complete = [False] * len(prompt_ids)
+        self._current = 0
+
+    def take(self, event: TextDelta | Answer) -> None:
+        """Tell what is new of the current answer, and of those behind it once it is complete."""
+        known = self._token_ids[event.index]
+        if isinstance(event, TextDelta):
+            known += event.token_ids
+        else:
+            self._is_complete[event.index] = True
+            known += event.token_ids[len(known) :]
+        while self._current < len(self._token_ids):
+            self._tell(self._current)
+            if not self._is_complete[self._current]:
+                return
+            self._streamer.end()
+            self._current += 1
+
+    def _tell(self, index: int) -> None:
+        if self._num_told[index] < 0:
+            self._streamer.put(np.array(self._prompt_ids[index]))
+            self._num_told[index] = 0
+        for token_id in self._token_ids[index][self._num_told[index] :]:
+            self._streamer.put(np.array([token_id]))
+        self._num_told[index] = len(self._token_ids[index])
+
+
+def _value_names(task: str) -> set[str]:
+    """The options of a task, by their names in its entry."""
+    own = {option.name for option in get_task(task).options}
+    return own | {"instruction", "input"} if task == "choose" else own
+
+
+def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+    """Sampling options as those of the engine; None means the default. Raises ValueError."""
+    values = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    do_sample = values.pop("do_sample", None)
+    if do_sample is False:
+        values["temperature"] = 0.0
+    elif do_sample:
+        values = {"temperature": 1.0, "top_p": 1.0, **values}
+    if "max_new_tokens" in values:
+        values.pop("max_length", None)
+    elif "max_length" in values:
+        values["max_new_tokens"] = values["max_length"]
+    return SamplingParams(**values)
+
+
+def _is_lazy(inputs: Any) -> bool:
+    """Whether inputs come one by one: an iterator, or a dataset."""
+    if isinstance(inputs, (str, bytes, bytearray, memoryview, Sequence, Mapping, np.ndarray, Image.Image, os.PathLike)):
+        return False
+    if callable(getattr(inputs, "read", None)) or hasattr(inputs, "is_floating_point"):  # an open file, a tensor
+        return False
+    return hasattr(inputs, "__next__") or (hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__"))
+
+
+def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
+    """A single input as a list of one; a list of token ids, and a pair for the template, are one."""
+    if is_text:
+        is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
+        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and hasattr(inputs[0], "__index__")
+        is_one = isinstance(inputs, (str, RawPrompt, Mapping)) or is_pair or is_ids
+        return [inputs] if is_one else list(inputs)
+    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+
+
+def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
+    """What an input is about: itself, or a column of it. Raises ValueError for a dict without it."""
+    if not isinstance(given, Mapping):
+        return given
+    names = usual if wanted is None else (wanted,)
+    for name in names:
+        if given.get(name) is not None:
+            return given[name]
+    raise ValueError(f"an input has no column {' or '.join(names)}; its columns are {', '.join(map(str, given))}")
+
+
+def _opened(picture: Any) -> Any:
+    """A path or the bytes of a file as a PIL image; others as they are."""
+    if isinstance(picture, (str, os.PathLike)):
+        return Image.open(picture)
+    return Image.open(io.BytesIO(picture)) if isinstance(picture, (bytes, bytearray, memoryview)) else picture
+
+
+def _full_text(tokenizer: Any, prompt_ids: Sequence[int], answer: Answer) -> str:
+    """Prompt and answer as one text; the space between them is that of their joint decoding."""
+    prompt: str = tokenizer.decode(prompt_ids)
+    rest: str = tokenizer.decode([*prompt_ids, *answer.token_ids])[len(prompt) :]
+    is_parted = rest.startswith(" ") and not answer.text.startswith(" ")
+    return prompt + (" " if is_parted else "") + answer.text
+
+
+_PROBE = "Describe this image.\n\n### Response: Wie geht's? 3 + 4 = 7"
+
+
+def _check_tokenizer(tokenizer: Any, captioner: Captioner) -> None:
+    """Raise UsageError for a tokenizer that gives other ids than the model's."""
+    encode = getattr(tokenizer, "encode", None)
+    if encode is None:
+        raise UsageError(f"tokenizer must have `encode`, got {type(tokenizer).__name__}", hint="leave it out")
+    theirs, ours = list(encode(_PROBE)), captioner.tokenizer.encode(_PROBE)
+    if [
+        token_id for token_id in theirs if token_id not in (captioner.tokenizer.bos_id, captioner.tokenizer.eos_id)
+    ] != ours[1:]:
+        raise UsageError(
+            "The tokenizer given is not the model's: it encodes a text to other ids",
+            hint="leave `tokenizer` out: the model brings its own",
+        )

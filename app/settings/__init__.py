@@ -1,0 +1,1 @@
+"""Settings: one declaration each, and four sources: the command line, the environment, a file and the default."""

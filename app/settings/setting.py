@@ -1,0 +1,91 @@
+"""One setting of a command: its place in files, its environment variable, and how its text becomes a value."""
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SECTIONS = (
+    "model",
+    "prompt",
+    "generation",
+    "computation",
+    "parallel",
+    "input",
+    "output",
+    "server",
+    "page",
+    "profiling",
+)
+PREFIX = "LLAMA_ADAPTER_"
+
+_WANTED: Mapping[Any, str] = {int: "a whole number", float: "a number"}
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+Given = str | list[str]  # the text of a value, or of each of its items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What a flag, an environment variable and a key of a file set. It is made from the flag's declaration."""
+
+    section: str
+    key: str
+    dest: str  # its name among the values that a command takes
+    shown: str  # on the command line: `--batch-size`, `PICTURES`
+    help: str
+    default: Any
+    parse: Callable[[str], Any]  # raises ValueError, TypeError or ArgumentTypeError
+    choices: tuple[Any, ...]  # none: any value
+    flags: Mapping[Any, str]  # of the values of flags without a value; none: the flag takes a value
+    is_list: bool
+    separator: str | None  # between the items of a text that may be written as a list in files
+    is_required: bool
+    is_first: bool  # a flag of the first day
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return bool(self.flags) and not self.choices
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.key.upper()
+
+    def read(self, given: Given) -> Any:
+        """The value of a text, or of the texts of a list. Raises ValueError with what was wanted."""
+        if self.is_list:
+            return [self._value(text) for text in ([given] if isinstance(given, str) else given)]
+        if isinstance(given, list):
+            if self.separator is None:
+                raise ValueError("wanted one value, got a list")
+            if any(self.separator in text for text in given):
+                raise ValueError(f"wanted items without {self.separator!r}, got {given}")
+            given = self.separator.join(given)
+        return self._value(given)
+
+    def _value(self, text: str) -> Any:
+        if self.is_switch:
+            if text.lower() not in _SWITCH:
+                raise ValueError(f"wanted true or false, got {text!r}")
+            return _SWITCH[text.lower()]
+        try:
+            value = self.parse(text)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(str(error)) from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"wanted {_WANTED[self.parse]}, got {text!r}" if self.parse in _WANTED else str(error)
+            ) from None
+        if self.choices and value not in (*self.choices, self.default):
+            raise ValueError(f"wanted {' or '.join(map(str, self.choices))}, got {text!r}")
+        return value
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | None:
+    """The known name that is most similar, if one is."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None

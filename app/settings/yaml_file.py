@@ -1,0 +1,190 @@
+"""Files of settings: YAML, the manifest of an earlier run, or another system's file. PyYAML is imported to read one."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.app.settings.setting import SECTIONS, Given
+from llama_adapter.runtime.errors import UsageError
+
+MAX_CONFIG_BYTES = 2**20
+MAX_CONFIG_VALUES = 100_000  # with those that aliases repeat
+
+FOREIGN = "llama_adapter.app.compat.foreign"
+COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
+
+
+class Table(dict[str, Any]):
+    """A mapping of a file as plain values; `lines` has the line of each key, from 1, where it is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A key of a file with its value."""
+
+    section: str | None  # None: `key` stands where a section was wanted
+    key: str
+    given: Given | None
+    place: str  # `run.yaml:7`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingsFile:
+    """The settings that a file gives."""
+
+    command: str | None
+    command_place: str
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()  # about keys of another system that have no effect here
+
+
+def read_settings(path: str) -> SettingsFile:
+    """The settings in a file: ours, a manifest's last run, or those of a system that `app/compat` knows.
+
+    Raises UsageError with the line for what cannot be read, and OSError.
+    """
+    if path.endswith("manifest.json"):
+        return _settings(_last_run(path), path)
+    if path.endswith(COMMAND_SUFFIXES):
+        return _foreign(import_module(FOREIGN).import_file(path).check(path), path)
+    data = read_yaml(path, as_written=True)
+    if not data.keys() <= {"command", *SECTIONS}:
+        typed = read_yaml(path)
+        importer = import_module(FOREIGN).recognise(typed)
+        if importer is not None:
+            return _foreign(importer(typed, source=path), path)
+    return _settings(data, path)
+
+
+def _foreign(imported: Any, path: str) -> SettingsFile:
+    note = f"note: `llama-adapter config import {path}` says what became of each key"
+    return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
+
+
+def read_yaml(path: str, *, as_written: bool = False) -> Table:
+    """The mapping in a YAML file; with `as_written`, its scalars are texts and None.
+
+    Raises UsageError with the line for other content, duplicate keys and too many values, and OSError.
+    """
+    import yaml
+
+    with open(path, "rb") as file:
+        content = file.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise UsageError(f"`{path}` has more than {MAX_CONFIG_BYTES:,} bytes, which is too much for settings")
+    loader = None
+    try:
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        node = loader.get_single_node()
+        if node is None:
+            return Table()
+        if not isinstance(node, yaml.MappingNode):
+            raise UsageError(f"{path}:{node.start_mark.line + 1}: wanted sections such as `model:`, got something else")
+        scalar = _as_written if as_written else loader.construct_object
+        table: Table = _Walk(path, scalar).plain(node)
+        return table
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{path}` is not UTF-8: byte {error.start + 1} is not") from None
+    except yaml.reader.ReaderError as error:
+        raise UsageError(f"`{path}` has a character that YAML does not allow, number {error.position + 1}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}{line}: this is not YAML: {error.problem or error.context}") from None
+    except (RecursionError, ValueError, OverflowError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"`{path}` cannot be read: {what}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _as_written(node: Any) -> str | None:
+    return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+class _Walk:
+    """Nodes -> plain values, up to a number of them: aliases may repeat a node without end."""
+
+    def __init__(self, path: str, scalar: Callable[[Any], Any]) -> None:
+        self._path, self._scalar, self._num_left = path, scalar, MAX_CONFIG_VALUES
+
+    def plain(self, node: Any) -> Any:
+        line = node.start_mark.line + 1
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise UsageError(f"{self._path}:{line}: more than {MAX_CONFIG_VALUES:,} values, with those of aliases")
+        if node.id != "scalar" and not node.tag.endswith((":seq", ":map")):
+            raise UsageError(f"{self._path}:{line}: wanted plain values, got the tag {node.tag}")
+        if node.id == "sequence":
+            return [self.plain(item) for item in node.value]
+        if node.id == "scalar":
+            return self._scalar(node)
+        table = Table()
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = str(key_node.value) if key_node.id == "scalar" else "?"
+            if key in table:
+                raise UsageError(f"{self._path}:{line}: `{key}` is given twice, first in line {table.lines[key]}")
+            table.lines[key] = line
+            table[key] = self.plain(value_node)
+        return table
+
+
+def _last_run(path: str) -> Mapping[str, Any]:
+    """The settings of the last run in a manifest."""
+    from llama_adapter.app.records.manifest import read_manifest
+
+    content = Path(path)
+    records = (
+        content.parent if content.name == "manifest.json" else content.with_name(content.name[: -len(".manifest.json")])
+    )
+    found = [run.settings for run in read_manifest(records) if run.settings]
+    if not found:
+        raise UsageError(f"`{path}` has no run with settings", hint="runs of older versions have none")
+    return found[-1]
+
+
+def _settings(data: Mapping[str, Any], path: str) -> SettingsFile:
+    def place(table: Mapping[str, Any], key: str) -> str:
+        line = getattr(table, "lines", {}).get(key)
+        return path if line is None else f"{path}:{line}"
+
+    command = data.get("command")
+    if not isinstance(command, str | None):
+        raise UsageError(f"{place(data, 'command')}: wanted the name of a command, got something else")
+    entries = []
+    for section, table in data.items():
+        if section in SECTIONS and not isinstance(table, Mapping | None):
+            raise UsageError(f"{place(data, section)}: {section} is a section: its settings are indented below it")
+        if section not in ("command", *SECTIONS):
+            entries.append(Entry(section=None, key=section, given=None, place=place(data, section)))
+        for key, value in (table or {}).items() if section in SECTIONS else ():
+            where = place(table, key)
+            entries.append(Entry(section=section, key=key, given=as_given(value, f"{where}: {key}"), place=where))
+    return SettingsFile(command=command, command_place=place(data, "command"), entries=tuple(entries))
+
+
+def as_given(value: Any, place: str) -> Given | None:
+    """The text of a value, or of each item of a list. Raises UsageError, which begins with `place`, for others."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        texts = [as_given(item, place) for item in value]
+        if all(isinstance(text, str) for text in texts):
+            return [str(text) for text in texts]
+    raise UsageError(f"{place}: wanted a value or a list of values, got something else")

@@ -1,0 +1,192 @@
+"""Settings of other systems: each key is taken, ignored or refused, with its line; nothing is dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.compat.foreign import import_file, recognise
+from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.settings.shown import format_settings
+from llama_adapter.app.settings.yaml_file import read_yaml
+from llama_adapter.runtime.errors import UsageError
+
+MODEL_RUNNER = """\
+model_name: "gpt"
+model_path: "{model}"
+exe_mode: "eager"  # or ge_graph, acl_graph
+world_size: 1
+model_config:
+  enable_profiler: False
+  enable_online_split_weight: True
+data_config:
+  input_max_len: 64
+  max_new_tokens: 16
+  batch_size: 2
+parallel_config:
+  attn_tp_size: 1
+  moe_tp_size: 1
+  lmhead_tp_size: 1
+"""
+
+MINDFORMERS = """\
+seed: 0
+load_checkpoint: "{model}"
+auto_trans_ckpt: False
+run_mode: 'predict'
+use_parallel: False
+predict_data: 'I love Beijing, because'
+predict_batch_size: 4
+train_dataset: &train_dataset
+  data_loader: {{type: MindDataset}}
+train_dataset_task:
+  dataset_config: *train_dataset
+parallel_config:
+  data_parallel: 8
+context:
+  mode: 0
+  device_target: "CPU"
+  max_device_memory: "58GB"
+model:
+  model_config:
+    type: LlamaConfig
+    seq_length: 512
+    num_layers: 32
+    compute_dtype: "float32"
+    use_past: True
+    repetition_penalty: 1
+    max_decode_length: 128
+    top_k: 3
+    top_p: 1
+    do_sample: False
+  arch:
+    type: LlamaForCausalLM
+infer:
+  prefill_model_path: "/path/prefill.mindir"
+  increment_model_path: "/path/inc.mindir"
+  infer_seq_length: 512
+  model_type: mindir
+  ge_config_path: "/path/ge_config.ini"
+"""
+
+PADDLENLP = """\
+python predictor.py \\
+    --model_name_or_path {model} \\
+    --batch_size 2 --src_length 300 --max_length 350 \\
+    --data_file dev.json \\
+    --output_file output.json --device cpu \\
+    --inference_model \\
+    --quant_type weight_only_int8 \\
+    --dtype float32 --mode "dynamic"
+"""
+
+FILES = {"gpt.yaml": MODEL_RUNNER, "predict.yaml": MINDFORMERS, "predict.sh": PADDLENLP}
+
+
+def imported(tmp_path: Path, name: str, text: str) -> Imported:
+    path = tmp_path / name
+    path.write_text(text)
+    return import_file(str(path))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapshot: Any) -> None:
+    found = imported(tmp_path, name, FILES[name].format(model=embedded_model()))
+
+    text = f"{found.format_report()}\n{format_settings(found.settings)}".replace(str(embedded_model()), "MODEL")
+    assert text == snapshot
+    assert found.refused == ()
+
+
+def test_options_of_paddlenlp_as_json(tmp_path: Path) -> None:
+    given = {"model_name_or_path": str(embedded_model()), "top_k": 5, "top_p": 0.7, "temperature": 0.95}
+    found = imported(tmp_path, "options.json", json.dumps(given, indent=1))
+
+    sampling = {name: found.settings["generation"][name] for name in ("temperature", "top_k", "top_p", "max_length")}
+    assert sampling == {"temperature": 0.95, "top_k": 5, "top_p": 0.7, "max_length": 2048}
+    assert [entry.line for entry in found.report] == [2, 3, 4, 5]
+
+
+def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Path) -> None:
+    (tmp_path / "predict.yaml").write_text(MINDFORMERS.format(model="elsewhere"))
+    command = (
+        "python run_mindformer.py \\\n --config predict.yaml --run_mode predict \\\n --predict_data 'Hello, world'"
+    )
+    found = imported(tmp_path, "run.sh", command)
+
+    assert found.settings["prompt"] == {"prompt": "Hello, world", "raw": True}
+    assert found.settings["computation"]["batch_size"] == 4
+
+
+RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_path: a"
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "number"),
+    [
+        (RUNNER, "world_size: 2", 2),
+        (RUNNER, "parallel_config: {moe_tp_size: 2}", 2),
+        (RUNNER, "parallel_config:\n  attn_tp_size: 4", 3),
+        (RUNNER, "exe_mode: fast", 2),
+        (RUNNER, "data_config: {batch_size: many}", 2),
+        (RUNNER, "data_config: {input_max_len: 0}", 2),
+        (RUNNER, "model_config: {enable_online_split_weight: False}\nworld_size: 8", 2),
+        ("run_mode: train", "seed: 1", 1),
+        (PREDICT, "use_parallel: True", 2),
+        (PREDICT, "infer: {prefill_model_path: a.mindir}", 2),
+        (PREDICT, "load_checkpoint: llama2_7b.ckpt", 2),
+        (PREDICT, "predict_data: [one, two]", 2),
+        (PREDICT, "context: {device_target: Abacus}", 2),
+        (PREDICT, "model: {model_config: {type: BloomConfig}}", 2),
+        (OPTIONS, "lora_path: b", 2),
+        (OPTIONS, "prefix_path: pre_caches", 2),
+        (OPTIONS, "quant_type: weight_only_int4", 2),
+        (OPTIONS, "decode_strategy: beam_search", 2),
+        ("model_name_or_path: a.pdparams", "dtype: float32", 1),
+        (OPTIONS, "device: tpu", 2),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, number: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{first}\n{rest}\n")
+
+    assert import_file(str(path)).refused[0].line == number
+    data = read_yaml(str(path))
+    importer = recognise(data)
+    assert importer is not None
+    with pytest.raises(UsageError, match=f"run.yaml:{number}"):
+        importer(data, source="run.yaml")
+
+
+def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
+    found = imported(tmp_path, "gpt.yaml", "exe_mode: eager\nmodel_path: ''\nunheard_of: {a: 1}\ndata_config: {b: 2}\n")
+
+    outcomes = [(entry.key, entry.line, entry.outcome) for entry in found.report if entry.outcome != "taken"]
+    assert outcomes == [("model_path", 2, "ignored"), ("unheard_of", 3, "ignored"), ("data_config.b", 4, "ignored")]
+
+
+def test_a_key_that_contradicts_an_earlier_one_is_ignored(tmp_path: Path) -> None:
+    text = "run_mode: predict\nmodel: {model_config: {seq_length: 512}}\ninfer: {infer_seq_length: 256}\n"
+    found = imported(tmp_path, "predict.yaml", text)
+
+    assert (found.settings["model"]["context"], found.report[-1].outcome) == (512, "ignored")
+
+
+def test_our_own_settings_are_of_no_other_system() -> None:
+    assert recognise({"model": {"model": "x"}, "generation": {"seed": 1}}) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["exe_mode: !!python/object/apply:os.system [ls]", "a: 1\na: 2", "[1, 2]", "only: ours"]
+)
+def test_what_is_not_plain_settings_is_an_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        imported(tmp_path, "x.yaml", text)
+
+
+@pytest.mark.parametrize("text", ["run --a 'b", "run --a 1 --a 2", "run --a 1 2"])
+def test_what_is_no_command_line_is_an_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=":2"):
+        imported(tmp_path, "x.sh", "# a comment\n" + text)

@@ -1,0 +1,254 @@
+"""`pipeline`: models in every form, inputs in every form, options by the names of other systems."""
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import TextStreamer as TransformersStreamer
+
+from llama_adapter import Captioner, InferConfig, InferTask, TextStreamer, UsageError, pipeline
+from llama_adapter.app.compat.pipeline import Pipeline
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from tests.app.golden import GOLDEN, model_options
+
+STAR, CIRCLE = str(sample_pictures() / "12-red-star.jpg"), str(sample_pictures() / "09-purple-circle.png")
+PROMPTS = ["I love Beijing, because", "LLaMA is a", "Huawei is a company that"]
+BUNDLE = str(embedded_model())
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Iterator[Captioner]:
+    with Captioner.load(device="cpu", batch_size=2) as captioner:
+        yield captioner
+
+
+@pytest.fixture
+def caption(captioner: Captioner) -> Pipeline:
+    return pipeline("caption", captioner)
+
+
+@pytest.fixture
+def text(captioner: Captioner) -> Pipeline:
+    return pipeline("text_generation", captioner)
+
+
+class Rows:
+    """A data set."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self._rows, self.num_read = rows, 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_read += 1
+        return self._rows[index]
+
+
+def test_a_batch_of_pictures_and_its_table(caption: Pipeline, captioner: Captioner) -> None:
+    outputs = caption([STAR, "missing.jpg", CIRCLE], max_new_tokens=20)
+
+    expected = [answer.text for answer in captioner.generate([STAR, CIRCLE], max_new_tokens=20)]
+    assert [output["caption_text"] for output in outputs] == [[expected[0]], [""], [expected[1]]]
+    assert [output.get("error") for output in outputs] == [None, "missing", None]
+    assert list(outputs.to_pandas()["text"]) == [expected[0], "", expected[1]]
+
+
+def test_pictures_in_every_form(caption: Pipeline) -> None:
+    data = Path(STAR).read_bytes()
+    pixels = np.array(Image.open(STAR).convert("RGB"))
+    tensor = torch.from_numpy(pixels)
+    forms = [Path(STAR), data, io.BytesIO(data), Image.open(STAR), pixels, tensor, tensor.permute(2, 0, 1)]
+
+    assert {output["caption_text"][0] for output in caption(forms)} == {caption(STAR)[0]["caption_text"][0]}
+    assert len({output["caption_text"][0] for output in map(caption, forms[3:6]) for output in output}) == 1
+
+
+def test_questions_and_choices(captioner: Captioner) -> None:
+    ask, choose = pipeline("ask", captioner), pipeline("choose", captioner, choices=["yes", "no"])
+
+    assert ask(CIRCLE, "What color is the circle?")[0]["ask_text"] == ["purple"]
+    (output,) = choose(CIRCLE, question="Is there a red star?")
+    assert output["choose_text"] == ["no"]
+    assert output["probabilities"]["no"] > 0.5
+    rows = [{"image": STAR, "question": "Is there a red star?"}, {"image": CIRCLE, "question": "Is there a red star?"}]
+    assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
+
+
+def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
+    rows = Rows([{"image": STAR}, {"image": CIRCLE}] * 3)
+    outputs = pipeline("caption", captioner, max_new_tokens=1)(rows)
+
+    assert rows.num_read == 0
+    assert [next(outputs)["caption_text"], rows.num_read] == [["a"], captioner.batch_size]
+    assert len(list(outputs)) == 5
+    assert [output["caption_text"] for output in pipeline("caption", captioner, max_new_tokens=1)(iter([STAR]))] == [
+        ["a"]
+    ]
+
+
+def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -> None:
+    both = Image.new("RGB", (448, 224))
+    both.paste(Image.open(CIRCLE).convert("RGB").resize((224, 224)), (224, 0))
+    right = pipeline("caption", captioner, image_processor=lambda picture: picture.crop((224, 0, 448, 224)))
+
+    assert (
+        right(both)[0]["caption_text"]
+        == pipeline("caption", captioner)(both.crop((224, 0, 448, 224)))[0]["caption_text"]
+    )
+
+
+def test_the_documented_text_generation(text: Pipeline) -> None:
+    outputs = text(PROMPTS, max_length=24, do_sample=False, top_k=3, top_p=1)
+
+    assert [list(output) for output in outputs] == [["text_generation_text"]] * 3
+    for prompt, output, answer in zip(PROMPTS, outputs, outputs.answers, strict=True):
+        assert output["text_generation_text"][0] == prompt + output["text_generation_text"][0][len(prompt) :]
+        assert answer.prompt_tokens + len(answer.token_ids) <= 24
+        assert output["text_generation_text"][0].endswith(answer.text)
+    alone = [text(prompt, max_length=24)[0] for prompt in PROMPTS]
+    assert outputs == alone
+
+
+def test_options_by_their_names_elsewhere(text: Pipeline) -> None:
+    prompt = PROMPTS[0]
+    (short,) = text(prompt, max_length=500, max_new_tokens=3).answers
+    assert len(short.token_ids) <= 3
+    drawn = [text(prompt, do_sample=True, seed=seed, max_new_tokens=8)[0] for seed in (1, 1, 2, 3, 4)]
+    assert drawn[0] == drawn[1]
+    assert len({str(output) for output in drawn}) > 1
+    assert text(prompt, max_new_tokens=4, return_full_text=False)[0] == {
+        "text_generation_text": [text(prompt, max_new_tokens=4).answers[0].text]
+    }
+    with_bos, without = (text(prompt, max_new_tokens=1, add_special_tokens=add).answers[0] for add in (True, False))
+    assert with_bos.prompt_tokens == without.prompt_tokens + 1
+    with pytest.warns(UserWarning, match="is_sample_acceleration"):
+        text(prompt, max_new_tokens=1, is_sample_acceleration=True)
+    with pytest.raises(TypeError, match="max_new_tokens"):
+        text(prompt, max_new_token=1)
+
+
+def test_stop_and_penalty_and_a_long_prompt(caption: Pipeline, text: Pipeline) -> None:
+    whole = caption(STAR).answers[0].text
+    word = whole.split()[2]
+    (stopped,) = caption(STAR, stop=word).answers
+    assert (stopped.text, stopped.finish) == (whole[: whole.index(word)], "stop")
+    (repeated,) = caption(STAR, repetition_penalty=50.0, max_new_tokens=12).answers
+    assert len(set(repeated.token_ids)) == len(repeated.token_ids)
+    (cut,) = text("word " * 900, max_prompt_tokens=20, max_new_tokens=1).answers
+    assert cut.prompt_tokens == 20
+    assert cut.details["prompt_tokens_cut"] > 800
+
+
+@pytest.mark.parametrize("kind", [TextStreamer, TransformersStreamer])
+def test_a_streamer_tells_one_answer_after_the_other(kind: Any, text: Pipeline, capsys: Any) -> None:
+    outputs = text(PROMPTS, streamer=kind(text.tokenizer), max_new_tokens=6)
+
+    assert capsys.readouterr().out == "".join(output["text_generation_text"][0] + "\n" for output in outputs)
+    text(PROMPTS[0], streamer=TextStreamer(skip_prompt=True), max_new_tokens=6)
+    assert capsys.readouterr().out.strip() == outputs.answers[0].text.strip()
+
+
+def test_a_tokenizer_is_checked(captioner: Captioner) -> None:
+    own = captioner.tokenizer
+    assert pipeline("text_generation", captioner, tokenizer=own).tokenizer is own
+
+    class Other:
+        def encode(self, text: str) -> list[int]:
+            return [1, 2, 3]
+
+    with pytest.raises(UsageError):
+        pipeline("text_generation", captioner, tokenizer=Other())
+
+
+def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    shutil.copytree(embedded_model(), tmp_path / "home" / "shapes")
+    monkeypatch.setenv("LLAMA_ADAPTER_HOME", f"nowhere:{tmp_path / 'home'}")
+    golden = model_options()
+    folder = tmp_path / "settings"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(f"model: {{model: {BUNDLE}}}\ngeneration: {{max_new_tokens: 2}}\n")
+    forms: dict[str, Any] = {
+        "embedded": None,
+        "name": "shapes",
+        "bundle": BUNDLE,
+        "folder with a YAML": folder,
+        "settings": {"model": {"model": BUNDLE}},
+        "flat settings": {"model": BUNDLE, "max_new_tokens": 2},
+        "runner settings": {"model_path": BUNDLE, "exe_mode": "eager", "data_config": {"max_new_tokens": 2}},
+        "config": InferConfig(prefill_model_path=BUNDLE),
+    }
+    for form in forms.values():
+        with pipeline("caption", form, device="cpu", batch_size=1) as describe:
+            assert describe(STAR, max_new_tokens=2)[0]["caption_text"] == ["a small"]
+    with pipeline("caption", folder, device="cpu") as describe:
+        assert describe(STAR)[0]["caption_text"] == ["a small"]
+    files = (f"{golden['llama_dir']}/TINY", golden["adapter"], golden["clip"])
+    with pipeline("caption", files, visual_heads=4, device="cpu", max_new_tokens=3) as describe:
+        assert describe.captioner.info.name == "BIAS-TINY"
+        assert len(describe(STAR).answers[0].token_ids) <= 3
+
+
+@pytest.mark.parametrize("folder", ["LLaMA/TINY", "LLaMA-HF/TINY"])
+def test_llama_alone_answers_texts_and_sees_no_pictures(folder: str) -> None:
+    with pipeline("text_generation", GOLDEN / folder, device="cpu", max_new_tokens=4) as complete:
+        assert len(complete(PROMPTS)) == 3
+        with pytest.raises(UsageError):
+            pipeline("caption", complete.captioner)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("nowhere", {}),
+        (("prefill.mindir", "inc.mindir"), {}),
+        (("one",), {}),
+        (17, {}),
+        (None, {"backend": "mslite"}),
+        (None, {"backend": "ms"}),
+        (None, {"backend": "tensorrt"}),
+        (None, {"rank_id": 1}),
+        ({"exe_mode": "eager", "world_size": 4}, {}),
+        (str(sample_pictures()), {}),
+    ],
+)
+def test_models_that_are_not_served(model: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        pipeline("caption", model, **settings)
+
+
+def test_a_folder_of_several_settings_is_refused(tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("command: caption\n")
+    with pytest.raises(UsageError) as caught:
+        pipeline("caption", tmp_path)
+    assert "a.yaml, b.yaml" in caught.value.hint
+
+
+def test_unknown_tasks_are_told_with_the_list() -> None:
+    with pytest.raises(UsageError) as caught:
+        pipeline("translation")
+    assert "text_generation" in caught.value.hint
+
+
+def test_infer_task() -> None:
+    assert InferTask.support_list()[:3] == ["caption", "ask", "choose"]
+    assert "text_generation" in InferTask.support_list()
+    assert [InferTask.check_task_valid(name) for name in ("caption", "translation")] == [True, False]
+    config = InferConfig(
+        prefill_model_path=BUNDLE, increment_model_path="inc.mindir", infer_seq_length=256, target="CPU"
+    )
+    with pytest.warns(UserWarning, match="increment_model_path"):
+        describe = InferTask.get_infer_task("caption", config)
+    with describe:
+        assert describe.captioner.info.context == 256
+        assert describe(STAR)[0]["caption_text"] == ["a small red star at the left"]
+    assert config.infer_seq_length == 256

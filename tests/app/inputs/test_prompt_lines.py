@@ -1,0 +1,25 @@
+"""PaddleNLP's data files are JSON lines that are called .json."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.inputs.items import InputsError
+from llama_adapter.app.inputs.prompts import check_prompts, prompt_inputs
+
+
+def test_a_json_of_lines_has_a_prompt_each(tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text('{"src": "one", "tgt": ""}\n\n{"src": ["two"], "tgt": [""]}\n')
+
+    check_prompts(str(path))
+    assert [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '"text"', "1\n2", '{"src": "one"}\n{'])
+def test_other_content_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(text)
+
+    with pytest.raises(InputsError):
+        check_prompts(str(path))
