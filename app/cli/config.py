@@ -200,7 +200,7 @@ def _complete(options: argparse.Namespace) -> int:
     for parser in options.parser.root.commands().values():
         parser.fill()
         for action in parser._actions:
-            if action.nargs != 0 and not action.choices:
+            if action.nargs != 0 and not action.choices and action.dest != "help":
                 vars(action)["complete"] = shtab.FILE
     sys.stdout.write(shtab.complete(options.parser.root, shell=options.shell) + "\n")
     return ExitCode.OK

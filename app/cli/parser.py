@@ -260,7 +260,6 @@ def _setting(actions: Sequence[Any]) -> Setting:
         is_list=is_list,
         separator=first.separator,
         is_required=first.is_required,
-        is_first=first.is_first,
     )
 
 

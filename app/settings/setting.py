@@ -41,7 +41,6 @@ class Setting:
     is_list: bool
     separator: str | None  # between the items of a text that may be written as a list in files
     is_required: bool
-    is_first: bool  # a flag of the first day
 
     @property
     def is_switch(self) -> bool:

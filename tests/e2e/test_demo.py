@@ -100,6 +100,19 @@ def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, known_pic
     assert "knows drawings" not in ran.err
 
 
+def test_variables_and_flags_take_precedence_over_a_file(demo: Demo, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("computation: {batch_size: 2}\ngeneration: {max_new_tokens: 1}\nprofiling: {infer_loop: 1}\n")
+
+    ran = demo("--config", str(file))
+
+    assert ran.code == 0
+    assert "\n4 pictures" in ran.out  # one batch, as the file says, of BATCH_SIZE
+    assert ran.results == demo(INFER_LOOP="1").results  # --max-new-tokens 16 of the command line
+    file.write_text("input: {recursive: true}\n")
+    assert demo("--config", str(file)).code == 2
+
+
 @pytest.mark.parametrize(
     ("variables", "code", "sentence"),
     [
