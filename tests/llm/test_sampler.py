@@ -75,6 +75,7 @@ def test_rows_with_different_settings_do_not_influence_each_other() -> None:
     assert alone[3] == int(logits[3].argmax())
 
 
+@pytest.mark.proves("repetition penalty", "CPU")
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
     prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # 23 and 29 are best

@@ -92,6 +92,7 @@ def imported(tmp_path: Path, name: str, text: str) -> Imported:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.proves("settings of other systems", "CPU")
 def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapshot: Any) -> None:
     found = imported(tmp_path, name, FILES[name].format(model=embedded_model()))
 

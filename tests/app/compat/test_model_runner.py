@@ -45,6 +45,7 @@ class Logged(ModelRunner):
         return found
 
 
+@pytest.mark.proves("ModelRunner", "CPU")
 def test_answers_are_those_of_the_captioner() -> None:
     runner = ModelRunner(SETTINGS, device="cpu")
     runner.init_model()

@@ -52,6 +52,7 @@ class Rows:
         return self._rows[index]
 
 
+@pytest.mark.proves("pipeline, InferTask", "CPU")
 def test_a_batch_of_pictures_and_its_table(caption: Pipeline, captioner: Captioner) -> None:
     outputs = caption([STAR, "missing.jpg", CIRCLE], max_new_tokens=20)
 

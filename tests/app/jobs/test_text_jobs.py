@@ -158,6 +158,7 @@ def test_a_single_prompt_appears_on_a_terminal_as_it_is_generated(run: Run, monk
 
 
 @pytest.mark.slow
+@pytest.mark.proves("generate: resume after kill -9", "CPU")
 def test_killed_and_resumed_it_loses_and_doubles_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     prompts = [f"Name colour {number % 40}." for number in range(120)]
