@@ -171,6 +171,8 @@ def main() -> int:
         "adapter": only_file(options.bias_dir, (".pth",), name="BIAS_DIR"),
         "device": numbered_device(options.device_id) if options.device == AUTO else options.device,
     }
+    if values["llama_dir"] is not None and values["adapter"] is None:
+        raise UsageError("LLAMA_DIR needs BIAS_DIR beside it: a file such as BIAS-7B.pth, or its folder")
     spec = settings(CaptionerSpec, values, shown=VARIABLES)
     if spec.vision_kind == "om" and spec.encoder_device is None:
         spec = dataclasses.replace(spec, encoder_device=options.device_id)
