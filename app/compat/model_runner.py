@@ -6,9 +6,11 @@ A subclass overrides the steps that it changes. `runner_settings` is the dict of
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -98,25 +100,23 @@ class ModelRunner:
         """Compile the steps before the first prompt, in the mode of `exe_mode`."""
         self._loaded().warm_up(max_new_tokens=self.max_new_tokens)
 
-    @staticmethod
     def define_profiler(
+        self,
         enable_profiler: bool = False,
         profile_save_path: str = "prof",
         active: int = 10,
         repeat: int = 1,
         skip_first: int = 0,
     ) -> AbstractContextManager[Any]:
-        """A context with `step()`, or with None; the trace of `active` steps goes to a file in `profile_save_path`."""
+        """The device's profiler, a context with `step()`, or a context with None.
+
+        Each of `repeat` traces in `profile_save_path` has `active` steps.
+        """
         if not enable_profiler:
             return nullcontext()
         os.makedirs(profile_save_path, exist_ok=True)
-        with warnings.catch_warnings(action="ignore"):  # of steps without a warm-up
-            schedule = torch.profiler.schedule(wait=0, warmup=0, active=active, repeat=repeat, skip_first=skip_first)
-        profiler: AbstractContextManager[Any] = torch.profiler.profile(
-            schedule=schedule,
-            on_trace_ready=torch.profiler.tensorboard_trace_handler(profile_save_path),
-        )
-        return profiler
+        profiler = partial(open_backend(self.settings["device"]).profiler, Path(profile_save_path))
+        return StepProfiler(profiler, active=active, repeat=repeat, skip_first=skip_first)
 
     def tokenize_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The token ids of prompts: text as it is, or in the instruction template if `tokenizer_mode` is `chat`.
@@ -242,3 +242,33 @@ class ModelRunner:
         if self.model is None:
             raise UsageError("The model is not loaded", hint="call init_model() first")
         return self.model
+
+
+class StepProfiler:
+    """Traces some steps of a loop: after `skip_first`, `active` ones in each of `repeat` traces (0: in all)."""
+
+    def __init__(
+        self, profiler: Callable[[], AbstractContextManager[Any]], *, active: int, repeat: int, skip_first: int
+    ) -> None:
+        self._profiler, self._active, self._repeat, self._skip_first = profiler, active, repeat, skip_first
+        self._index = 0  # of the step
+        self._running = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._begin_step()
+        return self
+
+    def step(self) -> None:
+        """End a step, and begin the next one."""
+        self._index += 1
+        self._begin_step()
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+    def _begin_step(self) -> None:
+        number, offset = divmod(self._index - self._skip_first, self._active)
+        if offset == 0 and number >= 0:
+            self._running.close()
+            if self._repeat == 0 or number < self._repeat:
+                self._running.enter_context(self._profiler())

@@ -90,10 +90,11 @@ def test_a_long_prompt_is_cut_with_a_warning() -> None:
 
 
 def test_the_profiler_writes_a_trace(tmp_path: Path) -> None:
-    with ModelRunner.define_profiler(True, str(tmp_path / "prof"), active=1) as profile:
-        profile.step()
-        profile.step()
-    assert [path.name.endswith(".pt.trace.json") for path in (tmp_path / "prof").iterdir()] == [True]
+    runner = ModelRunner({}, device="cpu")
+    with runner.define_profiler(True, str(tmp_path / "prof"), active=1, repeat=2, skip_first=1) as profile:
+        for _ in range(5):
+            profile.step()
+    assert [path.suffixes for path in (tmp_path / "prof").iterdir()] == [[".json", ".gz"]] * 2
 
 
 def test_what_cannot_be_served_is_refused() -> None:
