@@ -36,9 +36,7 @@ _WITHOUT: Final = "Without a picture"
 _RETRY, _CLEAR = 0, 1  # buttons on the last answer
 
 
-def build_chat(
-    service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs, sees_pictures: bool = True
-) -> None:
+def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs, sees_pictures: bool) -> None:
     """Lay out the tab and connect it; called inside a `gr.Tab`.
 
     Unless the model `sees_pictures`, all questions are asked without one.

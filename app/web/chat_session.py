@@ -109,9 +109,9 @@ class ChatSession:
     def update(self, turn: Turn) -> None:
         """Replace the last turn. A caption of a picture that the model knows describes it."""
         self.turns = (*self.turns[:-1], turn)
-        is_about = turn.answer is not None and turn.answer.error is None and not turn.answer.unfamiliar
-        if is_about and not turn.is_text:
-            self.about = max(self.about, turn.answer.text, key=num_named)
+        answer = turn.answer
+        if answer is not None and answer.error is None and not (answer.unfamiliar or turn.is_text):
+            self.about = max(self.about, answer.text, key=num_named)
 
 
 def _closed(turns: tuple[Turn, ...], problem: Problem) -> tuple[Turn, ...]:

@@ -81,7 +81,7 @@ def build_settings(first: Component | None = None) -> list[Component]:
     """
     with gr.Accordion("Settings", open=False, elem_classes="la-settings"):
         if first is not None:
-            first.render()
+            first.render()  # type: ignore[no-untyped-call]
         max_new_tokens = gr.Slider(
             1,
             MAX_NEW_TOKENS,
