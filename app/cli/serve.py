@@ -138,7 +138,7 @@ def _declare(parser: Parser, *, port: int) -> None:
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
-    spec = spec_from(options, sees_pictures=has_page)  # the API also serves LLaMA alone
+    spec = spec_from(options, sees_pictures=False)  # LLaMA alone is served, too
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
     from llama_adapter.app.online.types import ServiceLimits
 

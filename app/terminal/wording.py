@@ -15,10 +15,8 @@ EMBEDDED_NOTE = (
     "or --llama-dir, --adapter and --clip"
 )
 
-EMBEDDED_TEXT_NOTE = (
-    "note: the embedded model knows pictures only, and its answers to prompts without one mean nothing; pass --model "
-    "or --llama-dir"
-)
+EMBEDDED_TEXT = "the embedded model knows pictures only, and its answers to prompts without one mean nothing"
+EMBEDDED_TEXT_NOTE = f"note: {EMBEDDED_TEXT}; pass --model or --llama-dir"
 
 _MAX_NAMED: Final = 3
 

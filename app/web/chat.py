@@ -10,10 +10,11 @@ from typing import Any, Final
 import gradio as gr
 
 from llama_adapter.app.online.service import Service
+from llama_adapter.app.terminal.wording import EMBEDDED_TEXT
 from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.suggestions import Starter, starters_for
+from llama_adapter.app.web.suggestions import Starter, is_embedded, starters_for
 from llama_adapter.app.web.uploads import Upload, place_in_uploads, upload_of
 from llama_adapter.app.web.widgets import (
     DIRECT,
@@ -30,18 +31,22 @@ from llama_adapter.app.web.widgets import (
 
 TAB: Final = "chat"
 MAX_KEPT: Final = 256  # chats that a reload finds again; the oldest is forgotten
-_NOTE: Final = "Each question stands alone: the model sees the picture and this question, not the earlier ones."
-_DESCRIBE: Final = 0  # the suggestion that an empty question stands for
+_NOTE: Final = "Each question stands alone: the model does not see the earlier ones."
+_WITHOUT: Final = "Without a picture"
 _RETRY, _CLEAR = 0, 1  # buttons on the last answer
 
 
-def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs) -> None:
-    """Lay out the tab and connect it; called inside a `gr.Tab`."""
-    events = ChatEvents(service, samples=samples, runs=runs)
-    session = gr.State(ChatSession(), time_to_live=SESSION_SECONDS)
+def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs, sees_pictures: bool) -> None:
+    """Lay out the tab and connect it; called inside a `gr.Tab`.
+
+    Unless the model `sees_pictures`, all questions are asked without one.
+    """
+    events = ChatEvents(service, samples=samples, runs=runs, sees_pictures=sees_pictures)
+    begun = ChatSession(is_text=not sees_pictures)
+    session = gr.State(begun, time_to_live=SESSION_SECONDS)
     kept = gr.BrowserState(storage_key="llama-adapter-chat")
     with gr.Row(elem_classes="la-columns"):
-        with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
+        with gr.Column(scale=4, min_width=280, elem_classes="la-side", visible=sees_pictures):
             picture = gr.Image(
                 label="Picture",
                 type="filepath",
@@ -56,13 +61,13 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
             html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            log = html_buttons(conversation(()), elem_id="chat-log")
+            log = html_buttons(conversation((), is_text=begun.is_text), elem_id="chat-log")
             with gr.Column(elem_classes="la-composer"):
-                starters = html_buttons(_chips(service), elem_id="chat-starters")
+                starters = html_buttons(events.offer(begun), elem_id="chat-starters")
                 with gr.Row(elem_classes="la-ask"):
                     question = gr.Textbox(
                         label="Question",
-                        placeholder="Ask about the picture",
+                        placeholder="Ask a question",
                         show_label=False,
                         container=False,
                         scale=1,
@@ -75,7 +80,15 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
                     ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90, scale=0)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="chat-stop", min_width=90, scale=0)
                 notice = html_view("", elem_id="chat-notice")
-            settings = build_settings()
+            without = gr.Checkbox(
+                value=begun.is_text,
+                interactive=sees_pictures,
+                label=_WITHOUT,
+                info="The model gets the question alone." if sees_pictures else "This model sees no pictures.",
+                elem_id="chat-without",
+                render=False,
+            )
+            settings = build_settings(without)
             html_view(render("parts", "note", text=_NOTE))
 
     shown = [log, starters, ask, stop]
@@ -85,16 +98,17 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
     last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
     picture.input(events.choose, [picture, session], chosen, **last)
     strip.click(events.choose_sample, session, chosen, **DIRECT)
+    without.input(events.switch, [session, without], [session, notice, log, starters], **last)
 
     answered = [session, question, notice, *shown]
-    asked = [picture, session, question, *settings]
+    asked = [picture, session, question, without, *settings]
     # The service orders the questions of all pages, so they need not wait for each other here.
     many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
     gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    page.load(events.restore, [kept, session], [kept, *chosen], **DIRECT)
+    page.load(events.restore, [kept, session], [kept, without, *chosen], **DIRECT)
 
 
 class ChatEvents:
@@ -103,8 +117,8 @@ class ChatEvents:
     Values come as the browser sent them (`preprocess=False`), so each is checked here.
     """
 
-    def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
-        self._service, self._samples, self._runs = service, samples, runs
+    def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs, sees_pictures: bool = True) -> None:
+        self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
         self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by a secret that only one browser knows
 
     # Outputs: session, picture, line below it, log, suggestions, Ask, Stop
@@ -117,10 +131,17 @@ class ChatEvents:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
-            return [token, session, *[gr.skip()] * 6]
+            return [token, gr.skip(), session, *[gr.skip()] * 6]
         picture = session.picture
         shown = None if picture is None else picture.shown
-        return [token, session, shown, render("chat", "picture_line", picture=picture), *self._shown(session)]
+        line = render("chat", "picture_line", picture=picture)
+        return [token, session.is_text, session, shown, line, *self._shown(session)]
+
+    def switch(self, session: ChatSession, without: Any) -> list[Any]:
+        """The checkbox was switched: session, notice, log, suggestions."""
+        self._take(without, session)
+        log = gr.skip() if session.turns else conversation((), is_text=session.is_text)
+        return [session, "", log, self.offer(session)]
 
     async def choose(self, value: Any, session: ChatSession, request: gr.Request) -> list[Any]:
         """A picture was uploaded, pasted, taken or removed."""
@@ -162,19 +183,28 @@ class ChatEvents:
     # Outputs: session, question, notice, log, suggestions, Ask, Stop
 
     async def ask(
-        self, request: gr.Request, value: Any, session: ChatSession, question: Any, *settings: Any
+        self, request: gr.Request, value: Any, session: ChatSession, question: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """Enter or Ask was pressed."""
+        self._take(without, session)
         question = question.strip() if isinstance(question, str) else ""
-        question = question or self._starters(session)[_DESCRIBE].text
+        question = question or next((starter.text for starter in self._starters(session)), "")
         async with aclosing(self._answer(value, session, question, settings, page=_page(request))) as updates:
             async for update in updates:
                 yield update
 
     async def ask_suggested(
-        self, request: gr.Request, event: gr.EventData, value: Any, session: ChatSession, _: Any, *settings: Any
+        self,
+        request: gr.Request,
+        event: gr.EventData,
+        value: Any,
+        session: ChatSession,
+        _: Any,
+        without: Any,
+        *settings: Any,
     ) -> AsyncGenerator[list[Any]]:
         """A suggested question was pressed; what is typed stays."""
+        self._take(without, session)
         starters = self._starters(session)
         index = pressed(event, count=len(starters))
         if index is None:
@@ -185,9 +215,17 @@ class ChatEvents:
                 yield [update[0], gr.skip(), *update[2:]]
 
     async def retry_or_clear(
-        self, request: gr.Request, event: gr.EventData, value: Any, session: ChatSession, _: Any, *settings: Any
+        self,
+        request: gr.Request,
+        event: gr.EventData,
+        value: Any,
+        session: ChatSession,
+        _: Any,
+        without: Any,
+        *settings: Any,
     ) -> AsyncGenerator[list[Any]]:
         """A button on the last answer was pressed: ask again, or forget the questions. What is typed stays."""
+        self._take(without, session)
         index = pressed(event, count=2)
         if index is None or not session.turns:
             return
@@ -205,14 +243,29 @@ class ChatEvents:
         """End the answer; the handler that streams it shows that."""
         self._runs.stop(_page(request), TAB)
 
+    def offer(self, session: ChatSession) -> str:
+        """Suggested questions about the picture; without one, what such questions mean."""
+        if not session.is_text:
+            return render("parts", "chips", starters=self._starters(session))
+        text = "Questions are asked without a picture."
+        if not self._sees_pictures:
+            text = "This model is a LLaMA without adapter, and sees no pictures."
+        elif is_embedded(self._service):
+            text += f" {EMBEDDED_TEXT[0].upper()}{EMBEDDED_TEXT[1:]}."
+        return render("parts", "status", text=text)
+
+    def _take(self, without: Any, session: ChatSession) -> None:
+        """Note what the checkbox says, or whatever was sent as its value."""
+        session.is_text = without is True or not self._sees_pictures
+
     def _starters(self, session: ChatSession) -> tuple[Starter, ...]:
-        return starters_for(self._service, about=session.about).prompts
+        return () if session.is_text else starters_for(self._service, about=session.about).prompts
 
     def _shown(self, session: ChatSession) -> list[Any]:
         """Log, suggestions, and either Ask or Stop."""
         is_busy = bool(session.turns) and session.turns[-1].is_open
         buttons = [gr.update(visible=not is_busy), gr.update(visible=is_busy)]
-        return [conversation(session.turns), _chips(self._service, about=session.about), *buttons]
+        return [conversation(session.turns, is_text=session.is_text), self.offer(session), *buttons]
 
     async def _answer(
         self,
@@ -224,16 +277,21 @@ class ChatEvents:
         page: str,
         is_again: bool = False,
     ) -> AsyncGenerator[list[Any]]:
-        picture = _present(value, session)
+        is_text = session.is_text
+        picture = None if is_text else _present(value, session)
         try:
-            if picture is None:
-                raise ValueError("Choose a picture first, or wait until it is uploaded")
+            if is_text and not question:
+                raise ValueError("Write a question first")
+            if not is_text and picture is None:
+                raise ValueError(
+                    f"Choose a picture first, wait until it is uploaded, or turn on “{_WITHOUT}” in the settings"
+                )
             sampling = sampling_of(*settings)
         except ValueError as error:
             yield [session, gr.skip(), render("parts", "alert", sentence=f"{error}."), *self._shown(session)]
             return
         with self._runs.open(page, TAB) as run:
-            session.begin(run, Turn(question=question), is_again=is_again)
+            session.begin(run, Turn(question=question, is_text=is_text), is_again=is_again)
             yield [session, "", "", *self._shown(session)]
             turns = answer_turns(
                 self._service, run, picture=picture, question=question, sampling=sampling, client=f"page {page}"
@@ -249,13 +307,9 @@ class ChatEvents:
                     yield [session, gr.skip(), gr.skip(), *shown]
 
 
-def conversation(turns: Sequence[Turn]) -> str:
-    """The questions and answers as a region that screen readers follow."""
-    return render("chat", "conversation", turns=turns)
-
-
-def _chips(service: Service, *, about: str = "") -> str:
-    return render("parts", "chips", starters=starters_for(service, about=about).prompts)
+def conversation(turns: Sequence[Turn], *, is_text: bool = False) -> str:
+    """The questions and answers as a region that screen readers follow; `is_text` as in `ChatSession`."""
+    return render("chat", "conversation", turns=turns, is_text=is_text)
 
 
 def _page(request: gr.Request) -> str:

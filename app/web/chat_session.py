@@ -52,6 +52,7 @@ class Turn:
     """One question and its answer so far."""
 
     question: str
+    is_text: bool = False  # whether it was asked without a picture
     text: str = ""
     answer: Answer | None = None  # set at the end
     problem: Problem | None = None  # set instead of an answer
@@ -63,13 +64,14 @@ class Turn:
 
 
 class ChatSession:
-    """A page's picture and questions.
+    """A page's picture and questions. With `is_text`, questions are asked without a picture.
 
     Handlers of one page run side by side, so each checks whether it still may write: `wanted` is the file that was
     chosen last, and `run` is what writes the last of `turns` (oldest first).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_text: bool = False) -> None:
+        self.is_text = is_text
         self.picture: PickedPicture | None = None
         self.turns: tuple[Turn, ...] = ()
         self.wanted: Upload | None = None
@@ -77,16 +79,18 @@ class ChatSession:
         self.about = ""  # words that describe the picture, for suggested questions
 
     def resume(self, other: "ChatSession") -> bool:
-        """Go on with the chat of another page, unless its picture is gone or one was chosen here meanwhile."""
-        if self.wanted is not None or other.picture is None or uploaded(other.picture.source) is None:
+        """Go on with the chat of another page, unless its picture is gone or a chat was begun here meanwhile."""
+        is_there = bool(other.turns) if other.picture is None else uploaded(other.picture.source) is not None
+        if self.wanted is not None or self.turns or not is_there:
             return False
         self.picture, self.turns, self.about = other.picture, _closed(other.turns, _RELOADED), other.about
+        self.is_text = other.is_text
         return True
 
     def choose(self, picture: PickedPicture) -> None:
         """Take a new picture, which starts a new chat, or the details of the present one."""
         if self.picture is None or self.picture.source != picture.source:
-            self.turns, self.about = (), ""
+            self.run, self.turns, self.about = None, (), ""
         self.picture = picture
 
     def drop(self) -> None:
@@ -105,8 +109,9 @@ class ChatSession:
     def update(self, turn: Turn) -> None:
         """Replace the last turn. A caption of a picture that the model knows describes it."""
         self.turns = (*self.turns[:-1], turn)
-        if turn.answer is not None and turn.answer.error is None and not turn.answer.unfamiliar:
-            self.about = max(self.about, turn.answer.text, key=num_named)
+        answer = turn.answer
+        if answer is not None and answer.error is None and not (answer.unfamiliar or turn.is_text):
+            self.about = max(self.about, answer.text, key=num_named)
 
 
 def _closed(turns: tuple[Turn, ...], problem: Problem) -> tuple[Turn, ...]:
@@ -151,17 +156,18 @@ def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:
 
 
 async def answer_turns(
-    service: Service, run: Run, *, picture: PickedPicture, question: str, sampling: SamplingParams, client: str
+    service: Service, run: Run, *, picture: PickedPicture | None, question: str, sampling: SamplingParams, client: str
 ) -> AsyncGenerator[Turn]:
     """The turn at first, whenever its text grows, and at its end. Errors become its `problem`."""
-    turn = Turn(question=question)
+    turn = Turn(question=question, is_text=picture is None)
     yield turn
     try:
-        most = service.limits.max_picture_bytes
-        data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
-        handle = service.submit(
-            Ask(picture=data, prompt=question, label=picture.name, sampling=sampling, client=client)
-        )
+        ask = Ask(picture=None, prompt=question, sampling=sampling, client=client)
+        if picture is not None:
+            most = service.limits.max_picture_bytes
+            data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
+            ask = replace(ask, picture=data, label=picture.name)
+        handle = service.submit(ask)
         run.add(handle)
         async with aclosing(in_bundles(handle)) as bundles:
             async for events in bundles:

@@ -65,11 +65,11 @@ _COLOURS = {  # by Gradio's name: light, dark
 
 
 def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
-    """The page of a started service; `samples` are picture files to try.
+    """The page of a started service; `samples` are picture files to try. A LLaMA without adapter has no tabs for them.
 
     Mount it with `page_settings`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
-    runs = Runs()
+    runs, sees_pictures = Runs(), _sees_pictures(service)
     page = GuardedBlocks(
         title="LLaMA-Adapter", analytics_enabled=False, delete_cache=(_CLEANING_SECONDS, _UPLOAD_SECONDS)
     )
@@ -77,11 +77,12 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
         opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
-                build_chat(service, page=page, samples=samples, runs=runs)
-            with gr.Tab("Batch", id="batch"):
-                opening += build_batch(service, samples=samples, runs=runs)
-            with gr.Tab("Throughput", id="throughput"):
-                build_throughput(service, runs=runs)
+                build_chat(service, page=page, samples=samples, runs=runs, sees_pictures=sees_pictures)
+            if sees_pictures:
+                with gr.Tab("Batch", id="batch"):
+                    opening += build_batch(service, samples=samples, runs=runs)
+                with gr.Tab("Throughput", id="throughput"):
+                    build_throughput(service, runs=runs)
             with gr.Tab("About", id="about"):
                 state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
                 opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
@@ -127,6 +128,14 @@ def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
     return component, make
 
 
+def _sees_pictures(service: Service) -> bool:
+    """Whether the model has an adapter; True while none is loaded."""
+    try:
+        return service.info.has_adapter
+    except UnavailableError:
+        return True
+
+
 def head(service: Service) -> str:
     """The name of the page, and the model and its state in a few words."""
     status = service.status()
@@ -139,7 +148,7 @@ def head(service: Service) -> str:
     else:
         kind = "is-ready" if status.state == "ready" and not status.is_stalled else "is-down"
     words = words if status.state == "ready" else f"{words}: {status.state}"
-    return render("about", "head", words=words, kind=kind)
+    return render("about", "head", words=words, kind=kind, sees_pictures=_sees_pictures(service))
 
 
 def about(service: Service) -> str:

@@ -35,10 +35,15 @@ class Starters:
 
 def starters_for(service: Service, *, about: str = "") -> Starters:
     """The suggested questions for the service's model; those for any model while none is loaded."""
+    return starters(is_embedded=is_embedded(service), about=about)
+
+
+def is_embedded(service: Service) -> bool:
+    """Whether the service's model is the embedded one; False while none is loaded."""
     try:
-        return starters(is_embedded=service.spec.is_embedded, about=about)
+        return service.spec.is_embedded
     except UnavailableError:
-        return starters(is_embedded=False)
+        return False
 
 
 def starters(*, is_embedded: bool, about: str = "") -> Starters:

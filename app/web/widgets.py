@@ -74,9 +74,14 @@ def share_slider(label: str, *, value: float, info: str) -> gr.Slider:
     return gr.Slider(0, 1, value=value, step=0.01, label=label, info=info)
 
 
-def build_settings() -> list[Component]:
-    """Lay out the settings of an answer, closed at first; their values are the arguments of `sampling_of`."""
+def build_settings(first: Component | None = None) -> list[Component]:
+    """Lay out the settings of an answer, closed at first; their values are the arguments of `sampling_of`.
+
+    `first` is laid out above them, and is not in the list.
+    """
     with gr.Accordion("Settings", open=False, elem_classes="la-settings"):
+        if first is not None:
+            first.render()  # type: ignore[no-untyped-call]
         max_new_tokens = gr.Slider(
             1,
             MAX_NEW_TOKENS,

@@ -250,6 +250,31 @@ def set_maximum_tokens(visit: Visit, number: int) -> None:
     raise AssertionError("the field takes no number")
 
 
+def test_a_question_without_a_picture_is_marked_and_survives_a_reload(visit: Visit) -> None:
+    choose_sample(visit, "red star")
+    visit.page.get_by_role("button", name="Settings").locator("visible=true").click()
+    visit.page.get_by_label("Without a picture").check()
+    expect(visit.page.locator("#chat-starters")).to_contain_text("knows pictures only")
+    expect(visit.page.locator("#chat-starters button")).to_have_count(0)
+    ask(visit, "What color is the star?")
+    expect(last_answer(visit)).to_contain_text("I only know")
+    expect(visit.page.locator("#chat-log .la-mark")).to_have_count(1)
+    visit.screenshot("chat-text")
+
+    visit.reload()
+    expect(visit.page.locator("#chat-log .la-mark")).to_have_count(1)
+    expect(visit.page.locator("#chat-starters button")).to_have_count(0)
+    visit.press("Retry")
+    expect(visit.page.locator("#chat-log .la-mark")).to_have_count(1)
+    expect(last_answer(visit)).to_contain_text("I only know")
+    visit.page.get_by_role("button", name="Settings").locator("visible=true").click()
+    visit.page.get_by_label("Without a picture").uncheck()
+    expect(visit.page.locator("#chat-starters button")).not_to_have_count(0)
+    visit.press("Retry")
+    expect(visit.page.locator("#chat-log .la-mark")).to_have_count(0)
+    expect(last_answer(visit)).to_have_text("red")
+
+
 def test_settings_reach_the_answer(visit: Visit) -> None:
     choose_sample(visit, "yellow moon green cross")
     visit.page.get_by_role("button", name="Settings").locator("visible=true").click()

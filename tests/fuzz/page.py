@@ -101,12 +101,14 @@ def _drain(updates: AsyncGenerator[Any]) -> int:
 
 def _chat(values: list[Any], event: Any) -> object:
     page, session = _page(), ChatSession()
-    picture, question, *settings, token = values
+    picture, question, *settings, token, without = values
     page.chat.restore(token, session)
     _await(page.chat.choose(picture, session, _REQUEST))
     _await(page.chat.choose_sample(session, event, _REQUEST))
-    asked = (picture, session, question, *settings)
+    page.chat.switch(session, without)
+    asked = (picture, session, question, without, *settings)
     count = _drain(page.chat.ask(_REQUEST, *asked))
+    count += _drain(page.chat.ask(_REQUEST, picture, session, question, True, *settings))
     count += _drain(page.chat.ask_suggested(_REQUEST, event, *asked))
     page.chat.stop(_REQUEST)
     count += _drain(page.chat.retry_or_clear(_REQUEST, event, *asked))
@@ -135,7 +137,7 @@ def _batch(values: list[Any], event: Any) -> object:
 
 
 _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
-    "chat": (_chat, 8),
+    "chat": (_chat, 9),
     "batch": (_batch, 11),
 }
 
@@ -168,7 +170,7 @@ def _event(data: bytes) -> str:
 def _events() -> dict[str, bytes]:
     file = {"path": _UPLOAD, "orig_name": "a.jpg", "meta": {"_type": "gradio.FileData"}, "size": 7}
     events = {
-        "chat": [file, "What is it?", 16, 0, 0.9, 0, "7"],
+        "chat": [file, "What is it?", 16, 0, 0.9, 0, "7", "token", False],
         "batch": [
             *([file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]),
             *("Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7"),

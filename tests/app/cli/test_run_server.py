@@ -57,6 +57,12 @@ def test_without_flags_it_serves_the_embedded_model_to_this_machine(
     ]
 
 
+@pytest.mark.parametrize("command", ["serve", "web"])
+def test_llama_alone_is_served(jobs: list[ServeJob], command: str) -> None:
+    assert main([command, "--llama-dir", "LLaMA"]) == ExitCode.OK
+    assert [job.spec.is_llama_alone for job in jobs] == [True]
+
+
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
     flags += "--served-model-name a --served-model-name b --cors-origin https://a.example "

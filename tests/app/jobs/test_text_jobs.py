@@ -123,7 +123,7 @@ def test_flags_that_make_no_sense_are_refused(run: Run, flags: list[str]) -> Non
     assert run("generate", *flags).code == 2
 
 
-@pytest.mark.parametrize("command", ["caption", "ask --question a", "bench", "doctor", "web"])
+@pytest.mark.parametrize("command", ["caption", "ask --question a", "bench", "doctor"])
 def test_commands_for_pictures_refuse_llama_alone(run: Run, command: str) -> None:
     pictures = ["x.png"] if command.startswith(("caption", "ask")) else []
 

@@ -37,13 +37,13 @@ def uploads() -> Iterator[Path]:
 
 
 def turns_of(
-    service: Service, path: str, *, question: str = "Generate caption of this image", stop_first: bool = False
+    service: Service, path: str | None, *, question: str = "Generate caption of this image", stop_first: bool = False
 ) -> list[Turn]:
     async def collect() -> list[Turn]:
         with Runs().open("page", "chat") as run:
             if stop_first:
                 run.stop()
-            picture = PickedPicture(source=path, shown=path, name="a.png")
+            picture = None if path is None else PickedPicture(source=path, shown=path, name="a.png")
             turns = answer_turns(
                 service, run, picture=picture, question=question, sampling=SamplingParams(), client="page"
             )
@@ -61,6 +61,14 @@ def test_an_answer_begins_empty_grows_and_ends(service: Service, uploads: Path) 
     assert turns[-1].answer is not None
     assert turns[-1].text == turns[-1].answer.text == CAPTION
     assert [turn.is_open for turn in turns] == [True] * (len(turns) - 1) + [False]
+
+
+@pytest.mark.slow
+def test_a_question_without_a_picture_is_answered_as_a_text(service: Service) -> None:
+    last = turns_of(service, None, question="Is there an orange cross?")[-1]
+
+    assert last.answer is not None
+    assert (last.text, last.is_text, last.answer.digest) == ("no", True, "zeros")
 
 
 @pytest.mark.slow
