@@ -87,7 +87,8 @@ def _of_path(place: Path) -> dict[str, Any]:
         except UsageError as error:
             if files:
                 names = ", ".join(path.name for path in files)
-                error.hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
+                hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
+                raise UsageError(error.message, hint=hint) from None
             raise
     found = _of_mapping(read_yaml(str(files[0])), source=str(files[0]))
     for name in _PATHS:

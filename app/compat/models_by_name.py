@@ -13,9 +13,14 @@ FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  #
 def find_model(name: str) -> Path:
     """The file or folder of a model: a path, or a name on the search path.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is none, and for weights of MindSpore and Paddle.
     """
     place = Path(name).expanduser()
+    if place.suffix in FOREIGN_WEIGHTS:
+        raise UsageError(
+            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
+            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
+        )
     if place.exists():
         return place
     folders = [folder for folder in os.environ.get(HOME, "").split(os.pathsep) if folder]
@@ -34,11 +39,6 @@ def model_settings(place: Path) -> dict[str, str]:
 
     Raises UsageError for anything else.
     """
-    if place.suffix in FOREIGN_WEIGHTS:
-        raise UsageError(
-            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
-        )
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
     if any((place / name).is_file() for name in ("config.json", "params.json")):
