@@ -10,7 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
 from llama_adapter.app.settings.yaml_file import read_yaml

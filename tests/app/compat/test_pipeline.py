@@ -212,6 +212,8 @@ def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: p
             assert describe(STAR, max_new_tokens=2)[0]["caption_text"] == ["a small"]
     with pipeline("caption", folder, device="cpu") as describe:
         assert describe(STAR)[0]["caption_text"] == ["a small"]
+    with Captioner.load(model="shapes", device="cpu") as by_name:
+        assert by_name.caption(STAR, max_new_tokens=2).text == "a small"
     files = (f"{golden['llama_dir']}/TINY", golden["adapter"], golden["clip"])
     with pipeline("caption", files, visual_heads=4, device="cpu", max_new_tokens=3) as describe:
         assert describe.captioner.info.name == "BIAS-TINY"

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders of models by name, joined as in PATH
@@ -32,6 +33,16 @@ def find_model(name: str) -> Path:
         f"No model `{name}`: there is no such file or folder, {searched}",
         hint=f"name a bundle, a LLaMA folder, or a folder inside one of {HOME}",
     )
+
+
+def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
+    """The folder of a bundle: a path, a name on the search path, or of None the embedded one. It need not exist."""
+    if name is None:
+        return embedded_model()
+    try:
+        return find_model(os.fspath(name))
+    except UsageError:
+        return Path(name)
 
 
 def model_settings(place: Path) -> dict[str, str]:
