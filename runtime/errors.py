@@ -28,6 +28,8 @@ class LlamaAdapterError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint or self.default_hint
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")  # a traceback shows it
 
     def __str__(self) -> str:
         return self.message

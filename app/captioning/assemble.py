@@ -19,8 +19,8 @@ from llama_adapter.app.models.encoders import (
     om_card,
 )
 from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.quantised_model import quantise_model
-from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.llm.runners.base import Runner
@@ -146,7 +146,7 @@ def load_model(
     """
     if spec.llama_dir is None:
         return load_bundle(
-            embedded_model() if spec.model is None else spec.model,
+            bundle_folder(spec.model),
             dtype=dtype,
             context=spec.context,
             channel_order=None if spec.channel_order == "auto" else spec.channel_order,

@@ -24,6 +24,12 @@ _ELSEWHERE = {
     "--output": "--out",
     "-o": "--out",
     "-r": "--recursive",
+    "--load-checkpoint": "--model",  # MindFormers
+    "--predict-data": "--prompt",
+    "--model-name-or-path": "--model",  # PaddleNLP
+    "--data-file": "--prompt-file",
+    "--output-file": "--out",
+    "--src-length": "--max-prompt-tokens",
 }
 
 

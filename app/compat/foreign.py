@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.settings.setting import SECTIONS
 from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_yaml
 from llama_adapter.runtime.errors import UsageError
 
@@ -18,6 +19,9 @@ class Importer(Protocol):
     """Makes settings of another system's."""
 
     def __call__(self, data: Mapping[str, Any], *, source: str = "settings") -> Imported: ...
+
+
+_NO_LAUNCHER = "leave out a launcher and its quotation marks: the command begins with `python`"
 
 
 def recognise(data: Mapping[str, Any]) -> Importer | None:
@@ -39,6 +43,8 @@ def import_file(path: str) -> Imported:
     data = read_command(path) if path.endswith(COMMAND_SUFFIXES) else read_yaml(path)
     system = _system_of(data)
     if system is None:
+        if data.keys() <= {"command", *SECTIONS}:
+            raise UsageError(f"`{path}` has our own settings already", hint=f"pass it as `--config {path}`")
         raise UsageError(
             f"`{path}` is of no system that is known here: its keys are {', '.join(map(str, data)) or 'none'}",
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' predict YAML",
@@ -67,7 +73,7 @@ def read_command(path: str) -> Table:
         try:
             words = shlex.split(text.rstrip().removesuffix("\\"), comments=True)
         except ValueError as error:
-            raise UsageError(f"{path}:{number}: this is no command line: {error}") from None
+            raise UsageError(f"{path}:{number}: this is no command line: {error}", hint=_NO_LAUNCHER) from None
         for word in words:
             if word.startswith("--"):
                 name, equals, value = word.removeprefix("--").partition("=")

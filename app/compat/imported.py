@@ -1,10 +1,11 @@
 """What became of the keys of another system's settings, and the rules that say it."""
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llama_adapter.app.compat.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
 from llama_adapter.runtime.errors import UsageError
 
 Outcome = Literal["taken", "ignored", "refused"]
@@ -42,7 +43,7 @@ class Imported:
         """Itself. Raises UsageError with file and line if a key is refused."""
         for entry in self.refused[:1]:
             place = source if entry.line is None else f"{source}:{entry.line}"
-            more = f" ({len(self.refused) - 1} more keys are refused)" if len(self.refused) > 1 else ""
+            more = f" ({len(self.refused)} keys are refused in all)" if len(self.refused) > 1 else ""
             raise UsageError(
                 f"{place}: {self.system}'s `{entry.key}` is refused: {entry.text}{more}",
                 hint=f"`llama-adapter config import {source}` says what becomes of each key",
@@ -115,11 +116,11 @@ class Import:
         lines: Mapping[str, int] = getattr(table, "lines", {})
         return lines.get(last)
 
-    def run(self, rules: Mapping[str, "Rule"], *, otherwise: "Rule") -> None:
-        """Apply the rule of each key; `otherwise` is for keys without one, by their highest unknown parent."""
-        self._walk(self._data, "", rules, otherwise)
+    def run(self, rules: Mapping[str, "Rule"]) -> None:
+        """Apply the rule of each key. A key without one is ignored, by its highest unknown parent."""
+        self._walk(self._data, "", rules)
 
-    def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"], otherwise: "Rule") -> None:
+    def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"]) -> None:
         for name, value in table.items():
             key = f"{prefix}{name}"
             if key in rules:
@@ -128,9 +129,12 @@ class Import:
                 else:
                     rules[key](self, key, value)
             elif isinstance(value, Mapping) and any(rule.startswith(f"{key}.") for rule in rules):
-                self._walk(value, f"{key}.", rules, otherwise)
+                self._walk(value, f"{key}.", rules)
             else:
-                otherwise(self, key, value)
+                meant = difflib.get_close_matches(key, rules, n=1, cutoff=0.9)
+                self.ignore(
+                    key, f"it has no meaning here; `{meant[0]}` may be meant" if meant else "it has no meaning here"
+                )
 
     def done(self) -> Imported:
         """The result; the report is in the order of the file."""

@@ -10,7 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
 from llama_adapter.app.settings.yaml_file import read_yaml
@@ -87,7 +87,8 @@ def _of_path(place: Path) -> dict[str, Any]:
         except UsageError as error:
             if files:
                 names = ", ".join(path.name for path in files)
-                error.hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
+                hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
+                raise UsageError(error.message, hint=hint) from None
             raise
     found = _of_mapping(read_yaml(str(files[0])), source=str(files[0]))
     for name in _PATHS:

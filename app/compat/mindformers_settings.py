@@ -53,6 +53,20 @@ def _parallel(imported: Import, key: str, value: Any) -> None:
         imported.ignore(key, "one device is what is used anyway")
 
 
+def _checkpoint(imported: Import, key: str, value: Any) -> None:
+    if imported.value("load_checkpoint"):
+        imported.ignore(key, "load_checkpoint names the model")
+    else:
+        model(imported, key, value)
+
+
+def _stretched(imported: Import, key: str, value: Any) -> None:
+    if str(value) in ("None", "none"):
+        imported.ignore(key, "positions are not stretched")
+    else:
+        imported.refuse(key, f"{value!r}: positions are not stretched here")
+
+
 def _graphs(imported: Import, key: str, value: Any) -> None:
     if imported.value("load_checkpoint"):
         imported.ignore(key, "MindIR graphs cannot be read; steps are compiled from the checkpoint (computation.mode)")
@@ -129,7 +143,7 @@ RULES: dict[str, Rule] = {
         otherwise="other types are not computed in",
     ),
     f"{_CONFIG}.use_past": ignored("answers are always made token by token, from a cache"),
-    f"{_CONFIG}.checkpoint_name_or_path": ignored("load_checkpoint names the model"),
+    f"{_CONFIG}.checkpoint_name_or_path": _checkpoint,
     f"{_CONFIG}.is_sample_acceleration": ignored("tokens are always chosen on the device"),
     **{
         f"{_CONFIG}.{name}": _FROM_CHECKPOINT
@@ -141,8 +155,16 @@ RULES: dict[str, Rule] = {
             "vocab_size",
             "multiple_of",
             "rms_norm_eps",
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "theta",
         )
     },
+    f"{_CONFIG}.extend_method": _stretched,
+    f"{_CONFIG}.pet_config": lambda imported, key, value: imported.refuse(
+        key, "its weights cannot be read: merge them into the checkpoint; the file of a LLaMA-Adapter is model.adapter"
+    ),
     "model.arch.type": one_of({"LlamaForCausalLM": {}}, otherwise="this program runs LLaMA"),
     "infer.prefill_model_path": _graphs,
     "infer.increment_model_path": _graphs,
@@ -177,8 +199,9 @@ RULES: dict[str, Rule] = {
 def import_settings(data: Mapping[str, Any]) -> Imported:
     """A predict YAML as settings of `generate`."""
     imported = Import(SYSTEM, data)
-    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    imported.run(RULES)
     imported.set("command", "generate")
+    imported.set("prompt.raw", True)
     switch = f"{_CONFIG}.do_sample"
     greedy_or_sampled(imported, is_sampled=imported.value(switch) is True, paths=_SAMPLING, switch=switch)
     longest = imported.setting("generation.max_length")

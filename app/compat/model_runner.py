@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.compat import model_runner_settings
-from llama_adapter.app.compat.models_by_name import find_model, model_settings
+from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt

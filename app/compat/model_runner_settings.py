@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
         otherwise="other types are not computed in",
     ),
+    "model_config.tokenizer_mode": ignored("prompts go into the model's template; `generate --raw` continues them"),
     "model_config.enable_weight_nz": ignored("the device decides how weights lie in memory (computation.operators)"),
     "model_config.enable_cache_compile": ignored("compiled steps are kept while the program runs"),
     "data_config.input_max_len": whole_number(
@@ -80,5 +81,5 @@ RULES: dict[str, Rule] = {
 def import_settings(data: Mapping[str, Any]) -> Imported:
     """Runner settings as ours."""
     imported = Import(SYSTEM, data)
-    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    imported.run(RULES)
     return imported.done()

@@ -107,6 +107,9 @@ RULES: dict[str, Rule] = {
     "quant_type": one_of(
         {"weight_only_int8": {"computation.precision": "int8"}}, otherwise="weights are float or 8-bit here"
     ),
+    "output_path": lambda imported, key, value: imported.refuse(
+        key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"
+    ),
     "inference_model": ignored("there is one implementation, for inference"),
     "model_type": ignored("the checkpoint says what it is"),
     "model_prefix": ignored("the checkpoint says what it is"),
@@ -121,10 +124,11 @@ def import_settings(data: Mapping[str, Any]) -> Imported:
     """Options as settings of `generate`."""
     imported = Import(SYSTEM, data)
     imported.set("command", "generate")
-    imported.run(RULES, otherwise=ignored("it has no meaning here"))
+    imported.run(RULES)
     # Its defaults: top_k 1, which is greedy, top_p and temperature 1, and prompts of 1024 and 2048 tokens in all.
     is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
     greedy_or_sampled(imported, is_sampled=not is_greedy, paths=_SAMPLING)
+    imported.set("prompt.raw", True)
     imported.set("generation.max_prompt_tokens", 1024)
     imported.set("generation.max_length", 2048)
     imported.set("generation.max_new_tokens", imported.value("max_length", 2048))

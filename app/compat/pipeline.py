@@ -86,6 +86,10 @@ def pipeline(
     """
     kind = get_task(_ALIASES.get(task, task)).name
     captioner, defaults = open_model(model, settings, backend=backend)
+    for name in ("prompt", "question"):
+        if not get_task(kind).needs_picture and name in defaults and name not in settings:
+            warnings.warn(f"{name} of the settings has no effect: the call gives the prompts", stacklevel=2)
+            del defaults[name]
     try:
         made = Pipeline(kind, captioner, image_processor=image_processor, defaults=defaults)
         if tokenizer is not None:
@@ -155,6 +159,8 @@ class Pipeline:
         if question is not None:
             values["question"] = question
         chosen = self._options(values)
+        if hasattr(inputs, "iloc"):  # a table of pandas, or a column of one
+            inputs = inputs.to_dict("records") if hasattr(inputs, "columns") else list(inputs)
         if _is_lazy(inputs):
             return self._lazily(inputs, chosen)
         return self._answer(_as_list(inputs, is_text=self._is_text), chosen)
@@ -240,6 +246,8 @@ class Pipeline:
                 if options.text_column is not None:
                     text = given[options.text_column]
                 values |= columns | ({} if text is None else {"instruction": text})
+            if self.task in ("ask", "choose") and not values.get("instruction"):
+                raise ValueError(f"{self.task} needs a question: the second argument, or a column `question`")
             question = entry.question(values)
             prompt = question.prompt(self.captioner.info.default_prompt)
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
@@ -389,9 +397,12 @@ _PROBE = "Describe this image.\n\n### Response: Wie geht's? 3 + 4 = 7"
 
 def _check_tokenizer(tokenizer: Any, captioner: Captioner) -> None:
     """Raise UsageError for a tokenizer that gives other ids than the model's."""
-    encode = getattr(tokenizer, "encode", None)
+    encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     if encode is None:
-        raise UsageError(f"tokenizer must have `encode`, got {type(tokenizer).__name__}", hint="leave it out")
+        raise UsageError(
+            f"tokenizer must be an object with `encode`, got {type(tokenizer).__name__}",
+            hint="leave it out: the model brings its own",
+        )
     theirs, ours = list(encode(_PROBE)), captioner.tokenizer.encode(_PROBE)
     if [
         token_id for token_id in theirs if token_id not in (captioner.tokenizer.bos_id, captioner.tokenizer.eos_id)

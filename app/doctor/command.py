@@ -121,9 +121,9 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
     from llama_adapter.app.doctor.encoder import diagnose_with_encoder
     from llama_adapter.app.doctor.model import diagnose
     from llama_adapter.app.models.checkpoints import sources_of
-    from llama_adapter.app.models.resources import embedded_model
+    from llama_adapter.app.models.models_by_name import bundle_folder
 
-    target = (spec.model or embedded_model()) if spec.llama_dir is None else sources_of(spec)
+    target = bundle_folder(spec.model) if spec.llama_dir is None else sources_of(spec)
     if spec.encoder is not None:
         return diagnose_with_encoder(target, spec)
     return diagnose(target, precision=spec.precision, device=spec.device)

@@ -170,7 +170,7 @@ class ResultWriter:
         if known_failed:
             parts.append(f"{known_failed:,} failed in an earlier run (--retry-errors tries them again)")
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
-        is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s
+        is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s and self._what != "prompt"
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
         written = "" if self._file is None else f"; the records are in `{shown_name(self._file.path)}`"
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")

@@ -141,6 +141,10 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (PREDICT, "predict_data: [one, two]", 2),
         (PREDICT, "context: {device_target: Abacus}", 2),
         (PREDICT, "model: {model_config: {type: BloomConfig}}", 2),
+        (PREDICT, "model: {model_config: {pet_config: {pet_type: lora}}}", 2),
+        (PREDICT, "model: {model_config: {extend_method: NTK}}", 2),
+        (PREDICT, "model: {model_config: {checkpoint_name_or_path: llama2_7b.ckpt}}", 2),
+        (OPTIONS, "output_path: ./inference", 2),
         (OPTIONS, "lora_path: b", 2),
         (OPTIONS, "prefix_path: pre_caches", 2),
         (OPTIONS, "quant_type: weight_only_int4", 2),
@@ -166,6 +170,24 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
 
     outcomes = [(entry.key, entry.line, entry.outcome) for entry in found.report if entry.outcome != "taken"]
     assert outcomes == [("model_path", 2, "ignored"), ("unheard_of", 3, "ignored"), ("data_config.b", 4, "ignored")]
+
+
+def test_a_misspelled_key_is_told_with_the_nearest(tmp_path: Path) -> None:
+    found = imported(tmp_path, "gpt.yaml", "exe_mode: eager\ndata_config: {batch_sise: 2}\n")
+
+    assert "`data_config.batch_size`" in found.report[-1].text
+
+
+@pytest.mark.parametrize(("load", "expected"), [("''", "llama2_7b"), ("elsewhere", "elsewhere")])
+def test_the_checkpoint_of_the_model_config_is_the_second_choice(load: str, expected: str, tmp_path: Path) -> None:
+    text = f"load_checkpoint: {load}\nmodel: {{model_config: {{checkpoint_name_or_path: llama2_7b}}}}\n"
+
+    assert imported(tmp_path, "predict.yaml", text).settings["model"]["model"] == expected
+
+
+@pytest.mark.parametrize("text", [PREDICT, OPTIONS])
+def test_prompts_of_the_command_line_are_continued_too(text: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, "run.yaml", text).settings["prompt"] == {"raw": True}
 
 
 def test_a_key_that_contradicts_an_earlier_one_is_ignored(tmp_path: Path) -> None:

@@ -167,6 +167,27 @@ def test_a_tokenizer_is_checked(captioner: Captioner) -> None:
 
     with pytest.raises(UsageError):
         pipeline("text_generation", captioner, tokenizer=Other())
+    with pytest.raises(UsageError):
+        pipeline("text_generation", captioner, tokenizer="tokenizer.model")
+
+
+def test_prompts_of_a_file_give_way_to_those_of_the_call() -> None:
+    settings = {"run_mode": "predict", "load_checkpoint": BUNDLE, "predict_data": "Hello"}
+    with pytest.warns(UserWarning, match="prompt"), pipeline("text_generation", settings, device="cpu") as complete:
+        assert complete("a", max_new_tokens=1)[0]["text_generation_text"][0].startswith("a")
+
+
+@pytest.mark.parametrize(("task", "options"), [("ask", {}), ("choose", {"question": "Is there a star?"})])
+def test_questions_and_choices_are_needed(task: str, options: dict[str, Any], captioner: Captioner) -> None:
+    with pytest.raises(ValueError, match=task):
+        pipeline(task, captioner)(STAR, **options)
+
+
+def test_tables_of_pandas(captioner: Captioner) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"image": [STAR], "question": ["Is there a red star?"]})
+    ask = pipeline("ask", captioner)
+    assert [ask(table)[0]["ask_text"], ask(table["image"], "Is there a red star?")[0]["ask_text"]] == [["yes"]] * 2
 
 
 def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +213,8 @@ def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: p
             assert describe(STAR, max_new_tokens=2)[0]["caption_text"] == ["a small"]
     with pipeline("caption", folder, device="cpu") as describe:
         assert describe(STAR)[0]["caption_text"] == ["a small"]
+    with Captioner.load(model="shapes", device="cpu") as by_name:
+        assert by_name.caption(STAR, max_new_tokens=2).text == "a small"
     files = (f"{golden['llama_dir']}/TINY", golden["adapter"], golden["clip"])
     with pipeline("caption", files, visual_heads=4, device="cpu", max_new_tokens=3) as describe:
         assert describe.captioner.info.name == "BIAS-TINY"
@@ -211,6 +234,7 @@ def test_llama_alone_answers_texts_and_sees_no_pictures(folder: str) -> None:
     [
         ("nowhere", {}),
         (("prefill.mindir", "inc.mindir"), {}),
+        ("prefill.mindir", {}),
         (("one",), {}),
         (17, {}),
         (None, {"backend": "mslite"}),
@@ -238,6 +262,7 @@ def test_unknown_tasks_are_told_with_the_list() -> None:
     with pytest.raises(UsageError) as caught:
         pipeline("translation")
     assert "text_generation" in caught.value.hint
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
 def test_infer_task() -> None:

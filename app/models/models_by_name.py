@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders of models by name, joined as in PATH
@@ -13,9 +14,14 @@ FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  #
 def find_model(name: str) -> Path:
     """The file or folder of a model: a path, or a name on the search path.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is none, and for weights of MindSpore and Paddle.
     """
     place = Path(name).expanduser()
+    if place.suffix in FOREIGN_WEIGHTS:
+        raise UsageError(
+            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
+            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
+        )
     if place.exists():
         return place
     folders = [folder for folder in os.environ.get(HOME, "").split(os.pathsep) if folder]
@@ -29,16 +35,21 @@ def find_model(name: str) -> Path:
     )
 
 
+def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
+    """The folder of a bundle: a path, a name on the search path, or of None the embedded one. It need not exist."""
+    if name is None:
+        return embedded_model()
+    try:
+        return find_model(os.fspath(name))
+    except UsageError:
+        return Path(name)
+
+
 def model_settings(place: Path) -> dict[str, str]:
     """The model settings of a folder: a bundle, or LLaMA as Meta or Hugging Face ship it.
 
     Raises UsageError for anything else.
     """
-    if place.suffix in FOREIGN_WEIGHTS:
-        raise UsageError(
-            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
-        )
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
     if any((place / name).is_file() for name in ("config.json", "params.json")):
