@@ -15,7 +15,7 @@ from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import given_pictures
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
@@ -352,8 +352,8 @@ def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     """A single input as a list of one; a list of token ids, and a pair for the template, are one."""
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
-        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and hasattr(inputs[0], "__index__")
-        is_one = isinstance(inputs, (str, RawPrompt, Mapping)) or is_pair or is_ids
+        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and is_token_id(inputs[0])
+        is_one = isinstance(inputs, (str, bytes, RawPrompt, Mapping)) or is_pair or is_ids
         return [inputs] if is_one else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
