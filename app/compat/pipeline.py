@@ -141,7 +141,8 @@ class Pipeline:
             inputs: pictures in every form that `Captioner.generate` takes; or prompts, which are texts to continue,
                 pairs (instruction, input or None) for the model's template, or lists of token ids.
             question: of tasks about pictures: for all of them.
-            streamer: called with the prompt's token ids and each new one, one answer after the other.
+            streamer: called with the prompt's token ids and each new one, one answer after the other; also with those
+                of a stop text, which the answer does not contain.
             return_full_text: whether texts begin with their prompt. Default: True.
             add_special_tokens: whether a text gets the begin token. Default: True.
             max_length: most tokens of prompt and answer together; `max_new_tokens` takes precedence.
