@@ -230,8 +230,11 @@ class Captioner:
     def tracing(self, folder: StrPath, *, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
         """Write a trace of the calls inside the context into `folder`, which exists or is made; see `Trace`.
 
-        `tell` is called with a sentence when the trace is written. Raises OSError if the folder cannot be made.
+        Only calls of the same thread are in it. `tell` is called with a sentence when the trace is written. Raises
+        OSError if the folder cannot be made, and RuntimeError inside another such context.
         """
+        if self._trace is not None:
+            raise RuntimeError("This Captioner is being traced already")
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._trace = Trace(self._backend.profiler, Path(folder), tell=tell)
         try:

@@ -1,5 +1,6 @@
 """A trace of stages and operators, for Perfetto and chrome://tracing."""
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -17,7 +18,8 @@ class Trace:
     """Records the device's operators, with each stage as a span, from the first stage on.
 
     After `max_spans` stages, or at `close`, the trace is written, and the run goes on without. A trace that cannot be
-    written is reported by `tell`: answers are worth more. `enter` and `close` belong to one thread.
+    written is reported by `tell`: answers are worth more. Only stages of the thread that made the trace are in it: a
+    profiler that ends in another thread than it began crashes torch.
     """
 
     def __init__(
@@ -31,11 +33,15 @@ class Trace:
         """`profiler` is that of a backend."""
         self._profiler, self._folder, self._tell = profiler, folder, tell
         self._left = max_spans
+        self._thread, self._is_elsewhere = threading.get_ident(), False
         self._running: ExitStack | None = None
         self._span: Any = None
 
     def enter(self, stage: str | None) -> None:
         """End the current span and begin that of `stage`; None begins no other."""
+        if threading.get_ident() != self._thread:
+            self._is_elsewhere = True
+            return
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None
@@ -56,6 +62,9 @@ class Trace:
         self.enter(None)
         running, self._running, self._left = self._running, None, 0
         if running is None:
+            if self._is_elsewhere:
+                self._is_elsewhere = False
+                self._tell("note: no trace was written: another thread answered, as `agenerate` and `astream` do")
             return
         try:
             running.close()

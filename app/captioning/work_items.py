@@ -80,13 +80,18 @@ def text_items(
     ]
 
 
+def is_token_id(value: Any) -> bool:
+    """Whether a value is one whole number; arrays have `__index__` too."""
+    return hasattr(value, "__index__") and not getattr(value, "shape", ())
+
+
 def _is_one(prompts: Any) -> bool:
     match prompts:
         case str() | bytes() | RawPrompt():
             return True
         case (str(), str() | None) if isinstance(prompts, tuple):
             return True
-        case [first, *_]:  # token ids
-            return hasattr(first, "__index__")
+        case [first, *_]:
+            return is_token_id(first)
         case _:
             return not isinstance(prompts, Iterable)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.settings.setting import SECTIONS
-from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_yaml
+from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_content, read_yaml
 from llama_adapter.runtime.errors import UsageError
 
 _SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
@@ -69,7 +69,7 @@ def read_command(path: str) -> Table:
     """
     options = Table()
     name: str | None = None
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(read_content(path).splitlines(), start=1):
         try:
             words = shlex.split(text.rstrip().removesuffix("\\"), comments=True)
         except ValueError as error:

@@ -219,12 +219,16 @@ class ModelRunner:
         profiler = self.define_profiler(self.enable_profiler and not warm_up)
         try:
             with profiler as profile, self._loaded().open_loop(StageClock()) as self._loop:
-                while not (all(input_dict["answers"]) or (warm_up and len(self.inference_times) == _WARM_UP_STEPS)):
-                    is_prefill = input_dict["is_prefill"]
+                is_prefill = bool(prompts)
+                while is_prefill or (
+                    self._loop.in_flight and not (warm_up and len(self.inference_times) == _WARM_UP_STEPS)
+                ):
+                    input_dict["is_prefill"] = is_prefill
                     model_inputs = self.model_input_prepare(input_dict)
                     outputs, seconds = self.model_inference(model_inputs, is_prefill=is_prefill, warm_up=warm_up)
                     self.model_output_process(model_inputs, outputs, input_dict)
                     self.inference_times.append(seconds)
+                    is_prefill = False
                     if profile is not None:
                         profile.step()
         finally:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import given_pictures
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
@@ -145,7 +145,8 @@ class Pipeline:
             inputs: pictures in every form that `Captioner.generate` takes; or prompts, which are texts to continue,
                 pairs (instruction, input or None) for the model's template, or lists of token ids.
             question: of tasks about pictures: for all of them.
-            streamer: called with the prompt's token ids and each new one, one answer after the other.
+            streamer: called with the prompt's token ids and each new one, one answer after the other; also with those
+                of a stop text, which the answer does not contain.
             return_full_text: whether texts begin with their prompt. Default: True.
             add_special_tokens: whether a text gets the begin token. Default: True.
             max_length: most tokens of prompt and answer together; `max_new_tokens` takes precedence.
@@ -360,8 +361,8 @@ def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     """A single input as a list of one; a list of token ids, and a pair for the template, are one."""
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
-        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and hasattr(inputs[0], "__index__")
-        is_one = isinstance(inputs, (str, RawPrompt, Mapping)) or is_pair or is_ids
+        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and is_token_id(inputs[0])
+        is_one = isinstance(inputs, (str, bytes, RawPrompt, Mapping)) or is_pair or is_ids
         return [inputs] if is_one else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 

@@ -11,6 +11,7 @@ from llama_adapter.app.inputs.items import InputsError, PictureInput, QuestionFi
 from llama_adapter.app.inputs.lines import (
     MAX_LINE_BYTES,
     STDIN,
+    can_read_again,
     check_lines,
     opened_lines,
     read_beginning,
@@ -55,7 +56,12 @@ def check_prompts(path: str) -> None:
             hint="its suffix says how it is read: rename or convert it",
         )
     check_lines(path, what=_WHAT)
-    if _suffix(path) == ".json":
+    if path != STDIN and _suffix(path) == ".json":
+        if not can_read_again(path):
+            raise InputsError(
+                f"Wanted a {_WHAT}, and `{shown_name(path)}` is a pipe or a device.",
+                hint="`.json` is read as a whole, more than once; `.jsonl` is read line by line",
+            )
         _json_rows(path)
 
 
@@ -84,11 +90,11 @@ def _text_rows(path: str) -> Iterator[_Row]:
 def _json_rows(path: str) -> list[_Row]:
     try:
         with open(path, "rb") as file:
-            text = file.read().decode()
+            text = file.read().decode("utf-8-sig")
         try:
             rows = json.loads(text)
         except json.JSONDecodeError:
-            rows = _sources(json.loads(line) for line in text.splitlines() if line.strip())
+            rows = _sources(json.loads(line) for line in text.split("\n") if line.strip())
         if isinstance(rows, dict):
             rows = _sources([rows])
     except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors

@@ -101,7 +101,7 @@ def _items(setting: Setting, text: str) -> Given:
 
         try:
             items = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         if all(isinstance(item, str) for item in items):
             return list(items)

@@ -55,9 +55,10 @@ def read_settings(path: str) -> SettingsFile:
         return _settings(_last_run(path), path)
     if path.endswith(COMMAND_SUFFIXES):
         return _foreign(import_module(FOREIGN).import_file(path).check(path), path)
-    data = read_yaml(path, as_written=True)
+    content = read_content(path)  # once: it may be a pipe
+    data = read_yaml(path, content=content, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
-        typed = read_yaml(path)
+        typed = read_yaml(path, content=content)
         importer = import_module(FOREIGN).recognise(typed)
         if importer is not None:
             return _foreign(importer(typed, source=path), path)
@@ -69,20 +70,31 @@ def _foreign(imported: Any, path: str) -> SettingsFile:
     return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
 
 
-def read_yaml(path: str, *, as_written: bool = False) -> Table:
-    """The mapping in a YAML file; with `as_written`, its scalars are texts and None.
-
-    Raises UsageError with the line for other content, duplicate keys and too many values, and OSError.
-    """
-    import yaml
-
+def read_content(path: str) -> str:
+    """The text of a file of settings. Raises UsageError if it is too large or not UTF-8, and OSError."""
     with open(path, "rb") as file:
         content = file.read(MAX_CONFIG_BYTES + 1)
     if len(content) > MAX_CONFIG_BYTES:
         raise UsageError(f"`{path}` has more than {MAX_CONFIG_BYTES:,} bytes, which is too much for settings")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"`{path}` is not UTF-8: byte {error.start + 1} is not") from None
+
+
+def read_yaml(path: str, *, content: str | None = None, as_written: bool = False) -> Table:
+    """The mapping in a YAML file; with `as_written`, its scalars are texts and None.
+
+    `content` is its text, if that was read. Raises UsageError with the line for other content, duplicate keys and too
+    many values, and OSError.
+    """
+    import yaml
+
+    if content is None:
+        content = read_content(path)
     loader = None
     try:
-        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        loader = yaml.SafeLoader(content)
         node = loader.get_single_node()
         if node is None:
             return Table()
@@ -91,17 +103,14 @@ def read_yaml(path: str, *, as_written: bool = False) -> Table:
         scalar = _as_written if as_written else loader.construct_object
         table: Table = _Walk(path, scalar).plain(node)
         return table
-    except UnicodeDecodeError as error:
-        raise UsageError(f"`{path}` is not UTF-8: byte {error.start + 1} is not") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"`{path}` has a character that YAML does not allow, number {error.position + 1}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem or error.context}") from None
-    except (RecursionError, ValueError, OverflowError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UsageError(f"`{path}` cannot be read: {what}") from None
+    except RecursionError:
+        raise UsageError(f"`{path}` cannot be read: nested too deeply") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -127,7 +136,12 @@ class _Walk:
         if node.id == "sequence":
             return [self.plain(item) for item in node.value]
         if node.id == "scalar":
-            return self._scalar(node)
+            try:
+                value = self._scalar(node)
+                str(value)  # a hexadecimal number of thousands of digits is a value, but none that can be shown
+            except (ValueError, OverflowError) as error:
+                raise UsageError(f"{self._path}:{line}: {error}") from None
+            return value
         table = Table()
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
@@ -147,7 +161,7 @@ def _last_run(path: str) -> Mapping[str, Any]:
     records = (
         content.parent if content.name == "manifest.json" else content.with_name(content.name[: -len(".manifest.json")])
     )
-    found = [run.settings for run in read_manifest(records) if run.settings]
+    found = [run.settings for run in read_manifest(records) if isinstance(run.settings, dict) and run.settings]
     if not found:
         raise UsageError(f"`{path}` has no run with settings", hint="runs of older versions have none")
     return found[-1]

@@ -1,5 +1,6 @@
 """The tasks that front ends offer. A new one is a file in this folder and a line here, or an installed package's."""
 
+import contextlib
 import functools
 import logging
 import re
@@ -47,10 +48,11 @@ def installed() -> Mapping[str, TaskEntry]:
     for point in sorted(entry_points(group=GROUP)):
         package = "?" if point.dist is None else point.dist.name
         try:
-            entry = point.load()
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for answers
+                entry = point.load()
             _check(entry, [*TASKS.values(), *found.values()])
             found[entry.name] = entry
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _log.warning(
                 "note: the task `%s` of the package `%s` is left out (%s: %s)",
                 point.name,

@@ -1,6 +1,11 @@
 """Runs of torch's profiler that end in a Chrome trace."""
 
+import errno
+import gzip
 import itertools
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import profiler
+
+from llama_adapter.runtime.atomic_write import atomic_write
 
 
 @contextmanager
@@ -18,7 +25,16 @@ def torch_trace(folder: Path, activities: Sequence[Any]) -> Iterator[None]:
     """
     with profiler.profile(activities=activities) as profile:
         yield
-    profile.export_chrome_trace(str(_free_name(folder)))
+    with tempfile.TemporaryDirectory() as place:
+        path = os.path.join(place, "trace.json")
+        profile.export_chrome_trace(path)
+        with open(path, "rb") as plain, atomic_write(_free_name(folder)) as file:
+            plain.seek(-min(os.path.getsize(path), 16), os.SEEK_END)
+            if not plain.read().rstrip().endswith(b"}"):  # torch says nothing of a full disk
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            plain.seek(0)
+            with gzip.open(file, "wb", compresslevel=6) as packed:
+                shutil.copyfileobj(plain, packed)
 
 
 def _free_name(folder: Path) -> Path:

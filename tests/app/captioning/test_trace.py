@@ -1,5 +1,6 @@
 """A trace has the stages as spans, ends after a bounded number of them, and never costs an answer."""
 
+import asyncio
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -8,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import profiler
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.captioning.trace import PREFIX, Trace
+from llama_adapter.runtime.devices import CpuBackend
 from tests.app.golden import GOLDEN, model_options
 
 PICTURES = sorted((GOLDEN / "images").iterdir())[:2]
@@ -53,6 +56,35 @@ def test_two_traces_of_one_second_are_two_files(captioner: Captioner, tmp_path: 
             captioner.generate(PICTURES, max_new_tokens=1)
 
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_calls_in_another_thread_are_answered_without_a_trace(captioner: Captioner, tmp_path: Path) -> None:
+    told: list[str] = []
+    with captioner.tracing(tmp_path, tell=told.append):
+        answers = asyncio.run(captioner.agenerate(PICTURES, max_new_tokens=1))
+
+    assert [answer.finish for answer in answers] == ["length", "length"]
+    assert (list(tmp_path.iterdir()), len(told)) == ([], 1)
+
+
+def test_a_trace_inside_a_trace_is_refused(captioner: Captioner, tmp_path: Path) -> None:
+    with captioner.tracing(tmp_path):
+        with pytest.raises(RuntimeError), captioner.tracing(tmp_path):
+            pass
+        captioner.generate(PICTURES, max_new_tokens=1)
+
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_trace_that_torch_left_incomplete_is_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def export(self: object, path: str) -> None:  # as on a full disk
+        Path(path).write_text('{"traceEvents": [{"name": "aten::mm"')
+
+    monkeypatch.setattr(profiler.profile, "export_chrome_trace", export)
+    with pytest.raises(OSError, match="space"), CpuBackend().profiler(tmp_path):
+        pass
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager

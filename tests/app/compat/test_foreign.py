@@ -213,3 +213,14 @@ def test_what_is_not_plain_settings_is_an_error(text: str, tmp_path: Path) -> No
 def test_what_is_no_command_line_is_an_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=":2"):
         imported(tmp_path, "x.sh", "# a comment\n" + text)
+
+
+@pytest.mark.parametrize(
+    "content", [b"run --model_name_or_path caf\xe9", b"run " + b"x" * 2**20], ids=["latin", "long"]
+)
+def test_a_command_line_that_cannot_be_read_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+
+    with pytest.raises(UsageError, match=r"x\.txt"):
+        import_file(str(path))

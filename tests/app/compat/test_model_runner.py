@@ -67,6 +67,18 @@ def test_a_subclass_changes_the_input() -> None:
     runner.close()
 
 
+def test_a_subclass_that_keeps_no_answers_comes_to_an_end() -> None:
+    class Forgetful(ModelRunner):
+        def model_output_process(self, *_: object) -> None:
+            return
+
+    runner = Forgetful(SETTINGS, device="cpu")
+    runner.init_model()
+    assert runner.model_generate(["What color is the star?"], STAR) == [""]
+    assert runner.answers == []
+    runner.close()
+
+
 def test_the_order_of_the_steps() -> None:
     runner = Logged(SETTINGS, device="cpu")
     runner.init_model()

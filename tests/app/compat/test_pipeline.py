@@ -136,6 +136,20 @@ def test_options_by_their_names_elsewhere(text: Pipeline) -> None:
         text(prompt, max_new_token=1)
 
 
+def test_token_ids_in_every_form(text: Pipeline) -> None:
+    ids = [1, 300, 301]
+    (expected,) = text(ids, max_new_tokens=3)
+
+    assert text(np.array(ids), max_new_tokens=3) == [expected]
+    assert text(torch.tensor(ids), max_new_tokens=3) == [expected]
+    assert text([np.array(ids), torch.tensor(ids)], max_new_tokens=3) == [expected] * 2
+
+
+def test_bytes_are_no_token_ids(text: Pipeline) -> None:
+    with pytest.raises(TypeError):
+        text(b"Hello")
+
+
 def test_stop_and_penalty_and_a_long_prompt(caption: Pipeline, text: Pipeline) -> None:
     whole = caption(STAR).answers[0].text
     word = whole.split()[2]

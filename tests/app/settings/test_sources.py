@@ -1,6 +1,8 @@
 """Values come from flags, the environment, a file and defaults, in this order; mistakes name their line or variable."""
 
+import json
 import os
+import threading
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.settings.setting import PREFIX
-from llama_adapter.app.settings.yaml_file import MAX_CONFIG_BYTES, read_yaml
+from llama_adapter.app.settings.yaml_file import MAX_CONFIG_BYTES, read_settings, read_yaml
 from llama_adapter.runtime.errors import UsageError
 
 Parse = Callable[..., Namespace]
@@ -100,7 +102,14 @@ def test_required_settings_may_come_from_a_file(parse: Parse, capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("a.txt", ["a.txt"]), ('["a.txt", "b.txt"]', ["a.txt", "b.txt"]), ("[a].txt", ["[a].txt"]), ("", [])],
+    [
+        ("a.txt", ["a.txt"]),
+        ('["a.txt", "b.txt"]', ["a.txt", "b.txt"]),
+        ("[a].txt", ["[a].txt"]),
+        ("", []),
+        ("[" * 9999, ["[" * 9999]),
+    ],
+    ids=["one", "several", "brackets", "empty", "deep"],
 )
 def test_a_list_in_a_variable(parse: Parse, monkeypatch: pytest.MonkeyPatch, text: str, value: list[str]) -> None:
     monkeypatch.setenv("LLAMA_ADAPTER_LISTS", text)
@@ -206,6 +215,35 @@ def test_hostile_yaml_is_refused(content: bytes) -> None:
 
     with pytest.raises(UsageError):
         read_yaml("run.yaml")
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "0x" + "f" * 5000, "1" + ":59" * 3000, "2026-13-45"])
+def test_a_value_that_cannot_be_read_is_told_with_its_line(value: str) -> None:
+    Path("run.yaml").write_text(f"exe_mode: eager\nworld_size: {value}\n", encoding="utf-8")
+
+    with pytest.raises(UsageError, match=r"run\.yaml:2: "):
+        read_settings("run.yaml")
+
+
+@pytest.mark.parametrize("settings", [[1], "text", 5, None])
+def test_a_manifest_whose_settings_are_no_table_has_none(settings: object) -> None:
+    run = {"run": "a", "spec": {}, "model_digest": "", "versions": {}, "settings": settings}
+    content = {"format": "llama-adapter-runs", "version": 1, "runs": [run]}
+    Path("x.jsonl.manifest.json").write_text(json.dumps(content), encoding="utf-8")
+
+    with pytest.raises(UsageError):
+        read_settings("x.jsonl.manifest.json")
+
+
+def test_a_pipe_has_the_settings_of_another_system() -> None:
+    os.mkfifo("pipe")
+    text = "exe_mode: eager\nmodel_path: x\n"
+    writer = threading.Thread(target=Path("pipe").write_text, args=(text,), daemon=True)
+    writer.start()
+
+    found = {entry.key: entry.given for entry in read_settings("pipe").entries}
+    writer.join()
+    assert found == {"mode": "eager", "model": "x"}
 
 
 def test_plain_values_and_their_lines() -> None:

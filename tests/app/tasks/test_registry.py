@@ -108,6 +108,7 @@ def test_a_package_adds_a_task_to_http() -> None:
     ("target", "text"),
     [
         ("broken_task:TASK", "raise RuntimeError('it does not start')"),
+        ("broken_task:TASK", "raise SystemExit(0)"),
         ("broken_task:NOTHING", ""),
         ("broken_task:TASK", "TASK = 5"),
         ("missing_module:TASK", ""),
@@ -131,6 +132,15 @@ def test_a_broken_task_is_named_and_stops_no_other(
     assert names == ["caption", "ask", "choose", "text_generation", "count"]
     (record,) = caplog.records
     assert "`broken` of the package `broken_package`" in record.getMessage()
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_a_package_prints_is_not_among_the_answers(install: Install, run: Run) -> None:
+    install("loud_package", {"loud": "loud_task:COUNT"}, loud_task="print('loud'); from counting import COUNT")
+
+    ran = run("tasks")
+
+    assert ("loud" in ran.out, "loud" in ran.err) == (False, True)
 
 
 @pytest.mark.parametrize(("command", "flag"), [("serve", "--things"), ("things", "--device")])
