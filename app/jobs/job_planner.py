@@ -163,7 +163,7 @@ class JobPlanner:
             form=question.form,
             input=question.input,
         )
-        default = self._info.default_prompt
+        default = "" if self.job.inputs.is_text else self._info.default_prompt
         return _Plan(question.prompt(default), question.shown(default), settings)
 
 

@@ -82,6 +82,7 @@ def test_malformed_rows_get_records_and_stop_nothing(run: Run, tmp_path: Path) -
     assert {name for name, record in records.items() if record["error"] is None} == {"#1"}
     assert {record["error"]["code"] for record in records.values() if record["error"] is not None} == {"prompt"}
     assert sorted(records) == ["#1", "#6", "#7", ":2", ":3", ":4", ":5"]
+    assert {records[name]["prompt"] for name in (":2", ":3", ":4", ":5")} == {""}
     assert "0 prompts answered, 1 answered by an earlier run, 6 failed in an earlier run" in second.err
     assert run(*command, "--prompt", "Answer.").code == 3
     rows[1] = '{"prompt": "Is it mended?"}'
