@@ -51,9 +51,9 @@ def test_an_om_runs_there_on_the_device_of_the_spec(acl: Any, tmp_path: Path, mo
 
 
 def test_an_error_of_opening_reaches_this_process() -> None:
-    with pytest.raises(GraphError, match=r"^No such encoder$") as caught:
+    with pytest.raises(GraphError) as caught:
         ProcessSession(refuses, file="odd.onnx")
-    assert caught.value.hint == "make one"
+    assert (caught.value.message, caught.value.hint) == ("No such encoder", "make one")
 
 
 @pytest.mark.parametrize(("habit", "how"), [("DIE", "by SIGKILL"), ("EXIT", "with exit code 7")])
