@@ -23,7 +23,7 @@ def kinds() -> Iterator[OddFile]:
     yield from _orientations()
     yield from _out_of_range()
     for rare in rare_files():
-        yield OddFile(rare.name, rare.content, "error", rare.kind)
+        yield OddFile(rare.name, rare.content, "readable" if rare.is_read else "error", rare.kind)
 
 
 def _jpegs() -> Iterator[tuple[str, bytes, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import PIL
 
 from scripts.service_bench.bad_files import chunk
 from tests.odd_pictures.damaged import jpeg_markers
@@ -14,6 +15,7 @@ from tests.odd_pictures.samples import saved, scene, sound_files
 
 WIDTH, HEIGHT = 40, 30
 _FRAME = 0xC0
+_READ_SINCE_13 = ("rare-ycbcr.tif", "rare-one-colour.bmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,11 @@ class RareFile:
     name: str
     content: bytes
     kind: str
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the installed Pillow decodes it."""
+        return self.name in _READ_SINCE_13 and int(PIL.__version__.split(".")[0]) >= 13
 
 
 def rare_files() -> Iterator[RareFile]:
