@@ -26,7 +26,7 @@ def upload(visit: Visit, data: bytes, *, name: str = "moon.png") -> None:
 
 def choose_sample(visit: Visit, name: str) -> None:
     visit.page.locator("#chat-samples").get_by_role("button", name=f"Sample picture: {name}", exact=True).click()
-    expect(visit.page.locator("#chat-picture-line")).to_contain_text("pixels")
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text(name.replace(" ", "-"))
 
 
 def ask(visit: Visit, question: str = CAPTION_PROMPT) -> None:
