@@ -26,9 +26,9 @@ def test_the_manifest_of_a_run_runs_it_again(run: Run, tmp_path: Path) -> None:
 
     again = run("caption", "--config", manifest)
     Path(out).unlink()
-    anew = run("caption", "--config", manifest)
+    without_records = run("caption", "--config", manifest)
 
-    assert (first.code, again.code, anew.code) == (0, 0, 0)
+    assert (first.code, again.code, without_records.code) == (0, 0, 0)
     assert "1 answered by an earlier run" in again.err
     (record,) = read_records(out)
     assert (record["picture"], record["tokens"]) == (picture(), 4)
