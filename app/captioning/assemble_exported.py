@@ -61,11 +61,12 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
             f"The decoder in `{spec.decoder}` computes in {card.dtype}, and dtype is {spec.dtype}",
             hint="leave out --dtype, or export the decoder again",
         )
-    if spec.context is not None and spec.context != config.context:
+    if spec.context is not None and spec.context > config.context:
         raise UsageError(
-            f"The decoder in `{spec.decoder}` has a context of {config.context} tokens, not {spec.context}",
-            hint=f"leave out --context, or export the decoder again with --context {spec.context}",
+            f"The decoder in `{spec.decoder}` takes {config.context} tokens at most, and context is {spec.context}",
+            hint=f"export the decoder again with --context {spec.context}",
         )
+    config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported)
