@@ -151,7 +151,9 @@ class Captioner:
         decoder: StrPath | None = DEFAULTS.decoder,
         encoder: StrPath | None = DEFAULTS.encoder,
         encoder_process: bool = DEFAULTS.encoder_process,
-        encoder_device: int | None = DEFAULTS.encoder_device,
+        encoder_device: int | str | None = DEFAULTS.encoder_device,
+        provider_option: Sequence[str] = DEFAULTS.provider_option,
+        provider_config: StrPath | None = DEFAULTS.provider_config,
         device: "str | torch.device" = DEFAULTS.device,
         dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
@@ -177,7 +179,10 @@ class Captioner:
             decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
             encoder: file of an exported encoder, for `vision` onnx and om.
             encoder_process: run the exported encoder in its own process. Default: False.
-            encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
+            encoder_device: device of an OM, 0 to 255; default: the decoder's device if it can run an OM, else 0. For
+                onnx `"cpu"` (default), `"cuda:0"` or `"npu:0"`.
+            provider_option: options of onnxruntime's execution provider, such as `"gpu_mem_limit=1000000000"`.
+            provider_config: INI file with the same, in sections such as `[CUDAExecutionProvider]`.
             device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
                 or a `torch.device`.
             dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a

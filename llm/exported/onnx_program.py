@@ -1,5 +1,6 @@
 """An exported decoder in onnxruntime, whose cache is written in place."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from llama_adapter.llm.exported.step import (
 )
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import open_inference_session
 from llama_adapter.runtime.text import one_line
 
@@ -32,12 +34,14 @@ from llama_adapter.runtime.text import one_line
 class OnnxProgram:
     """See `DecoderProgram`. The cache is input and output of the graph at the same addresses, so it is not copied."""
 
-    def __init__(self, card: ExportCard, folder: Path, *, threads: int, num_slots: int) -> None:
+    def __init__(
+        self, card: ExportCard, folder: Path, *, threads: int, num_slots: int, provider: OnnxProvider = CPU
+    ) -> None:
         """Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's."""
         self.card, self._config, self._folder = card, card.config, folder
         self.name = "onnxruntime (CPUExecutionProvider)"
         self._dtype = np.dtype(card.dtype)
-        self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads)
+        self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads, provider=provider)
         self._cache_ports = layer_ports("cache", self._config.num_layers)
         self._kept_ports = layer_ports("kept", self._config.num_layers)
         self._prefix_ports = layer_ports("prefix", num_prefix_layers(self._config))
@@ -53,8 +57,9 @@ class OnnxProgram:
         self._prefix: Any = None
         if self._prefix_ports:
             # Its matrices are those of the step's graph: read from the mapped file, not packed a second time.
-            entries = {"session.disable_prepacking": "1"}
-            self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, entries=entries)
+            entries = {**provider.session_entries, "session.disable_prepacking": "1"}
+            mapped = dataclasses.replace(provider, session_entries=entries)
+            self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
         self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
 
     @property
