@@ -9,11 +9,13 @@ import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.providers import decoder_provider, encoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
@@ -49,10 +51,6 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     for graphs that do not belong together, and as what runs them.
     """
     assert spec.decoder is not None, "the caller asks"
-    if spec.device not in (AUTO, "cpu"):
-        raise UsageError(
-            f"device {spec.device}: an ONNX decoder runs on the CPU here", hint="leave out --device, or --decoder"
-        )
     exported = read_exported_model(spec.decoder)
     card = exported.card
     config = card.config
@@ -71,15 +69,14 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported)
         stack.enter_context(closing(vision))
-        program = open_program(exported, num_slots=num_slots)
+        program = open_program(spec, exported, num_slots=num_slots)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
-    kind: Any = "torch" if not isinstance(vision, ArrayEncoder) else _kind(vision.inner)
     spec = dataclasses.replace(
         spec,
-        vision=kind if kind == "torch" or spec.encoder is not None else None,
-        device="cpu",
+        vision=spec.vision_kind,
+        device="cpu" if spec.device == AUTO else spec.device,
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -104,37 +101,41 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
-def open_program(exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
+def open_program(spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
     """The graphs of an exported decoder, loaded, with `num_slots` slots. Raises GraphError."""
     if exported.card.format != "onnx":
         raise GraphError(
             f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
             hint="export the decoder with --format onnx",
         )
-    return OnnxProgram(exported.card, exported.folder, threads=default_threads(), num_slots=num_slots)
+    provider = decoder_provider(spec)
+    return OnnxProgram(
+        exported.card, exported.folder, threads=default_threads(), num_slots=num_slots, provider=provider
+    )
 
 
 def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBackend, str | None]:
     """The picture encoder, and its identity in records; None where it is the model's own."""
     if not exported.card.config.num_adapter_layers:
         return NoEncoder(), None
-    if spec.encoder is not None:
-        kind: Any = spec.vision_kind
-        graph = GraphSpec(
-            kind=kind, path=spec.encoder, device_id=spec.encoder_device or 0, own_process=spec.encoder_process
-        )
-        encoder = _open_checked(graph, exported)
-        return ArrayEncoder(encoder), None
-    if spec.model is not None or spec.llama_dir is not None:
+    if spec.vision_kind == "torch":
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
 
         return open_torch_encoder(spec, exported), None
-    if exported.encoder is None:
+    path = spec.encoder or exported.encoder
+    if path is None:
         raise GraphError(
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
-    graph = GraphSpec(kind="onnx", path=str(exported.encoder), own_process=spec.encoder_process)
+    is_om = spec.vision_kind == "om"
+    graph = GraphSpec(
+        kind="om" if is_om else "onnx",
+        path=str(path),
+        device_id=om_device_id(spec.encoder_device) if is_om and spec.encoder_device is not None else 0,
+        own_process=spec.encoder_process,
+        provider=encoder_provider(spec),
+    )
     return ArrayEncoder(_open_checked(graph, exported)), None
 
 
@@ -160,7 +161,3 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
         )
     if encoder.card is not None:
         check_fingerprint(encoder.card.fingerprint, exported, what=f"The encoder `{path}`", name=encoder.card.name)
-
-
-def _kind(encoder: ExportedEncoder) -> str:
-    return "om" if encoder.session.info.file.endswith(".om") else "onnx"
