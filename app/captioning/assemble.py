@@ -12,6 +12,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream
 from llama_adapter.app.models.encoders import (
     check_card,
     check_encoder_exists,
+    check_encoding,
     check_sizes,
     encoder_identity,
     encoder_spec,
@@ -23,11 +24,12 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_mode
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
+from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
@@ -61,14 +63,21 @@ def assemble_parts(
     """
     if vision is None and spec.is_llama_alone:
         vision = NoEncoder()
+    encoding: Encoding | None = None
+    if vision is None and spec.vision_kind == "prefixes":
+        check_encoder_exists(spec)
+        encoding = read_encoding(str(spec.encoder))
+        vision = EncodedBefore(encoding.vision)
+        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
+    identity: str | None = None
     with ExitStack() as stack:
         exported: ExportedEncoder | None = None
-        card: EncoderCard | None = None
+        card: EncoderCard | None = None if encoding is None else encoding.card
         if vision is None and spec.vision_kind == "onnx":
             exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
             card = exported.card
@@ -78,11 +87,13 @@ def assemble_parts(
             model = load_model(spec, dtype=choice, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
             model = load(choice)
-        if card is not None:
+        if encoding is not None:
+            identity = check_encoding(encoding, model, spec=spec)
+        elif card is not None:
             check_card(card, model, spec=spec)
         placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
-        foreign_note, identity = "", None
+        foreign_note = ""
         if placed.vision is not None:
             vision = placed.vision
         elif vision is None:

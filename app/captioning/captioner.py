@@ -10,7 +10,7 @@ from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
-from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
+from llama_adapter.app.captioning.looking import Looked, Wants, carried_bytes, is_shareable, look_at
+from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.trace import Trace
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items, work_items
@@ -34,8 +35,9 @@ from llama_adapter.app.models.spec import (
     TextPrefix,
     VisionKind,
 )
+from llama_adapter.app.prefixes.file import StoredPicture
 from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
+from llama_adapter.app.reading.reader import PictureReader, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
@@ -63,9 +65,6 @@ __all__ = [
     "text_items",
     "work_items",
 ]
-
-# Takes an item and its picture's digest ("" if the picture cannot be read); returns the questions to answer.
-Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]
 
 StrPath = str | os.PathLike[str]
 DEFAULTS = CaptionerSpec()
@@ -98,14 +97,6 @@ class TextOptions(AskOptions, total=False):
     """The keyword arguments of `Captioner.generate_text`, all optional."""
 
     text_prefix: TextPrefix | None
-
-
-class _Reading(NamedTuple):
-    """An item with its picture read, and its questions to answer."""
-
-    item: WorkItem
-    questions: tuple[WorkQuestion, ...]
-    picture: PictureReading
 
 
 class Captioner:
@@ -487,15 +478,15 @@ class Captioner:
         comes after all earlier answers.
         """
         clock = clock or StageClock()
-        look = partial(_look, reader=reader or self.reader, wants=wants)
+        look = partial(look_at, reader=reader or self.reader, wants=wants)
         with (
             self.open_loop(clock) as loop,
             Prefetcher(
                 iter(items),
                 look,
                 ahead=2 * self.batch_size,
-                shareable=_is_shareable,
-                num_bytes=_carried_bytes,
+                shareable=is_shareable,
+                num_bytes=carried_bytes,
                 may_wait=may_wait,
                 stop=stop,
             ) as prefetcher,
@@ -547,10 +538,10 @@ class Captioner:
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
-    def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
+    def _admit(self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before."""
         errors: list[Answer] = []
-        asked: list[tuple[np.ndarray | TextPrefix, list[ActiveRequest]]] = []
+        asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
@@ -566,7 +557,7 @@ class Captioner:
         return errors
 
     def _begin(
-        self, question: WorkQuestion, reading: _Reading, *, sampling: SamplingParams
+        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams
     ) -> tuple[ActiveRequest, AnswerError | None]:
         """The request of a question, and the error that prevents its answer. Its times start with the reading."""
         picture, error = reading.picture, reading.picture.error
@@ -634,34 +625,3 @@ def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Eve
             if isinstance(event, Answer):
                 shown.update()
             yield event
-
-
-def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
-    """Read an item's picture, as far as its questions need it."""
-    picture = item.picture
-    if isinstance(picture, RemotePicture):
-        picture = picture.read(reader, name=item.label)
-    if isinstance(picture, PictureReading):
-        return _Reading(item, item.questions if wants is None else wants(item, picture.digest), picture)
-    if wants is None:
-        return _Reading(item, item.questions, reader.read(picture, name=item.label))
-    questions: tuple[WorkQuestion, ...] | None = None
-
-    def wants_pixels(digest: str) -> bool:
-        nonlocal questions
-        questions = wants(item, digest)
-        return bool(questions)
-
-    reading = reader.read(picture, name=item.label, wants_pixels=wants_pixels)
-    # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
-    return _Reading(item, wants(item, reading.digest) if questions is None else questions, reading)
-
-
-def _carried_bytes(item: WorkItem) -> int:
-    """Bytes of a picture that is in memory before it is read, such as a member of a compressed archive."""
-    return len(item.picture) if isinstance(item.picture, bytes) else 0
-
-
-def _is_shareable(item: WorkItem) -> bool:
-    """Whether another thread may read the picture: an image object may be in use, or in several items."""
-    return not hasattr(item.picture, "getpixel")

@@ -7,7 +7,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
-VisionKind = Literal["torch", "onnx", "om"]
+VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
 Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
@@ -36,7 +36,7 @@ class CaptionerSpec:
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
-    encoder: str | None = None  # exported encoder, for onnx and om
+    encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
     encoder_device: int | None = None  # of an OM; None: the decoder's if it can run one, else 0
     device: str = AUTO  # the first accelerator, or the CPU
@@ -89,7 +89,8 @@ class CaptionerSpec:
                 raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
         if self.vision_kind != "torch" and self.encoder is None:
             kind = self.vision_kind
-            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
+            maker = "encode" if kind == "prefixes" else f"export {kind}"
+            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter {maker}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
         if self.encoder_device is not None and (self.vision_kind != "om" or not 0 <= self.encoder_device <= 255):

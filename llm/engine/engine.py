@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,10 @@ class Engine:
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        """The prefix of a picture whose keys and gated values were projected before."""
+        return self._runner.stored_prefix(k_ANQH, v_ANQH)
 
     def empty_prefix(self) -> Prefix:
         """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
@@ -92,6 +93,9 @@ class Runner(Protocol):
 
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        """Keys and gated values of one picture, (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
 
     def run(self, plan: Plan) -> Result:
         """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""

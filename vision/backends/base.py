@@ -1,11 +1,12 @@
-"""The protocol that every vision backend follows, and the one of a model without a picture half."""
+"""The protocol that every vision backend follows, and those of models whose picture half is not here."""
 
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from llama_adapter.vision.config import VIT_L_14
+from llama_adapter.vision.config import VIT_L_14, VisionConfig
 from llama_adapter.vision.errors import PictureError
 
 
@@ -45,6 +46,23 @@ class NoEncoder:
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """Raises PictureError."""
         raise PictureError("unsupported", "This LLaMA has no adapter, and sees no pictures.")
+
+    def close(self) -> None:
+        return
+
+
+class EncodedBefore:
+    """Of a decoder whose pictures come as visual queries: passes them on."""
+
+    name = "prefixes"
+
+    def __init__(self, config: VisionConfig) -> None:
+        """`config` is that of the encoder that made the visual queries."""
+        self.image_size = config.clip.image_size
+
+    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+        """In place of pixels, visual queries (B, Q, D) in float32, on the CPU."""
+        return torch.from_numpy(pixels_BHWC)
 
     def close(self) -> None:
         return

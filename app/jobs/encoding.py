@@ -1,0 +1,367 @@
+"""`encode`: pictures in, prefix files and a record for each picture out. `run_job` runs it as it runs questions."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
+from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.encoder_export.to_onnx import EncoderSources
+from llama_adapter.app.inputs import may_wait
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.measuring.report import Tally
+from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import read_encoder
+from llama_adapter.app.models.encoders import check_encoder_exists, encoder_identity
+from llama_adapter.app.models.memory_fit import place_encoder
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.sketch import ModelSizes, sketch
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes.file import (
+    FIRST_FILE,
+    PREFIX_FILE,
+    Encoding,
+    Kept,
+    StoredPicture,
+    differences,
+    read_encoding,
+    write_prefixes,
+)
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.app.reading.prefetch import Prefetcher
+from llama_adapter.app.records.record import is_part, read_records
+from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
+from llama_adapter.runtime.errors import GraphError, UsageError
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.exported import open_encoder
+from llama_adapter.vision.config import VisionConfig
+
+# A file is written when it is this large or this old, so that a killed run loses little and a million pictures give
+# about a thousand files of the released models.
+MAX_ROWS: Final = 1024
+MAX_BYTES: Final = 64 << 20
+MAX_AGE_S: Final = 30.0
+_IDLE_AGE_S, _POLL_S = 2.0, 0.1  # while a list on stdin has nothing new
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Encoder:
+    """An open picture encoder, and what the files say of it."""
+
+    encoding: Encoding
+    vision: VisionBackend
+    device: str
+    runner: Runner | None = None  # projects keys and values
+
+    def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
+        """Pixels as the reader gives them -> encoded pictures."""
+        query_BQD = self.vision.encode(np.stack(pixels))
+        queries = query_BQD.float().cpu().numpy()
+        if self.runner is None:
+            return [StoredPicture(query_QD) for query_QD in queries]
+        prefixes = self.runner.project_prefix(query_BQD)
+        pairs = ((part[:, 0].float().cpu().numpy() for part in prefix) for prefix in prefixes)
+        return [StoredPicture(query_QD, *pair) for query_QD, pair in zip(queries, pairs, strict=True)]
+
+
+class _Kept(NamedTuple):
+    """An encoded picture that waits for its file."""
+
+    looked: Looked
+    stored: StoredPicture
+    clip_ms: float
+
+
+class EncodeRunner:
+    """A `Runner` that keeps encoded pictures in files; an answer says where its picture is."""
+
+    reads_addresses = False
+
+    def __init__(self, sources: EncoderSources, *, keeps: Kept) -> None:
+        """`sources`: the encoder's weights, unless the job's spec names an exported one or a whole model is needed."""
+        self.about: Mapping[str, Any] = {"encode": {"keeps": keeps, **dataclasses.asdict(sources)}}
+        self._sources, self._keeps = sources, keeps
+        self._waited_s = 0.0
+
+    @contextmanager
+    def open(self, job: Job) -> Iterator[None]:
+        """Load the encoder and start the reader. Raises UsageError for a folder of something else."""
+        assert job.out is not None, "the command line asks for it"
+        self._job, self._folder = job, Path(job.out)
+        with ExitStack() as stack:
+            self.spec, encoder = _open(job.spec, self._sources, keeps=self._keeps)
+            stack.enter_context(closing(encoder.vision))
+            self._encoder, encoding = encoder, encoder.encoding
+            if not job.overwrite:
+                _check_folder(self._folder, encoding)
+            self.info = ModelInfo(
+                name=encoding.name,
+                digest=hashlib.sha256(encoding.to_json().encode()).hexdigest(),
+                device=encoder.device,
+                dtype=encoding.dtype,
+                precision=self.spec.precision or FLOAT,
+                vision=encoder.vision.name,
+                mode=EAGER,
+                operators=self.spec.operators,
+                encoder=encoding.encoder,
+                context=0,
+                default_prompt="",
+            )
+            size = encoder.vision.image_size
+            reader = open_reader(job.reader, self.spec, size=size, timeout_s=job.picture_timeout_s)
+            self._reader = stack.enter_context(closing(reader))
+            yield
+
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Answer]:
+        """See `Runner`. An answer comes when its file is on the disk."""
+        if self._job.overwrite:
+            for file in _prefix_files(self._folder).values():
+                file.unlink()
+        self._next = max(_prefix_files(self._folder), default=-1) + 1
+        assert isinstance(self.spec.batch_size, int), "the spec is complete"
+        count, is_slow = self.spec.batch_size, may_wait(self._job.inputs)
+        waiting: list[_Kept] = []
+        begun = time.monotonic()
+        look = partial(look_at, reader=self._reader, wants=None if planner.earlier is None else planner.wants)
+        with Prefetcher(
+            items,
+            look,
+            ahead=2 * count,
+            shareable=is_shareable,
+            num_bytes=carried_bytes,
+            may_wait=is_slow,
+            stop=stop,
+        ) as prefetcher:
+            while not prefetcher.is_exhausted and not stop():
+                started = time.monotonic()
+                batch = prefetcher.take(count, at_least=0 if is_slow and waiting else None)
+                self._waited_s += time.monotonic() - started
+                if is_slow and waiting and not batch:
+                    time.sleep(_POLL_S)
+                asked = [looked for looked in batch if looked.questions]
+                yield from (_failed(looked, looked.picture.error) for looked in asked if looked.picture.error)
+                begun = begun if waiting else time.monotonic()
+                waiting += self._encode([looked for looked in asked if looked.picture.error is None])
+                age_s = time.monotonic() - begun
+                if waiting and (_is_large(waiting) or age_s > (MAX_AGE_S if batch else _IDLE_AGE_S)):
+                    yield from self._write(waiting)
+                    waiting = []
+        if waiting:
+            yield from self._write(waiting)
+
+    def _encode(self, readable: Sequence[Looked]) -> list[_Kept]:
+        if not readable:
+            return []
+        started = time.perf_counter()
+        pixels = [looked.picture.pixels for looked in readable]
+        stored = self._encoder.encode([one for one in pixels if one is not None])
+        clip_ms = (time.perf_counter() - started) * 1e3
+        return [_Kept(looked, one, clip_ms) for looked, one in zip(readable, stored, strict=True)]
+
+    def _write(self, kept: Sequence[_Kept]) -> Iterator[Answer]:
+        path = self._folder / f"prefixes-{self._next:05d}.safetensors"
+        self._next += 1
+        rows = [(one.looked.picture.digest, one.looked.item.label, one.stored) for one in kept]
+        write_prefixes(path, self._encoder.encoding, rows)
+        for row, one in enumerate(kept):
+            reading = one.looked.picture
+            ms = {"read": reading.elapsed_ms, "clip": one.clip_ms, "total": reading.elapsed_ms + one.clip_ms}
+            place = {"digest": reading.digest, "file": path.name, "row": row}
+            yield _answer(one.looked, text=f"{path.name} row {row}", details=place, ms=ms)
+
+    def waited_s(self, wall_s: float) -> float:
+        """See `Runner`."""
+        return self._waited_s
+
+    def report(self, tally: Tally, wall_s: float) -> str:
+        """See `Runner`; `encode` has no stage times."""
+        return ""
+
+
+def _answer(
+    looked: Looked,
+    *,
+    text: str = "",
+    details: Mapping[str, Any],
+    ms: dict[str, float],
+    error: AnswerError | None = None,
+) -> Answer:
+    question = looked.questions[0]  # there is one: to keep the picture
+    return Answer(
+        index=question.index,
+        picture=looked.item.label,
+        digest=looked.picture.digest,
+        prompt="",
+        text=text,
+        token_ids=(),
+        finish="stop" if error is None else "error",
+        details=details,
+        error=error,
+        ms=ms,
+        tag=question.tag,
+    )
+
+
+def _failed(looked: Looked, error: AnswerError) -> Answer:
+    known = {"digest": looked.picture.digest} if looked.picture.digest else {}
+    return _answer(looked, details=known, ms={"total": looked.picture.elapsed_ms}, error=error)
+
+
+def _is_large(waiting: Sequence[_Kept]) -> bool:
+    num_bytes = sum(tensor.nbytes for tensor in waiting[0].stored.tensors.values())
+    return len(waiting) >= MAX_ROWS or len(waiting) * num_bytes >= MAX_BYTES
+
+
+def _prefix_files(folder: Path) -> dict[int, Path]:
+    found = ((PREFIX_FILE.fullmatch(file.name), file) for file in folder.iterdir())
+    return {int(match[1]): file for match, file in found if match is not None}
+
+
+def _check_folder(folder: Path, encoding: Encoding) -> None:
+    """Raise UsageError for a folder with prefixes of another encoding, or with records of answers."""
+    shown = shown_name(str(folder))
+    if (folder / FIRST_FILE).exists() and (found := read_encoding(str(folder))) != encoding:
+        raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
+    for part in filter(is_part, folder.iterdir()):
+        first = next((record for record in read_records(part) if record["error"] is None), None)
+        if first is not None and "file" not in first:
+            raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
+
+
+def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, _Encoder]:
+    """The encoder, and the complete spec."""
+    if spec.batch_size == AUTO:
+        spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
+    how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}
+    if keeps == "keys_values":
+        return _open_model(spec, how)
+    if spec.vision_kind != "torch":
+        return _open_exported(spec, how)
+    return _open_weights(spec, sources, how)
+
+
+def _open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, _Encoder]:
+    parts = assemble_parts(spec)
+    parts.info.require_adapter()
+    encoding = Encoding(
+        name=parts.info.name,
+        digest=parts.info.digest,
+        vision=parts.model.vision_config,
+        fingerprint={},  # the digest identifies the whole model
+        # float32 holds the numbers of both an exported encoder and the decoder.
+        dtype=parts.info.dtype if parts.info.encoder is None else "float32",
+        precision=parts.info.precision,
+        encoder=parts.info.encoder,
+        **how,
+    )
+    encoder = _Encoder(encoding=encoding, vision=parts.vision, device=parts.info.device, runner=parts.runner)
+    return parts.spec, encoder
+
+
+def _open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, _Encoder]:
+    """An exported encoder. No other file of the model is needed."""
+    check_encoder_exists(spec)
+    assert spec.encoder is not None, "the spec checks that there is one"
+    kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
+    graph = GraphSpec(
+        kind=kind, path=spec.encoder, device_id=spec.encoder_device or 0, own_process=spec.encoder_process
+    )
+    exported = open_encoder(graph)
+    if exported.card is None:
+        exported.close()
+        raise GraphError(
+            f"The encoder `{spec.encoder}` does not name its model, so its prefixes would go with none",
+            hint="export it with `llama-adapter export onnx`, and for an OM go on with `export om`",
+        )
+    card = exported.card
+    encoding = Encoding(
+        name=card.name,
+        digest=_encoder_digest(card.vision, card.fingerprint),
+        vision=card.vision,
+        fingerprint=card.fingerprint,
+        dtype=card.dtype,
+        precision=FLOAT,
+        encoder=encoder_identity(spec, channel_order=exported.channel_order),
+        **how,
+    )
+    spec = _completed(spec, encoding, device="cpu" if kind == "onnx" else f"om:{graph.device_id}")
+    return spec, _Encoder(encoding=encoding, vision=exported, device=spec.device)
+
+
+def _open_weights(
+    spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
+) -> tuple[CaptionerSpec, _Encoder]:
+    """The picture half of a bundle, or of an adapter with its CLIP. The language model is not read."""
+    backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
+    precision: Precision = FLOAT
+    origin, digest = None, ""
+    if sources.adapter is not None:
+        name, config, state = read_encoder(
+            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
+        )
+        num_weights = sum(tensor.numel() for tensor in state.values())
+        dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
+    else:
+        order = None if sources.channel_order == "auto" else sources.channel_order
+        model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
+        name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
+        precision, origin = model.precision, model.origin
+        num_weights = sum(tensor.numel() for tensor in state.values())
+        sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
+        dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
+    halves = fingerprint(state) if origin is None else dict(origin.fingerprint)
+    state = convert_precision(dict(state), sketch(config), dtype=dtype, wanted=precision)
+    assert isinstance(spec.batch_size, int), "`auto` was replaced"
+    vision = place_encoder(config, state, num_rows=spec.batch_size, operators=spec.operators, backend=backend)
+    encoding = Encoding(
+        name=name,
+        digest=digest or _encoder_digest(config, halves),
+        vision=config,
+        fingerprint=halves,
+        dtype=dtype_name(dtype),
+        precision=precision,
+        encoder=None,
+        **how,
+    )
+    spec = _completed(spec, encoding, device=str(backend.device))
+    return dataclasses.replace(spec, precision=precision), _Encoder(
+        encoding=encoding, vision=vision, device=backend.name
+    )
+
+
+def _completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> CaptionerSpec:
+    order = encoding.vision.channel_order
+    return dataclasses.replace(
+        spec, vision=spec.vision_kind, device=device, dtype=encoding.dtype, channel_order=order, mode=EAGER
+    )
+
+
+def _encoder_digest(config: VisionConfig, halves: Mapping[str, str]) -> str:
+    """Stands for the model's digest where the language model is not at hand."""
+    return hashlib.sha256(json.dumps([config.to_dict(), dict(halves)], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Prefix files: pictures that one machine encoded, for a decoder on another."""
