@@ -12,6 +12,7 @@ from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, CaptionerSpec
+from llama_adapter.app.prefixes import is_prefixes
 from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.registry import entries_by_command, installed, question_of, tasks
 from llama_adapter.app.terminal.stderr_lines import say
@@ -370,8 +371,6 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def are_encoded(inputs: "InputSpec") -> bool:
     """Whether the inputs are prefix files. Raises UsageError if only some are."""
-    from llama_adapter.app.prefixes.file import is_prefixes
-
     encoded = [name for name in inputs.paths if is_prefixes(name)]
     if encoded and (len(encoded) < len(inputs.paths) or inputs.lists or inputs.manifests):
         raise UsageError(
@@ -392,7 +391,7 @@ def _for_prefixes(spec: CaptionerSpec, inputs: "InputSpec", options: argparse.Na
 
 def _check_out(out: str | None) -> None:
     """Raise UsageError for a file name that promises another format than records, and for a folder of prefixes."""
-    if out is not None and os.path.isfile(os.path.join(out, "prefixes-00000.safetensors")):
+    if out is not None and os.path.isdir(out) and is_prefixes(out):
         raise UsageError(f"`{out}` holds encoded pictures and their records", hint="name another place for the answers")
     kind = _DERIVED.get(os.path.splitext(out or "")[1].lower())
     if kind is not None:

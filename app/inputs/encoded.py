@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from llama_adapter.app.inputs.items import PictureInput
-from llama_adapter.app.prefixes.file import PREFIX_FILE, PrefixFileError, PrefixRow, read_prefix_file
+from llama_adapter.app.prefixes import PREFIX_FILE
+from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, read_prefix_file
 from llama_adapter.app.records.picture_names import name_key
 from llama_adapter.app.records.record import PART_NAME, Record, RecordFileError, read_records
 from llama_adapter.app.tasks.answers import AnswerError

@@ -9,7 +9,6 @@ from itertools import islice
 
 from llama_adapter.app.inputs.addresses import check_remote, is_remote, remote_inputs
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
-from llama_adapter.app.inputs.encoded import prefix_inputs
 from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.inputs.items import InputsError, InputSpec, PictureInput
 from llama_adapter.app.inputs.lines import (
@@ -24,7 +23,7 @@ from llama_adapter.app.inputs.lines import (
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from llama_adapter.app.inputs.prompts import check_prompts, prompt_inputs
-from llama_adapter.app.prefixes.file import is_prefixes
+from llama_adapter.app.prefixes import is_prefixes
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
@@ -144,6 +143,8 @@ def _listed(line: bytes) -> bytes:
 def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
     """A name without wildcards. `root` is for files that a pattern found; folders and archives are roots themselves."""
     if is_prefixes(name):
+        from llama_adapter.app.inputs.encoded import prefix_inputs  # brings numpy with it
+
         yield from prefix_inputs(name)
     elif os.path.isdir(name):
         for item in folder_inputs(name, recursive=recursive):

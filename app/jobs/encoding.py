@@ -28,9 +28,8 @@ from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes import FIRST_FILE, PREFIX_FILE
 from llama_adapter.app.prefixes.file import (
-    FIRST_FILE,
-    PREFIX_FILE,
     Encoding,
     Kept,
     StoredPicture,

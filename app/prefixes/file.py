@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from llama_adapter.app.prefixes import FIRST_FILE
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.json_object import check_fields, read_object
@@ -27,8 +28,6 @@ from llama_adapter.vision.errors import PictureError
 
 Kept = Literal["queries", "keys_values"]  # visual queries alone, or also the adapter keys and values
 
-PREFIX_FILE: Final = re.compile(r"prefixes-(\d{5,})\.safetensors")
-FIRST_FILE: Final = "prefixes-00000.safetensors"
 _VERSION: Final = 1
 _KEY: Final = "llama_adapter_prefixes"
 _HINT: Final = "copy the folder again, or encode the pictures again with `llama-adapter encode`"
@@ -124,13 +123,6 @@ class Entry(NamedTuple):
     digest: str  # SHA-256 of the picture's file, hexadecimal
     name: str  # as records have it
     crc32: int  # of the row's numbers
-
-
-def is_prefixes(name: str) -> bool:
-    """Whether a name is that of a prefix file, or of a folder of them."""
-    if os.path.isdir(name):
-        return os.path.isfile(os.path.join(name, FIRST_FILE))
-    return name.endswith(".safetensors") and os.path.isfile(name)
 
 
 def read_encoding(place: str) -> Encoding:
