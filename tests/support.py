@@ -55,12 +55,13 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "traces",
         ),
     ),
-    "Encoder": (ENCODER, ("visual query of the reference", "any number of pictures", "several batch sizes", "doctor")),
+    "Encoder": (ENCODER, ("visual query of the reference", "any number of pictures", "several batch sizes", "prefix files", "doctor")),
     "Programs": (
         HOST,
         (
             "caption, ask: resume after kill -9",
             "generate: resume after kill -9",
+            "encode: resume after kill -9",
             "demo_bsz.py",
             "settings from files and the environment",
             "pipeline, InferTask",

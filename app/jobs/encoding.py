@@ -57,7 +57,7 @@ from llama_adapter.vision.config import VisionConfig
 # A file is written when it is this large or this old, so that a killed run loses little and a million pictures give
 # about a thousand files of the released models.
 MAX_ROWS: Final = 1024
-MAX_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 128 << 20  # in float32
 MAX_AGE_S: Final = 30.0
 _IDLE_AGE_S, _POLL_S = 2.0, 0.1  # while a list on stdin has nothing new
 
