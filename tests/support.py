@@ -36,6 +36,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "CAPTION adapters (one query)",
             "adapters with CLIP inside",
             "LLaMA without adapter",
+            "LLaMA-Adapter V1 for texts",
         ),
     ),
     "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights")),
@@ -55,7 +56,10 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "traces",
         ),
     ),
-    "Encoder": (ENCODER, ("visual query of the reference", "any number of pictures", "several batch sizes", "prefix files", "doctor")),
+    "Encoder": (
+        ENCODER,
+        ("visual query of the reference", "any number of pictures", "several batch sizes", "prefix files", "doctor"),
+    ),
     "Programs": (
         HOST,
         (

@@ -27,6 +27,7 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_mode
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
@@ -91,6 +92,12 @@ def assemble_parts(
             identity = check_encoding(encoding, model, spec=spec)
         elif card is not None:
             check_card(card, model, spec=spec)
+        if not model.vision_state and vision is None:
+            if exported is not None or spec.encoder is not None:
+                raise CheckpointError(
+                    f"The adapter `{spec.adapter}` is for texts and sees no pictures, so `{spec.encoder}` has no use"
+                )
+            vision, is_encoded_elsewhere = NoEncoder(), True
         placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
         foreign_note = ""
@@ -112,6 +119,7 @@ def assemble_parts(
             title = find_scheme(model.precision).title
             widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
         stack.pop_all()
+    has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
@@ -138,7 +146,8 @@ def assemble_parts(
             notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
-            has_adapter=model.decoder_config.num_adapter_layers > 0,
+            has_adapter=has_adapter and not is_for_texts,
+            has_text_adapter=has_adapter and is_for_texts,
         ),
         model=dataclasses.replace(model, vision_state={}, decoder_state={}),
         backend=backend,

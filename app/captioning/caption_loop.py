@@ -95,9 +95,10 @@ class CaptionLoop:
         return [known[one] if isinstance(one, str) else next(rest) for one in pictures], clip_ms
 
     def _encode_text_prefix(self, wanted: TextPrefix) -> tuple[EncodedPicture, float]:
-        if wanted == "none":
+        if wanted != "zeros":
             self._clock.enter("pre")
-            return EncodedPicture(self._engine.empty_prefix()), 0.0
+            engine = self._engine
+            return EncodedPicture(engine.empty_prefix() if wanted == "none" else engine.learned_prefix()), 0.0
         [picture], clip_ms = self._encode_pixels([self._text_prefixes.zeros])
         return picture._replace(unfamiliar=None), clip_ms
 

@@ -112,9 +112,10 @@ def _add_prompt_files(group: Any) -> None:
     group.add_argument("--raw", action="store_true", help="prompts without the instruction template")
     group.add_argument(
         "--text-prefix",
-        choices=("none", "zeros"),
-        help="what the model attends to in place of a picture: nothing, or a picture of zeros, as in the training of "
-        "LLaMA-Adapter V2 on texts (default: zeros with an adapter, none without)",
+        choices=("none", "zeros", "learned"),
+        help="what the model attends to in place of a picture: nothing, a picture of zeros, as in the training of "
+        "LLaMA-Adapter V2 on texts, or what an adapter of LLaMA-Adapter V1 learned (default: what the model was "
+        "trained with)",
     )
     group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
 

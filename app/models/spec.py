@@ -10,7 +10,8 @@ Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
 Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
+# What a text without a picture attends to: nothing, a picture of zeros, or what an adapter for texts learned.
+TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
@@ -119,10 +120,16 @@ class ModelInfo:
     context: int  # tokens of prompt and answer together
     default_prompt: str  # for captions
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
-    has_adapter: bool = True  # False: LLaMA alone, which answers texts and sees no pictures
+    has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
+    has_text_adapter: bool = False  # of LLaMA-Adapter V1
 
     def require_adapter(self) -> None:
-        """Raise UsageError if this is LLaMA alone, which sees no pictures."""
+        """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""
+        if self.has_text_adapter:
+            raise UsageError(
+                f"The adapter `{self.name}` is one of LLaMA-Adapter V1 for texts, and sees no pictures",
+                hint="`llama-adapter generate` answers prompts with it",
+            )
         if not self.has_adapter:
             raise UsageError(
                 f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
@@ -132,9 +139,11 @@ class ModelInfo:
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
         """What a text without a picture attends to; by default what the model was trained with.
 
-        Trainers of LLaMA-Adapter give examples without a picture an all-zeros one. Raises ValueError if a LLaMA
-        without adapter is asked for one.
+        Trainers of LLaMA-Adapter V2 give examples without a picture an all-zeros one. Raises ValueError for a prefix
+        that the model does not have.
         """
         if wanted == "zeros" and not self.has_adapter:
             raise ValueError("text_prefix zeros needs a model with adapter")
-        return wanted or ("zeros" if self.has_adapter else "none")
+        if wanted == "learned" and not self.has_text_adapter:
+            raise ValueError("text_prefix learned needs an adapter for texts, of LLaMA-Adapter V1")
+        return wanted or ("zeros" if self.has_adapter else "learned" if self.has_text_adapter else "none")

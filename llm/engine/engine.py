@@ -50,10 +50,15 @@ class Engine:
         """The prefix of a picture whose keys and gated values were projected before."""
         return self._runner.stored_prefix(k_ANQH, v_ANQH)
 
-    def empty_prefix(self) -> Prefix:
-        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+    def learned_prefix(self) -> Prefix:
+        """The prefix of the adapter's own queries, without a visual query: that of an adapter for texts."""
         sizes = self._runner.config.decoder
         [prefix] = self._runner.project_prefix(torch.zeros(1, sizes.num_queries, sizes.dim))
+        return prefix
+
+    def empty_prefix(self) -> Prefix:
+        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+        prefix = self.learned_prefix()
         return Prefix(torch.zeros_like(prefix.k), torch.zeros_like(prefix.v))
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
