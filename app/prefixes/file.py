@@ -254,19 +254,19 @@ class PrefixRow:
         shown = f"`{shown_name(self.path)}`"
         try:
             file = read_prefix_file(self.path)
+            if file.encoding != wanted:
+                raise PictureError("unsupported", f"{shown} {differences(file.encoding, wanted)}.")
+            if self.row >= len(file.entries) or file.entries[self.row].digest != self.digest:
+                raise PictureError("truncated", f"Row {self.row} of {shown} does not hold this picture; {_HINT}.")
             with open(self.path, "rb") as opened:
-                entry = file.entries[self.row] if self.row < len(file.entries) else None
                 parts = {name: self._part(opened.fileno(), file, name) for name in file.tensors}
         except PrefixFileError as error:
             is_there = os.path.exists(self.path)
             raise PictureError("unreadable" if is_there else "missing", f"{error.message}; {error.hint}.") from None
         except OSError as error:
             raise PictureError("unreadable", f"Wanted an encoded picture in {shown}: {error.strerror}.") from None
-        if file.encoding != wanted:
-            raise PictureError("unsupported", f"{shown} {differences(file.encoding, wanted)}.")
-        if entry is None or entry.digest != self.digest or _checksum(parts.values()) != entry.crc32:
-            problem = "does not hold this picture" if entry is None or entry.digest != self.digest else "is damaged"
-            raise PictureError("truncated", f"Row {self.row} of {shown} {problem}; {_HINT}.")
+        if _checksum(parts.values()) != file.entries[self.row].crc32:
+            raise PictureError("truncated", f"Row {self.row} of {shown} is damaged; {_HINT}.")
         tensors = {name: _numbers(parts[name], wanted.dtype, shape) for name, (_, shape) in file.tensors.items()}
         return StoredPicture(tensors["queries"], tensors.get("keys"), tensors.get("values"))
 
