@@ -40,7 +40,7 @@ def prefix_inputs(name: str) -> Iterator[PictureInput]:
 
 
 def _current_records(folder: str) -> Iterator[Record]:
-    """The records that count, with some 50 bytes of memory for each one of the folder."""
+    """The records that count, in 80 bytes of memory for each one of the folder."""
     numbered = ((PART_NAME.fullmatch(part.name), part) for part in Path(folder).iterdir())
     parts = [part for _, part in sorted((int(match[1]), part) for match, part in numbered if match is not None)]
     if not parts:
