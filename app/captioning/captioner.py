@@ -160,8 +160,9 @@ class Captioner:
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
-            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`.
-            encoder: file of an exported encoder, for `vision` onnx and om.
+            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
+                pictures come from prefix files.
+            encoder: file of an exported encoder, for `vision` onnx and om; a prefix file or folder, for prefixes.
             encoder_process: run the exported encoder in its own process. Default: False.
             encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
             device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
@@ -284,7 +285,8 @@ class Captioner:
         Parameters:
             pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
                 PIL images, and arrays or tensors of pixels. A folder means the pictures in it, a pattern such as
-                `"photos/**/*.jpg"` those that it matches, a tar archive its members. Pixels are RGB of any size, uint8
+                `"photos/**/*.jpg"` those that it matches, a tar archive its members, a prefix file or folder the
+                pictures that `llama-adapter encode` encoded. Pixels are RGB of any size, uint8
                 or floats (0 to 1, or 0 to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
@@ -397,8 +399,8 @@ class Captioner:
             prompts: one or several. A text is an instruction; a tuple (instruction, input), a `RawPrompt` and a list of
                 token ids are one prompt too. Several come in a list or another iterable.
             text_prefix: what the model attends to in place of a picture. `"zeros"`: a picture of zeros, as in the
-                training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero. Default:
-                zeros for a model with adapter, none for LLaMA alone.
+                training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero.
+                `"learned"`: what an adapter of LLaMA-Adapter V1 learned. Default: what the model was trained with.
 
         The other parameters are those of `generate`. Raises, before anything is computed, ValueError, TypeError,
         PromptTooLongError, PromptError and ImportError as `generate`.

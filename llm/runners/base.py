@@ -95,7 +95,7 @@ class Runner(Protocol):
         """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
-        """Keys and gated values of one picture, (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
+        """Keys and gated values of one picture, float32 (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
 
     def run(self, plan: Plan) -> Result:
         """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""

@@ -12,6 +12,9 @@ import torch
 
 from llama_adapter import Answer, Captioner, RawPrompt, TextDelta, UsageError
 from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
+from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.checkpoints import ModelSources, read_encoder
 from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -238,6 +241,12 @@ def test_an_adapter_of_v1_answers_as_a_naive_float64_loop(heads: int, operators:
 def test_an_adapter_of_v1_sees_no_pictures_and_others_learned_no_text(captioner: Captioner, tmp_path: Path) -> None:
     v1_adapter(tmp_path / "v1.pth")
 
+    sources = ModelSources(**LLAMA, adapter=tmp_path / "v1.pth")
+    assert {finding.level for finding in diagnose(sources)} == {"ok"}
+    with pytest.raises(CheckpointError):
+        convert(sources, tmp_path / "bundle")
+    with pytest.raises(CheckpointError):
+        read_encoder(tmp_path / "v1.pth", clip=model_options()["clip"])
     with Captioner.load(**LLAMA, adapter=tmp_path / "v1.pth") as texts:
         with pytest.raises(UsageError):
             texts.caption(picture())
