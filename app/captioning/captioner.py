@@ -10,16 +10,16 @@ from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
-import torch
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
 from llama_adapter.app.captioning.looking import Looked, Wants, carried_bytes, is_shareable, look_at
+from llama_adapter.app.captioning.open_parts import open_parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.trace import Trace
@@ -48,7 +48,10 @@ from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import ChannelOrder
-from llama_adapter.vision.encoder import zero_picture
+from llama_adapter.vision.pixels import zero_picture
+
+if TYPE_CHECKING:  # exported models run without torch
+    import torch
 
 # Everything that users of a captioner need, from one module.
 __all__ = [
@@ -136,11 +139,14 @@ class Captioner:
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
         vision: VisionKind | None = DEFAULTS.vision,
+        decoder: StrPath | None = DEFAULTS.decoder,
         encoder: StrPath | None = DEFAULTS.encoder,
         encoder_process: bool = DEFAULTS.encoder_process,
-        encoder_device: int | None = DEFAULTS.encoder_device,
-        device: str | torch.device = DEFAULTS.device,
-        dtype: str | torch.dtype = DEFAULTS.dtype,
+        encoder_device: int | str | None = DEFAULTS.encoder_device,
+        provider_option: Sequence[str] = DEFAULTS.provider_option,
+        provider_config: StrPath | None = DEFAULTS.provider_config,
+        device: "str | torch.device" = DEFAULTS.device,
+        dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
         operators: Literal["auto", "aten"] = DEFAULTS.operators,
@@ -162,9 +168,13 @@ class Captioner:
             context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
                 pictures come from prefix files.
+            decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
             encoder: file of an exported encoder, for `vision` onnx and om; a prefix file or folder, for prefixes.
             encoder_process: run the exported encoder in its own process. Default: False.
-            encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
+            encoder_device: device of an OM, 0 to 255; default: the decoder's device if it can run an OM, else 0. For
+                onnx `"cpu"` (default), `"cuda:0"` or `"npu:0"`.
+            provider_option: options of onnxruntime's execution provider, such as `"gpu_mem_limit=1000000000"`.
+            provider_config: INI file with the same, in sections such as `[CUDAExecutionProvider]`.
             device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
                 or a `torch.device`.
             dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a
@@ -194,7 +204,7 @@ class Captioner:
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
         """Load the model of a spec; raises as `load`."""
-        return cls(assemble_parts(spec))
+        return cls(open_parts(spec))
 
     @property
     def allowed_hosts(self) -> tuple[AllowedHost, ...]:

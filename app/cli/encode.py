@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
     if os.path.lexists(options.out) and not os.path.isdir(options.out):
         raise UsageError(f"--out is a folder, and `{options.out}` is a file")
-    from llama_adapter.app.encoder_export.to_onnx import EncoderSources
+    from llama_adapter.app.graph_export.to_onnx import EncoderSources
     from llama_adapter.app.jobs.encoding import EncodeRunner
     from llama_adapter.app.jobs.job import Job
     from llama_adapter.app.jobs.run import run_job

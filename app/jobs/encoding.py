@@ -15,7 +15,7 @@ import numpy as np
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.encoder_export.to_onnx import EncoderSources
+from llama_adapter.app.graph_export.to_onnx import EncoderSources
 from llama_adapter.app.inputs import may_wait
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
@@ -23,7 +23,7 @@ from llama_adapter.app.measuring.report import Tally
 from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import read_encoder
-from llama_adapter.app.models.encoders import check_encoder_exists, encoder_identity
+from llama_adapter.app.models.encoders import check_encoder_exists, encoder_identity, encoder_spec
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.sketch import ModelSizes, sketch
@@ -45,12 +45,11 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.runtime.text import shown_name
-from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.backends.exported import open_encoder
 from llama_adapter.vision.config import VisionConfig
 
@@ -74,11 +73,11 @@ class _Encoder:
     def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
         """Pixels as the reader gives them -> encoded pictures."""
         query_BQD = self.vision.encode(np.stack(pixels))
-        queries = query_BQD.float().cpu().numpy()
+        queries = as_array(query_BQD)
         if self.runner is None:
             return [StoredPicture(query_QD) for query_QD in queries]
         prefixes = self.runner.project_prefix(query_BQD)
-        pairs = ((part[:, 0].float().cpu().numpy() for part in prefix) for prefix in prefixes)
+        pairs = ((as_array(part[:, 0]) for part in prefix) for prefix in prefixes)
         return [StoredPicture(query_QD, *pair) for query_QD, pair in zip(queries, pairs, strict=True)]
 
 
@@ -286,11 +285,7 @@ def _open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerS
 def _open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, _Encoder]:
     """An exported encoder. No other file of the model is needed."""
     check_encoder_exists(spec)
-    assert spec.encoder is not None, "the spec checks that there is one"
-    kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
-    graph = GraphSpec(
-        kind=kind, path=spec.encoder, device_id=spec.encoder_device or 0, own_process=spec.encoder_process
-    )
+    graph = encoder_spec(spec, backend=open_backend("cpu"), mode=EAGER)  # beside no decoder
     exported = open_encoder(graph)
     if exported.card is None:
         exported.close()
@@ -309,7 +304,7 @@ def _open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[Caption
         encoder=encoder_identity(spec, channel_order=exported.channel_order),
         **how,
     )
-    spec = _completed(spec, encoding, device="cpu" if kind == "onnx" else f"om:{graph.device_id}")
+    spec = _completed(spec, encoding, device="cpu" if graph.kind == "onnx" else f"npu:{graph.device_id}")
     return spec, _Encoder(encoding=encoding, vision=exported, device=spec.device)
 
 

@@ -1,9 +1,12 @@
 """What a captioner is made of, as plain values: the one place of the defaults."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
@@ -14,6 +17,8 @@ ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
+EXPORTED: Final = "exported"  # the mode of a decoder as static graphs
+PLAIN_MODES: Final = ("eager", EXPORTED)  # nothing is compiled before the first picture
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_READER: Final[ReaderKind] = "process"
@@ -36,10 +41,14 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512
+    decoder: str | None = None  # folder of an exported decoder, in place of the model's own
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
     encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
-    encoder_device: int | None = None  # of an OM; None: the decoder's if it can run one, else 0
+    # By number for an OM, or by name. None: for an OM the decoder's if it can run one, else 0; for ONNX the CPU.
+    encoder_device: int | str | None = None
+    provider_option: Sequence[str] = ()  # key=value, for onnxruntime's execution provider
+    provider_config: str | None = None  # INI file with the same
     device: str = AUTO  # the first accelerator, or the CPU
     dtype: str = AUTO  # what the device computes best, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
@@ -52,7 +61,7 @@ class CaptionerSpec:
     @property
     def is_embedded(self) -> bool:
         """Whether this is the embedded model."""
-        return self.model is None and self.llama_dir is None
+        return self.model is None and self.llama_dir is None and self.decoder is None
 
     @property
     def is_llama_alone(self) -> bool:
@@ -69,7 +78,7 @@ class CaptionerSpec:
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "encoder"):
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder", "provider_config"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
@@ -94,14 +103,35 @@ class CaptionerSpec:
             raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter {maker}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
-        if self.encoder_device is not None and (self.vision_kind != "om" or not 0 <= self.encoder_device <= 255):
-            raise ValueError(f"encoder_device is 0 to 255 and goes with vision om, got {self.encoder_device}")
+        if self.encoder_device is not None:
+            self._check_encoder_device(self.encoder_device)
+        if self.vision_kind != "onnx" and (self.provider_option or self.provider_config is not None):
+            raise ValueError("provider_option and provider_config go with vision onnx")
+        object.__setattr__(self, "provider_option", tuple(self.provider_option))  # lists come from flags and files
+        for text in self.provider_option:
+            split_option(text)
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
             raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
+        if self.decoder is not None and (
+            self.precision is not None or self.mode != "eager" or self.operators != "auto"
+        ):
+            raise ValueError("precision, mode and operators of an exported decoder are those of its export")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
             raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
+
+    def _check_encoder_device(self, device: int | str) -> None:
+        """Raise ValueError for a device that does not run this kind of encoder."""
+        if self.vision_kind == "torch":
+            raise ValueError("encoder_device goes with vision onnx or om")
+        try:
+            if self.vision_kind == "om":
+                om_device_id(device)
+            else:
+                split_device(str(device))
+        except ValueError as error:
+            raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

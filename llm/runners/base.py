@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.sampler import Draw
-from llama_adapter.runtime.operators import Operators
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.draw import Draw
 
 TokenIds = tuple[int, ...]
 
@@ -88,11 +86,14 @@ class Runner(Protocol):
     def config(self) -> EngineConfig: ...
 
     @property
-    def operators(self) -> Operators:
-        """The operators that the decoder computes with."""
+    def operators_name(self) -> str:
+        """Name of the operators that the decoder computes with, for people."""
 
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
-        """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        """Visual query (B, Q, D), as the vision backend gives it -> one prefix (A, 1, N, Q, H) per picture."""
+
+    def empty_prefix(self) -> Prefix:
+        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
         """Keys and gated values of one picture, float32 (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
