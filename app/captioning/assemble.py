@@ -12,14 +12,13 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
-    check_encoder_exists,
     check_encoding,
     check_sizes,
-    encoder_identity,
     encoder_spec,
     examine,
     om_card,
 )
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.quantised_model import quantise_model

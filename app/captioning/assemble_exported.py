@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.models.exported_encoder import encoder_graph
 from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
@@ -125,11 +126,7 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
     if spec.encoder is not None and spec.vision_kind == "prefixes":
         return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)
     if spec.encoder is not None:
-        kind: Any = spec.vision_kind
-        graph = GraphSpec(
-            kind=kind, path=spec.encoder, device_id=spec.encoder_device or 0, own_process=spec.encoder_process
-        )
-        encoder = _open_checked(graph, exported)
+        encoder = _open_checked(encoder_graph(spec), exported)
         return ArrayEncoder(encoder), None
     if spec.model is not None or spec.llama_dir is not None:
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder

@@ -65,10 +65,10 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
     if os.path.lexists(options.out) and not os.path.isdir(options.out):
         raise UsageError(f"--out is a folder, and `{options.out}` is a file")
-    from llama_adapter.app.graph_export.to_onnx import EncoderSources
     from llama_adapter.app.jobs.encoding import EncodeRunner
     from llama_adapter.app.jobs.job import Job
     from llama_adapter.app.jobs.run import run_job
+    from llama_adapter.app.models.spec import EncoderSources
     from llama_adapter.app.settings.sources import to_run_again
     from llama_adapter.app.tasks.question import Question
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -10,24 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.graph_export.to_onnx import EncoderSources
 from llama_adapter.app.inputs import may_wait
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
 from llama_adapter.app.measuring.report import Tally
-from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
-from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import read_encoder
-from llama_adapter.app.models.encoders import check_encoder_exists, encoder_identity, encoder_spec
-from llama_adapter.app.models.memory_fit import place_encoder
-from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.sketch import ModelSizes, sketch
-from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, EncoderSources, ModelInfo
 from llama_adapter.app.prefixes import FIRST_FILE, PREFIX_FILE
 from llama_adapter.app.prefixes.file import (
     Encoding,
@@ -41,17 +30,9 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.records.record import is_part, read_records
 from llama_adapter.app.tasks.answers import Answer, AnswerError
-from llama_adapter.llm.runners.base import Runner
-from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
-from llama_adapter.runtime.errors import GraphError, UsageError
-from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
-from llama_adapter.vision.backends.base import VisionBackend, as_array
-from llama_adapter.vision.backends.exported import open_encoder
-from llama_adapter.vision.config import VisionConfig
 
 # A file is written when it is this large or this old, so that a killed run loses little and a million pictures give
 # about a thousand files of the released models.
@@ -59,26 +40,6 @@ MAX_ROWS: Final = 1024
 MAX_BYTES: Final = 128 << 20  # in float32
 MAX_AGE_S: Final = 30.0
 _IDLE_AGE_S, _POLL_S = 2.0, 0.1  # while a list on stdin has nothing new
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Encoder:
-    """An open picture encoder, and what the files say of it."""
-
-    encoding: Encoding
-    vision: VisionBackend
-    device: str
-    runner: Runner | None = None  # projects keys and values
-
-    def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
-        """Pixels as the reader gives them -> encoded pictures."""
-        query_BQD = self.vision.encode(np.stack(pixels))
-        queries = as_array(query_BQD)
-        if self.runner is None:
-            return [StoredPicture(query_QD) for query_QD in queries]
-        prefixes = self.runner.project_prefix(query_BQD)
-        pairs = ((as_array(part[:, 0]) for part in prefix) for prefix in prefixes)
-        return [StoredPicture(query_QD, *pair) for query_QD, pair in zip(queries, pairs, strict=True)]
 
 
 class _Kept(NamedTuple):
@@ -118,7 +79,7 @@ class EncodeRunner:
                 dtype=encoding.dtype,
                 precision=self.spec.precision or FLOAT,
                 vision=encoder.vision.name,
-                mode=EAGER,
+                mode="eager",
                 operators=self.spec.operators,
                 encoder=encoding.encoder,
                 context=0,
@@ -252,110 +213,13 @@ def _check_folder(folder: Path, encoding: Encoding) -> None:
             raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
 
 
-def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, _Encoder]:
+def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:
     """The encoder, and the complete spec."""
     if spec.batch_size == AUTO:
         spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
     how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}
-    if keeps == "keys_values":
-        return _open_model(spec, how)
-    if spec.vision_kind != "torch":
-        return _open_exported(spec, how)
-    return _open_weights(spec, sources, how)
+    if keeps == "queries" and spec.vision_kind != "torch":
+        return open_exported(spec, how)
+    from llama_adapter.app.jobs.torch_encoders import open_model, open_weights
 
-
-def _open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, _Encoder]:
-    parts = assemble_parts(spec)
-    parts.info.require_adapter()
-    encoding = Encoding(
-        name=parts.info.name,
-        digest=parts.info.digest,
-        vision=parts.model.vision_config,
-        fingerprint={},  # the digest identifies the whole model
-        # float32 holds the numbers of both an exported encoder and the decoder.
-        dtype=parts.info.dtype if parts.info.encoder is None else "float32",
-        precision=parts.info.precision,
-        encoder=parts.info.encoder,
-        **how,
-    )
-    encoder = _Encoder(encoding=encoding, vision=parts.vision, device=parts.info.device, runner=parts.runner)
-    return parts.spec, encoder
-
-
-def _open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, _Encoder]:
-    """An exported encoder. No other file of the model is needed."""
-    check_encoder_exists(spec)
-    graph = encoder_spec(spec, backend=open_backend("cpu"), mode=EAGER)  # beside no decoder
-    exported = open_encoder(graph)
-    if exported.card is None:
-        exported.close()
-        raise GraphError(
-            f"The encoder `{spec.encoder}` does not name its model, so its prefixes would go with none",
-            hint="export it with `llama-adapter export onnx`, and for an OM go on with `export om`",
-        )
-    card = exported.card
-    encoding = Encoding(
-        name=card.name,
-        digest=_encoder_digest(card.vision, card.fingerprint),
-        vision=card.vision,
-        fingerprint=card.fingerprint,
-        dtype=card.dtype,
-        precision=FLOAT,
-        encoder=encoder_identity(spec, channel_order=exported.channel_order),
-        **how,
-    )
-    spec = _completed(spec, encoding, device="cpu" if graph.kind == "onnx" else f"npu:{graph.device_id}")
-    return spec, _Encoder(encoding=encoding, vision=exported, device=spec.device)
-
-
-def _open_weights(
-    spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
-) -> tuple[CaptionerSpec, _Encoder]:
-    """The picture half of a bundle, or of an adapter with its CLIP. The language model is not read."""
-    backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
-    precision: Precision = FLOAT
-    origin, digest = None, ""
-    if sources.adapter is not None:
-        name, config, state = read_encoder(
-            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
-        )
-        num_weights = sum(tensor.numel() for tensor in state.values())
-        dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
-    else:
-        order = None if sources.channel_order == "auto" else sources.channel_order
-        model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
-        name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
-        precision, origin = model.precision, model.origin
-        num_weights = sum(tensor.numel() for tensor in state.values())
-        sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
-        dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
-    halves = fingerprint(state) if origin is None else dict(origin.fingerprint)
-    state = convert_precision(dict(state), sketch(config), dtype=dtype, wanted=precision)
-    assert isinstance(spec.batch_size, int), "`auto` was replaced"
-    vision = place_encoder(config, state, num_rows=spec.batch_size, operators=spec.operators, backend=backend)
-    encoding = Encoding(
-        name=name,
-        digest=digest or _encoder_digest(config, halves),
-        vision=config,
-        fingerprint=halves,
-        dtype=dtype_name(dtype),
-        precision=precision,
-        encoder=None,
-        **how,
-    )
-    spec = _completed(spec, encoding, device=str(backend.device))
-    return dataclasses.replace(spec, precision=precision), _Encoder(
-        encoding=encoding, vision=vision, device=backend.name
-    )
-
-
-def _completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> CaptionerSpec:
-    order = encoding.vision.channel_order
-    return dataclasses.replace(
-        spec, vision=spec.vision_kind, device=device, dtype=encoding.dtype, channel_order=order, mode=EAGER
-    )
-
-
-def _encoder_digest(config: VisionConfig, halves: Mapping[str, str]) -> str:
-    """Stands for the model's digest where the language model is not at hand."""
-    return hashlib.sha256(json.dumps([config.to_dict(), dict(halves)], sort_keys=True).encode()).hexdigest()
+    return open_weights(spec, sources, how) if keeps == "queries" else open_model(spec, how)

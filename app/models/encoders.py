@@ -1,6 +1,5 @@
 """Exported encoders beside a model: whether they are its own picture half, by their cards or by what they compute."""
 
-import hashlib
 import mmap
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -9,14 +8,13 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
+from llama_adapter.app.models.exported_encoder import encoder_files, encoder_graph
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.prefixes.file import Encoding
-from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
-from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider, provider_of_device
-from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -38,52 +36,10 @@ _SAME, _RELATED = 0.03, 0.3
 
 def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
     """The exported encoder that `spec` names, beside a decoder on `backend`."""
-    assert spec.encoder is not None, "the spec checks that there is one"
-    kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
-    shares_device = backend.capabilities.runs_om and kind == "om"
+    shares_device = backend.capabilities.runs_om and spec.vision_kind == "om"
     beside_decoder = (backend.device.index or 0) if shares_device else 0
-    return GraphSpec(
-        kind=kind,
-        path=spec.encoder,
-        device_id=beside_decoder
-        if kind == "onnx" or spec.encoder_device is None
-        else om_device_id(spec.encoder_device),
-        provider=encoder_provider(spec),
-        # An OM's session changes how streams made after it compute, and graphs make theirs late.
-        own_process=spec.encoder_process or (shares_device and mode != EAGER),
-    )
-
-
-def encoder_provider(spec: CaptionerSpec) -> OnnxProvider:
-    """What runs an ONNX encoder. Raises UsageError for options that the provider does not know."""
-    if spec.vision_kind != "onnx":
-        return CPU
-    device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
-    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
-
-
-def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise GraphError for an encoder that does not exist, before a device is opened or gigabytes are read."""
-    if spec.encoder is not None and not Path(spec.encoder).exists():
-        maker = "encode" if spec.vision_kind == "prefixes" else f"export {spec.vision_kind}"
-        raise GraphError(f"The encoder `{spec.encoder}` does not exist", hint=f"`llama-adapter {maker}` makes one")
-
-
-def encoder_files(spec: CaptionerSpec) -> list[Path]:
-    """The file of an exported encoder, or the OM files of its folder."""
-    assert spec.encoder is not None
-    place = Path(spec.encoder)
-    return sorted(place.glob("*.om")) if place.is_dir() else [place]
-
-
-def encoder_identity(spec: CaptionerSpec, *, channel_order: ChannelOrder = "rgb") -> str:
-    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names.
-
-    `channel_order` is that of the pixels it is given.
-    """
-    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in encoder_files(spec))]
-    given = () if channel_order == "rgb" else (channel_order,)
-    return hashlib.sha256(repr((spec.vision_kind, stats, *given)).encode()).hexdigest()[:16]
+    # An OM's session changes how streams made after it compute, and graphs make theirs late.
+    return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
 
 
 def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> int:

@@ -135,6 +135,26 @@ class CaptionerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSources:
+    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
+
+    model: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.adapter is not None:
+            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
+        if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
+            raise ValueError("clip and visual_heads go with adapter, which is missing")
+        for name in ("model", "adapter", "clip"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a path, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
     """A loaded model, as reports and records describe it."""
 

@@ -21,6 +21,7 @@ from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.records.record import read_records
 from tests.app.command import Run
+from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import ROOT, model_flags, model_options, picture
 from tests.fakes.exported import golden_onnx
 
@@ -87,9 +88,7 @@ def test_the_decoder_needs_no_clip_and_the_encoder_no_llama(run: Run, folder: Pa
     assert ours.texts() == theirs.texts()
 
 
-def test_streams_over_prefixes_are_those_over_the_pictures(
-    run: Run, folder: Path, bundle: Path, tmp_path: Path
-) -> None:
+def test_streams_are_those_over_the_pictures(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
     prefixes = tmp_path / "prefixes"
     run("encode", str(folder), "--model", str(bundle), "--out", str(prefixes), HERE)
 
@@ -124,21 +123,52 @@ def test_every_dtype_and_kind_of_operators_answers_alike(
         assert in_order(ours.records) == in_order(theirs.records)
 
 
+def without_torch(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and records of a command in a process that does not import torch."""
+    program = (
+        "import sys; from llama_adapter.__main__ import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, *arguments, "--quiet", "--format", "jsonl"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.returncode, [json.loads(line) for line in ran.stdout.splitlines()]
+
+
 @pytest.mark.slow
 @pytest.mark.proves("prefix files", "ONNX")
-def test_an_exported_encoder_encodes_alone(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
+def test_an_exported_encoder_encodes_alone_and_without_torch(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
     prefixes, exported = str(tmp_path / "prefixes"), ["--encoder", str(golden_onnx())]
 
-    assert run("encode", str(folder), exported, "--out", prefixes, HERE).code == 0
+    code, _ = without_torch("encode", str(folder), *exported, "--out", prefixes, *HERE)
     ours = run("caption", prefixes, "--model", str(bundle))
     theirs = run("caption", str(folder), "--model", str(bundle), exported)
 
+    assert code == 0
     assert in_order(ours.records) == in_order(theirs.records)
 
 
-def test_numbers_of_another_dtype_give_records_of_their_own(
-    run: Run, folder: Path, bundle: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [[], ["--keys-values"]])
+def test_an_exported_decoder_answers_without_torch(keeps: list[str], run: Run, tmp_path: Path) -> None:
+    prefixes, pictures = str(tmp_path / "prefixes"), [str(sample_pictures()), str(BROKEN)]
+    decoder, other = (["--decoder", str(exported)] for exported in (exported_embedded(), exported_golden("BIAS-TINY")))
+
+    assert run("encode", pictures, keeps, "--out", prefixes, HERE).code == 3
+    code, ours = without_torch("caption", prefixes, *decoder)
+    theirs = run("caption", pictures, decoder)
+    refused = run("caption", prefixes, other)
+
+    assert code == theirs.code == 3
+    assert in_order(ours) == in_order(theirs.records)
+    assert (refused.code, refused.out) == (1, "")
+    assert "embedded" in refused.err
+    assert "BIAS-TINY" in refused.err
+
+
+def test_another_dtype_gives_records_of_its_own(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
     ids = []
     for dtype in ("float32", "bfloat16"):
         prefixes = str(tmp_path / dtype)
