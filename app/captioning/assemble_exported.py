@@ -10,6 +10,7 @@ import numpy as np
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.exported_encoder import encoder_graph
 from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.config import EngineConfig
@@ -51,10 +52,6 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     for graphs that do not belong together, and as what runs them.
     """
     assert spec.decoder is not None, "the caller asks"
-    if spec.device not in (AUTO, "cpu"):
-        raise UsageError(
-            f"device {spec.device}: an ONNX decoder runs on the CPU here", hint="leave out --device, or --decoder"
-        )
     exported = read_exported_model(spec.decoder)
     card = exported.card
     config = card.config
@@ -73,18 +70,17 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported)
         stack.enter_context(closing(vision))
-        program = open_program(exported, num_slots=num_slots)
+        program = open_program(spec, exported, num_slots=num_slots)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
-    kind: Any = "torch" if not isinstance(vision, ArrayEncoder) else _kind(vision.inner)
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
-        kind, encoding = "prefixes", read_encoding(spec.encoder)
+        encoding = read_encoding(spec.encoder)
         spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     spec = dataclasses.replace(
         spec,
-        vision=kind if kind == "torch" or spec.encoder is not None else None,
-        device="cpu",
+        vision=spec.vision_kind,
+        device="cpu" if spec.device == AUTO else spec.device,
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -109,14 +105,17 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
-def open_program(exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
+def open_program(spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
     """The graphs of an exported decoder, loaded, with `num_slots` slots. Raises GraphError."""
     if exported.card.format != "onnx":
         raise GraphError(
             f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
             hint="export the decoder with --format onnx",
         )
-    return OnnxProgram(exported.card, exported.folder, threads=default_threads(), num_slots=num_slots)
+    provider = decoder_provider(spec)
+    return OnnxProgram(
+        exported.card, exported.folder, threads=default_threads(), num_slots=num_slots, provider=provider
+    )
 
 
 def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBackend, str | None]:
@@ -125,19 +124,17 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
         return NoEncoder(), None
     if spec.encoder is not None and spec.vision_kind == "prefixes":
         return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)
-    if spec.encoder is not None:
-        encoder = _open_checked(encoder_graph(spec), exported)
-        return ArrayEncoder(encoder), None
-    if spec.model is not None or spec.llama_dir is not None:
+    if spec.vision_kind == "torch":
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
 
         return open_torch_encoder(spec, exported), None
-    if exported.encoder is None:
+    path = spec.encoder or exported.encoder
+    if path is None:
         raise GraphError(
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
-    graph = GraphSpec(kind="onnx", path=str(exported.encoder), own_process=spec.encoder_process)
+    graph = encoder_graph(dataclasses.replace(spec, encoder=str(path)))
     return ArrayEncoder(_open_checked(graph, exported)), None
 
 
@@ -186,7 +183,3 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
         )
     if encoder.card is not None:
         check_fingerprint(encoder.card.fingerprint, exported, what=f"The encoder `{path}`", name=encoder.card.name)
-
-
-def _kind(encoder: ExportedEncoder) -> str:
-    return "om" if encoder.session.info.file.endswith(".om") else "onnx"

@@ -20,7 +20,8 @@ from llama_adapter.app.models.encoders import (
     examine,
     has_clip,
 )
-from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files, encoder_provider
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files
+from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.devices import accelerator_kind

@@ -3,10 +3,10 @@
 import hashlib
 from pathlib import Path
 
+from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.vision.config import ChannelOrder
 
@@ -24,14 +24,6 @@ def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool 
         provider=encoder_provider(spec),
         own_process=spec.encoder_process or own_process,
     )
-
-
-def encoder_provider(spec: CaptionerSpec) -> OnnxProvider:
-    """What runs an ONNX encoder. Raises UsageError for options that the provider does not know."""
-    if spec.vision_kind != "onnx":
-        return CPU
-    device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
-    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
 
 
 def check_encoder_exists(spec: CaptionerSpec) -> None:

@@ -74,7 +74,8 @@ class CaptionerSpec:
         if self.vision is not None:
             return self.vision
         if self.encoder is None:
-            return "torch"
+            # An exported decoder alone has its encoder in its folder.
+            return "onnx" if self.decoder is not None and self.model is None and self.llama_dir is None else "torch"
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
@@ -97,15 +98,19 @@ class CaptionerSpec:
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
-        if self.vision_kind != "torch" and self.encoder is None:
-            kind = self.vision_kind
+        kind = self.vision_kind
+        if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
             maker = "encode" if kind == "prefixes" else f"export {kind}"
             raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter {maker}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
         if self.encoder_device is not None:
             self._check_encoder_device(self.encoder_device)
-        if self.vision_kind != "onnx" and (self.provider_option or self.provider_config is not None):
+        if (
+            self.vision_kind != "onnx"
+            and self.decoder is None
+            and (self.provider_option or self.provider_config is not None)
+        ):
             raise ValueError("provider_option and provider_config go with vision onnx")
         object.__setattr__(self, "provider_option", tuple(self.provider_option))  # lists come from flags and files
         for text in self.provider_option:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DECODER_FILE: Final = "decoder.onnx"
 PREFIX_FILE: Final = "prefix.onnx"
+SLOTS_FILE: Final = "slots.onnx"  # copies rows where the cache is in the memory of a device
 WEIGHTS_FILE: Final = "decoder.weights"
 
 
@@ -54,6 +55,9 @@ def export_decoder(
     branch: Any = "never" if not sampling else "branch" if storing == "in_place" else "always"
     ir.save(builder.step(sampling=branch), folder / DECODER_FILE)
     files = [WEIGHTS_FILE, DECODER_FILE]
+    if storing == "in_place":
+        ir.save(builder.slots(), folder / SLOTS_FILE)
+        files.append(SLOTS_FILE)
     if num_prefix_layers(config):
         ir.save(builder.prefix(), folder / PREFIX_FILE)
         files.append(PREFIX_FILE)

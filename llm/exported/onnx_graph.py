@@ -20,6 +20,8 @@ from llama_adapter.llm.exported.step import (
     PLACES,
     POSITIONS,
     SAMPLING,
+    SOURCE,
+    TARGET,
     TOKENS,
     VISUAL_QUERY,
     WANTED,
@@ -41,7 +43,7 @@ _CONTRIB: Final = "com.microsoft"
 
 
 class GraphBuilder:
-    """Makes the two graphs of a decoder over the weights in `folder / location`."""
+    """Makes the graphs of a decoder over the weights in `folder / location`."""
 
     def __init__(
         self, config: DecoderConfig, weights: WeightsFile, *, folder: Path, location: str, storing: Storing
@@ -130,6 +132,20 @@ class GraphBuilder:
             shape = ["B", config.num_heads, config.num_queries, config.head_dim]
             outputs += [(next(names), k_BNQH, dtype, shape), (next(names), self._op("Mul", v_BNQH, gate), dtype, shape)]
         return self._model("llama_adapter_prefix", outputs)
+
+    def slots(self) -> "ir.Model":
+        """The graph that copies the cache of slot `source` over slot `target`, in place."""
+        config, dtype = self._config, self._weights.float_dtype
+        self._begin()
+        source, target = self._input(SOURCE, "int64", [1]), self._input(TARGET, "int64", [1])
+        place = self._op("Unsqueeze", target, self._ints(0))
+        shape = ["R", config.num_heads, "P", config.head_dim]
+        outputs = []
+        ports = zip(layer_ports("cache", config.num_layers), layer_ports("kept", config.num_layers), strict=True)
+        for name, kept in ports:
+            whole = self._input(name, dtype, shape)
+            outputs.append((kept, self._op("ScatterND", whole, place, self._op("Gather", whole, source)), dtype, shape))
+        return self._model("llama_adapter_slots", outputs)
 
     def _attention(
         self,

@@ -29,6 +29,8 @@ SAMPLING: Final = (
 )  # (T,), float32, and int32 for top_k; temperature 0: greedy
 TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
+SOURCE: Final = "source"  # int64 (1,), slots of the graph that copies one over another
+TARGET: Final = "target"
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
 
 
