@@ -43,6 +43,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "CAPTION adapters (one query)",
             "adapters with CLIP inside",
             "LLaMA without adapter",
+            "LLaMA-Adapter V1 for texts",
         ),
     ),
     "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights")),
@@ -62,12 +63,16 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "traces",
         ),
     ),
-    "Encoder": (ENCODER, ("visual query of the reference", "any number of pictures", "several batch sizes", "doctor")),
+    "Encoder": (
+        ENCODER,
+        ("visual query of the reference", "any number of pictures", "several batch sizes", "prefix files", "doctor"),
+    ),
     "Programs": (
         HOST,
         (
             "caption, ask: resume after kill -9",
             "generate: resume after kill -9",
+            "encode: resume after kill -9",
             "demo_bsz.py",
             "settings from files and the environment",
             "pipeline, InferTask",

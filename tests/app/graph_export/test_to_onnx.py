@@ -20,7 +20,8 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.graph_export import to_onnx
 from llama_adapter.app.graph_export.output import told_parity
-from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, load_encoder
+from llama_adapter.app.graph_export.to_onnx import OnnxJob, load_encoder
+from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph
