@@ -26,6 +26,7 @@ from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.step import prefill_step
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from scripts.common import ROOT, in_turn, run_bench, sample_files, tell
+from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import prompt_ids
@@ -154,7 +155,7 @@ def measure_processes(settings: Settings) -> dict[str, Any]:
         exported = f"{folder}/embedded"
         program = [sys.executable, "-m", "llama_adapter", "export", "decoder", "--out", exported]
         subprocess.run(program, check=True, capture_output=True)
-        ways: dict[str, list[str]] = {"torch": [], "onnxruntime": ["--decoder", exported]}
+        ways: dict[str, list[str]] = {"torch": [], "exported graphs": ["--decoder", exported]}
         picture = str(sample_files()[0])
         found = in_turn(ways, lambda way: _child(_COMMAND, picture, *ways[way]), rounds=2 * settings.rounds + 1)
     rows = {
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         __doc__,
         arguments,
         page="graphs",
-        packages=("onnxruntime",),
+        packages=ONNXRUNTIME_PACKAGES,
         measure={
             "exports": measure_exports,
             "processes": measure_processes,
