@@ -1,7 +1,7 @@
 """The command `doctor`: the table of the environment, the findings about a model, and the exit code.
 
-`environment.py`, `model.py`, `encoder.py` and `decoder.py` do the checks; here they are weighed by what the user's flags
-need, and printed. torch is imported only after the table says that it is usable.
+`environment.py`, `model.py`, `encoder.py` and `decoder.py` do the checks; here they are weighed by what the user's
+flags need, and printed. torch is imported only after the table says that it is usable.
 """
 
 import shutil
