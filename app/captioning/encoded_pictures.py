@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llama_adapter.app.models.spec import TextPrefix
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 
 
 class EncodedPicture(NamedTuple):
@@ -49,7 +49,7 @@ class EncodedPictures:
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
         """Add a picture; returns a copy whose prefix is not a view into the tensors of its batch."""
         # A view would keep the whole batch in memory.
-        prefix = Prefix(picture.prefix.k.clone(), picture.prefix.v.clone())
+        prefix = Prefix(*(part.copy() if isinstance(part, np.ndarray) else part.clone() for part in picture.prefix))
         picture = picture._replace(prefix=prefix)
         with self._lock:
             self._drop(digest)
@@ -72,4 +72,4 @@ class EncodedPictures:
 
 
 def _bytes_of(prefix: Prefix) -> int:
-    return prefix.k.nbytes + prefix.v.nbytes
+    return int(prefix.k.nbytes + prefix.v.nbytes)

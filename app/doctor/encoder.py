@@ -19,10 +19,10 @@ from llama_adapter.app.models.encoders import (
     check_encoder_exists,
     check_sizes,
     encoder_files,
-    encoder_provider,
     examine,
     has_clip,
 )
+from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.devices import accelerator_kind

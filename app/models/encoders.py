@@ -9,19 +9,20 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
+from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
-from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.backends.exported import ExportedEncoder
 from llama_adapter.vision.card import GRAPH_NAME, EncoderCard
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
-from llama_adapter.vision.encoder import PIXEL_STD, PictureEncoder, encoder_from_state
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.pixels import PIXEL_STD
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
@@ -48,14 +49,6 @@ def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSp
         # An OM's session changes how streams made after it compute, and graphs make theirs late.
         own_process=spec.encoder_process or (shares_device and mode != EAGER),
     )
-
-
-def encoder_provider(spec: CaptionerSpec) -> OnnxProvider:
-    """What runs an ONNX encoder. Raises UsageError for options that the provider does not know."""
-    if spec.vision_kind != "onnx":
-        return CPU
-    device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
-    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
 
 
 def check_encoder_exists(spec: CaptionerSpec) -> None:

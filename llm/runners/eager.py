@@ -4,19 +4,20 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.kv import DecodeView, KVCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, predict
-from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
+from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
+from llama_adapter.llm.runners.scoring import sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators
@@ -60,6 +61,10 @@ class EagerRunner:
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
 
+    @property
+    def operators_name(self) -> str:
+        return self.operators.name
+
     def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):
@@ -74,13 +79,19 @@ class EagerRunner:
                 return Scores(plan.rows, self.score(plan))
 
     @torch.inference_mode()
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        visual_query_BQD = torch.as_tensor(visual_query_BQD)
         num_pictures = len(visual_query_BQD)
         num_rows = self._shapes.rows(num_pictures, limit=max(num_pictures, self.config.num_slots))
         padding = visual_query_BQD[-1:].expand(num_rows - num_pictures, -1, -1)
         whole_BQD = torch.cat([visual_query_BQD, padding]).to(self._device, self.config.dtype)
         prefix = self._decoder.project_prefix(whole_BQD)
         return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
+
+    def empty_prefix(self) -> Prefix:
+        sizes = self.config.decoder
+        shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
@@ -142,8 +153,8 @@ class EagerRunner:
         widest = max(len(layout.token_ids) for layout in distinct)
         width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
-        positions_RS = self._padded([_positions(layout) for layout in distinct], num_rows=num_rows, width=width)
-        masks = [_score_mask(layout, width) for layout in distinct]
+        positions_RS = self._padded([layout_positions(layout) for layout in distinct], num_rows=num_rows, width=width)
+        masks = [torch.from_numpy(layout_mask(layout, width)) for layout in distinct]
         mask_R1SS = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
@@ -220,20 +231,3 @@ def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:
 def _each(sizes: Sequence[int]) -> list[int]:
     """Every size once, largest first, so that smaller programs reuse the memory of larger ones."""
     return sorted(set(sizes), reverse=True)
-
-
-def _positions(layout: ScoreLayout) -> list[int]:
-    positions = list(range(layout.prompt_length))
-    for span in layout.spans:
-        positions.extend(range(layout.prompt_length, layout.prompt_length + len(span)))
-    return positions
-
-
-def _score_mask(layout: ScoreLayout, width: int) -> Tensor:
-    """(S, S) bool for a row padded to `width`. Padding attends to itself, so that its softmax is defined."""
-    owners = torch.full((width,), -2)  # the continuation that each token belongs to, -1 for the prompt
-    owners[: layout.prompt_length] = -1
-    for index, span in enumerate(layout.spans):
-        owners[span.start : span.stop] = index
-    visible = (owners[None, :] == -1) | (owners[None, :] == owners[:, None])
-    return visible & torch.ones(width, width, dtype=torch.bool).tril()

@@ -165,6 +165,13 @@ def _not_started(runtime: Any, provider: OnnxProvider, *, reason: str) -> GraphE
     )
 
 
+def zeros_on_device(shape: Sequence[int], dtype: np.dtype, *, device: str, device_id: int) -> Any:
+    """An onnxruntime `OrtValue` of zeros in the memory of `device`, onnxruntime's name of it."""
+    value = _onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, device, device_id)
+    value.update_inplace(np.zeros(shape, dtype))
+    return value
+
+
 def _onnxruntime() -> Any:
     if importlib.util.find_spec("onnxruntime") is None:
         raise GraphError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)

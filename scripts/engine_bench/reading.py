@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
 from scripts.common import in_turn
@@ -52,7 +52,7 @@ def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
     side = (_SAMPLE_SIDE, _SAMPLE_SIDE)
     pictures = [_jpeg(Image.open(file).convert("RGB").resize(side, Image.Resampling.BICUBIC)) for file in files]
     queries = {
-        reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
+        reading: torch.as_tensor(parts.vision.encode(np.stack([read(data, reading) for data in pictures]))).float()
         for reading in READINGS
     }
     texts = [_captions(parts, pictures, reading) for reading in READINGS]
