@@ -20,7 +20,8 @@ MAX_INPUT_RANK: Final = 4  # of --input_format=ND
 
 _IN_ALL_OPSETS = """
     Abs Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv Cos CumSum Div Dropout Einsum
-    Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GreaterOrEqual Identity If InstanceNormalization
+    Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm Greater GreaterOrEqual Identity If
+    InstanceNormalization
     Less LogSoftmax MatMul Max Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceSum Relu
     Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
     Transpose Unsqueeze Where
