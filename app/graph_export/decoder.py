@@ -107,7 +107,9 @@ def run_export_decoder(job: DecoderJob) -> None:
     if job.format == "onnx":
         tell(f"next: llama-adapter caption PICTURE --decoder {job.out}")
     else:
-        tell(f"next: llama-adapter export om {os.path.join(job.out, 'decoder.onnx')}")
+        file = os.path.join(job.out, "decoder.onnx")
+        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # an example: a prompt, and a token of an answer
+        tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
@@ -122,7 +124,7 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
 
 
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:
-    storing: Any = "in_place" if job.format == "onnx" else "returned"
+    storing: Any = "in_place" if job.format == "onnx" else "stacked"
     config = model.decoder_config
     written = export_decoder(config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling)
     files = [*written.files, TOKENIZER_FILE]

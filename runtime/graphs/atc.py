@@ -20,7 +20,7 @@ from llama_adapter.runtime.graphs.atc_failures import explain
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
-from llama_adapter.runtime.graphs.gears import Gear, check_gears
+from llama_adapter.runtime.graphs.gears import Gear, check_gears, with_sums
 from llama_adapter.runtime.graphs.graph import Graph
 from llama_adapter.runtime.graphs.sidecar import (
     MAX_OM_BYTES,
@@ -123,13 +123,16 @@ class DimsRequest:
 
 
 def plan_dims(graph: Graph, onnx: Path, output: Path, settings: AtcSettings, gears: Sequence[Gear]) -> DimsRequest:
-    """The run for an ONNX file and its gears. Raises GraphError for gears that do not fit the graph."""
+    """The run for an ONNX file and its gears, which may leave out sums of sizes (`P_plus_S`).
+
+    Raises GraphError for gears that do not fit the graph.
+    """
     try:
         return DimsRequest(
             onnx=onnx,
             output=output if output.suffix == ".om" else output.with_name(output.name + ".om"),
             inputs=graph.inputs,
-            gears=tuple(gears),
+            gears=tuple(with_sums(gear, graph.inputs) for gear in gears),
             settings=settings,
             external_weights=graph.num_bytes > MAX_OM_BYTES * 0.95,  # the OM has code and tables too
         )

@@ -18,6 +18,24 @@ MAX_STRING: Final = 4096  # characters of the text with which ais_bench sets a g
 _NAME: Final = re.compile(r"[^:;,\s]+")
 
 
+def parse_gear(text: str) -> dict[str, int]:
+    """`R=1,S=256` -> sizes by name. Raises ValueError."""
+    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
+    if not all(name.strip() and size.strip().isdecimal() for name, size in pairs):
+        raise ValueError(f"wanted sizes by name such as R=1,S=256, got {text!r}")
+    return {name.strip(): int(size) for name, size in pairs}
+
+
+def with_sums(gear: Gear, inputs: Sequence[Port]) -> dict[str, int]:
+    """The gear, and the sizes of names such as `P_plus_S` that it leaves out."""
+    sums = {}
+    for name in {name for port in inputs for name in port.symbols} - set(gear):
+        parts = name.split("_plus_")
+        if len(parts) > 1 and all(part in gear for part in parts):
+            sums[name] = sum(gear[part] for part in parts)
+    return {**gear, **sums}
+
+
 def shape_in(port: Port, gear: Gear) -> tuple[int, ...]:
     """The shape of an input or output in a gear; -1 where its name is not in the gear."""
     names = iter(port.symbols)

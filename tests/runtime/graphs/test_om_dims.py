@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,12 +17,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from llama_adapter.app.cli import main
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import atc as atc_module
 from llama_adapter.runtime.graphs.atc import AtcSettings, DimsRequest, command, make_om, plan_dims
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.dims_sidecar import DimsSidecar, read_dims_sidecar
-from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, check_gears
+from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, check_gears, parse_gear, with_sums
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
@@ -256,3 +258,28 @@ def test_the_lint_knows_inputs_of_a_step(file: Path) -> None:
         ("warning", "input mask")
     ]
     assert {one.level for one in lint_graph(read_graph(file))} == {"error"}
+
+
+def test_gears_are_read_from_texts_and_completed_by_sums(file: Path) -> None:
+    inputs = read_graph(file).inputs
+    assert with_sums(parse_gear("R=1, S=8,P=8"), inputs) == GEARS[0]
+    assert with_sums({"R": 1}, inputs) == {"R": 1}
+    for text in ("", "R", "R=", "R=-1", "R=1;S=2", "=1"):
+        with pytest.raises(ValueError, match="wanted sizes by name"):
+            parse_gear(text)
+
+
+def test_the_command_makes_an_om_of_several_sizes(
+    acl: Any, file: Path, atc: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["export", "om", str(file), "--soc-version", "Ascend310P3", "--precision-mode", "origin"]
+    flags += ["--sizes", "R=1,S=8,P=8", "--sizes", "R=1,S=1,P=8"]
+
+    assert main([*flags, "--print-command"]) == 0
+    printed = shlex.split(capsys.readouterr().out)
+    assert main(flags) == 0
+
+    assert printed == ["atc", *command(request_for(file, gears=GEARS[:2]))]
+    with closing(OmDimsSession(file.with_suffix(".om"))) as session:
+        assert session.gears == GEARS[:2]
+    assert main([*flags, "--gears"]) == 2
