@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.models.exported_encoder import encoder_graph
 from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
-from llama_adapter.app.models.providers import decoder_provider, encoder_provider
+from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
-from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
-from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
+from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
 
 
@@ -73,6 +74,9 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
+    if spec.vision_kind == "prefixes" and spec.encoder is not None:
+        encoding = read_encoding(spec.encoder)
+        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
@@ -118,6 +122,8 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
     """The picture encoder, and its identity in records; None where it is the model's own."""
     if not exported.card.config.num_adapter_layers:
         return NoEncoder(), None
+    if spec.encoder is not None and spec.vision_kind == "prefixes":
+        return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)
     if spec.vision_kind == "torch":
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
 
@@ -128,15 +134,31 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
-    is_om = spec.vision_kind == "om"
-    graph = GraphSpec(
-        kind="om" if is_om else "onnx",
-        path=str(path),
-        device_id=om_device_id(spec.encoder_device) if is_om and spec.encoder_device is not None else 0,
-        own_process=spec.encoder_process,
-        provider=encoder_provider(spec),
-    )
+    graph = encoder_graph(dataclasses.replace(spec, encoder=str(path)))
     return ArrayEncoder(_open_checked(graph, exported)), None
+
+
+def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:
+    """What passes the visual queries of prefix files on. Raises GraphError for those of another model."""
+    card = exported.card
+    if encoding.keeps == "queries":
+        check_fingerprint(encoding.fingerprint, exported, what=f"The encoder of `{path}`", name=encoding.name)
+    elif encoding.digest != card.digest:
+        raise GraphError(
+            f"The prefixes `{path}` hold keys and values of the model {encoding.name} ({encoding.digest[:12]}), and "
+            f"the decoder in `{exported.folder}` is of {card.name} ({card.digest[:12]})",
+            hint="name the decoder of the model that encoded them, or encode again without --keys-values",
+        )
+    made, wanted = encoding.card.output_shape, (card.config.num_queries, card.config.dim)
+    order = encoding.vision.channel_order
+    if made != wanted or order != card.channel_order:
+        raise GraphError(
+            f"The prefixes `{path}` hold {made[0]} visual queries of width {made[1]} in the colour order {order}, and "
+            f"the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]} in {card.channel_order}",
+            hint="encode the pictures again with the decoder's model",
+        )
+    is_own = encoding.encoder is not None or (encoding.dtype, encoding.precision) == (card.dtype, card.precision)
+    return EncodedBefore(encoding.vision), None if is_own else f"{encoding.dtype} {encoding.precision}"
 
 
 def _open_checked(graph: GraphSpec, exported: ExportedModel) -> ExportedEncoder:

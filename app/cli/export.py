@@ -194,7 +194,8 @@ def _declare_om(parser: Parser) -> None:
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
-    from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.graph_export.to_onnx import OnnxJob, run_export_onnx
+    from llama_adapter.app.models.spec import EncoderSources
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))

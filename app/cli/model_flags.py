@@ -59,7 +59,8 @@ def add_batch_size(group: Any) -> None:
     )
 
 
-def add_computation(compute: Any) -> None:
+def add_computation(compute: Any, *, decoder: bool = True) -> None:
+    """Add the flags of how a model is computed. Without `decoder`, those of an encoder alone."""
     compute.add_argument(
         "--device",
         metavar="D",
@@ -73,14 +74,19 @@ def add_computation(compute: Any) -> None:
         default=SPEC.dtype,
         help=default("float32, bfloat16 or float16, as the device allows; auto: what it computes best"),
     )
-    add_precision(compute)
-    add_encoder(compute)
+    if decoder:
+        add_precision(compute)
+    add_encoder(compute, decoder=decoder)
     compute.add_argument(
         "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
     )
-    compute.add_argument(
-        "--mode", metavar="M", default=SPEC.mode, help=default("eager, graph, or a graph mode of the device by name")
-    )
+    if decoder:
+        compute.add_argument(
+            "--mode",
+            metavar="M",
+            default=SPEC.mode,
+            help=default("eager, graph, or a graph mode of the device by name"),
+        )
     compute.add_argument(
         "--operators", choices=("auto", "aten"), default=SPEC.operators, help=default("aten avoids fused operators")
     )
@@ -104,10 +110,11 @@ def add_precision(group: Any) -> None:
     )
 
 
-def add_encoder(group: Any) -> None:
-    group.add_argument(
-        "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
-    )
+def add_encoder(group: Any, *, decoder: bool = True) -> None:
+    if decoder:
+        group.add_argument(
+            "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
+        )
     group.add_argument(
         "--vision",
         choices=("torch", "onnx", "om"),

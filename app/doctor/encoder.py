@@ -16,12 +16,11 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
-    check_encoder_exists,
     check_sizes,
-    encoder_files,
     examine,
     has_clip,
 )
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files
 from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id

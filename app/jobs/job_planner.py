@@ -90,7 +90,7 @@ class JobPlanner:
                 failures.append(failed_answer(index, left, error))
         source: Source | PictureReading
         if picture.error is not None:
-            source = PictureReading(error=picture.error)
+            source = PictureReading(digest=picture.digest, error=picture.error)
         elif picture.source is None:
             source = PictureReading(digest=self._text_prefix or "")
         else:

@@ -10,10 +10,11 @@ from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
-VisionKind = Literal["torch", "onnx", "om"]
+VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
 Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
+# What a text without a picture attends to: nothing, a picture of zeros, or what an adapter for texts learned.
+TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
 EXPORTED: Final = "exported"  # the mode of a decoder as static graphs
@@ -42,7 +43,7 @@ class CaptionerSpec:
     context: int | None = None  # tokens; None: the bundle's own, else 512
     decoder: str | None = None  # folder of an exported decoder, in place of the model's own
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
-    encoder: str | None = None  # exported encoder, for onnx and om
+    encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
     # By number for an OM, or by name. None: for an OM the decoder's if it can run one, else 0; for ONNX the CPU.
     encoder_device: int | str | None = None
@@ -97,9 +98,10 @@ class CaptionerSpec:
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
-        if self.vision_kind != "torch" and self.encoder is None and self.decoder is None:
-            kind = self.vision_kind
-            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
+        kind = self.vision_kind
+        if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
+            maker = "encode" if kind == "prefixes" else f"export {kind}"
+            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter {maker}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
         if self.encoder_device is not None:
@@ -138,6 +140,26 @@ class CaptionerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSources:
+    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
+
+    model: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.adapter is not None:
+            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
+        if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
+            raise ValueError("clip and visual_heads go with adapter, which is missing")
+        for name in ("model", "adapter", "clip"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a path, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
     """A loaded model, as reports and records describe it."""
 
@@ -153,10 +175,16 @@ class ModelInfo:
     context: int  # tokens of prompt and answer together
     default_prompt: str  # for captions
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
-    has_adapter: bool = True  # False: LLaMA alone, which answers texts and sees no pictures
+    has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
+    has_text_adapter: bool = False  # of LLaMA-Adapter V1
 
     def require_adapter(self) -> None:
-        """Raise UsageError if this is LLaMA alone, which sees no pictures."""
+        """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""
+        if self.has_text_adapter:
+            raise UsageError(
+                f"The adapter `{self.name}` is one of LLaMA-Adapter V1 for texts, and sees no pictures",
+                hint="`llama-adapter generate` answers prompts with it",
+            )
         if not self.has_adapter:
             raise UsageError(
                 f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
@@ -166,9 +194,11 @@ class ModelInfo:
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
         """What a text without a picture attends to; by default what the model was trained with.
 
-        Trainers of LLaMA-Adapter give examples without a picture an all-zeros one. Raises ValueError if a LLaMA
-        without adapter is asked for one.
+        Trainers of LLaMA-Adapter V2 give examples without a picture an all-zeros one. Raises ValueError for a prefix
+        that the model does not have.
         """
         if wanted == "zeros" and not self.has_adapter:
             raise ValueError("text_prefix zeros needs a model with adapter")
-        return wanted or ("zeros" if self.has_adapter else "none")
+        if wanted == "learned" and not self.has_text_adapter:
+            raise ValueError("text_prefix learned needs an adapter for texts, of LLaMA-Adapter V1")
+        return wanted or ("zeros" if self.has_adapter else "learned" if self.has_text_adapter else "none")

@@ -154,6 +154,15 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
     assert "encoder by ais_bench (device 0), batch size 5" in ran.stdout
 
 
+@pytest.mark.proves("prefix files", "OM")
+def test_an_om_encodes_for_a_decoder_elsewhere(encoders: Path, captions: Captions, tmp_path: Path) -> None:
+    encode = ("encode", *PICTURES, "--encoder", encoders / "fixed", "--out", tmp_path / "prefixes", *OPTIONS)
+
+    _, answered = run_several([encode, ("caption", tmp_path / "prefixes", *OPTIONS)])
+
+    assert answered.lines == captions("2024")["torch"]
+
+
 @pytest.mark.proves("BIAS adapters", "OM")
 def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(encoders: Path) -> None:
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
