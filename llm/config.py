@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-import torch
-
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # zero in a LLaMA without adapter
 
 
@@ -59,7 +57,7 @@ class EngineConfig:
     """How a decoder runs. The loader, the memory plan, the runner and the engine read the same one."""
 
     decoder: DecoderConfig
-    dtype: torch.dtype  # of weights, keys, values and activations; int8 weights keep their own
+    dtype: Any  # torch's or numpy's, of weights, keys, values and activations; int8 weights keep their own
     num_slots: int = 1  # most rows that run at once
     mode: str = "eager"  # or a graph mode of the device, as `resolve_mode` returns it
     operators: Literal["auto", "aten"] = "auto"  # the device's fused operators where it has them, or plain torch

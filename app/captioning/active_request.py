@@ -11,7 +11,7 @@ from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer
 
 

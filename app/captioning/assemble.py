@@ -122,7 +122,7 @@ def assemble_parts(
             precision=model.precision,
             vision=vision.name,
             mode=mode,
-            operators=runner.operators.name,
+            operators=runner.operators_name,
             encoder=identity,
             notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,

@@ -10,9 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, Plan, Result, Runner, ScorePlan, WarmUp
-from llama_adapter.runtime.operators import Operators
 from llama_adapter.vision.backends.base import VisionBackend
 from llama_adapter.vision.config import VisionConfig
 
@@ -80,8 +79,11 @@ class MeteredRunner:
         self.config = replace(inner.config, num_slots=num_slots)
 
     @property
-    def operators(self) -> Operators:
-        return self._inner.operators
+    def operators_name(self) -> str:
+        return self._inner.operators_name
+
+    def empty_prefix(self) -> Prefix:
+        return self._inner.empty_prefix()
 
     def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
         num_pictures = len(visual_query_BQD)

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from llama_adapter.llm.engine.requests import Output, Request, ScoreRequest
 from llama_adapter.llm.engine.scheduler import Scheduler
 from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 
 
@@ -41,15 +39,13 @@ class Engine:
         """Requests without a complete answer."""
         return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._early)
 
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
 
     def empty_prefix(self) -> Prefix:
         """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
-        sizes = self._runner.config.decoder
-        [prefix] = self._runner.project_prefix(torch.zeros(1, sizes.num_queries, sizes.dim))
-        return Prefix(torch.zeros_like(prefix.k), torch.zeros_like(prefix.v))
+        return self._runner.empty_prefix()
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         """Run the steps that prompts and answers of up to these lengths may need, before the first request.

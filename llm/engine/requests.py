@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 
 # "scored" ends a ScoreRequest. "not_finite": the model's numbers overflowed, so there is no answer.
 Finish = Literal["stop", "length", "scored", "not_finite"]

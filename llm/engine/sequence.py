@@ -3,7 +3,7 @@
 import random
 
 from llama_adapter.llm.engine.requests import Finish, GenerateRequest
-from llama_adapter.llm.runners.sampler import NO_TOKEN, Draw
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
 
 
 class Sequence:

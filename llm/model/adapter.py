@@ -1,22 +1,15 @@
-"""The adapter prefix: a picture's keys and values for each adapter layer, projected once per picture."""
+"""The adapter: projects a picture to keys and values of each adapter layer, once per picture."""
 
 # A adapter layers, B pictures, Q queries, N heads, H head size, D model width
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.operators import random_parameter
-
-
-class Prefix(NamedTuple):
-    """Keys and gated values of the adapter layers, (A, B, N, Q, H) each."""
-
-    k: Tensor
-    v: Tensor
 
 
 class Adapter(nn.Module):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.adapter import Adapter, Prefix
+from llama_adapter.llm.model.adapter import Adapter
 from llama_adapter.llm.model.kv import KVView, NoCache
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.operators import ATEN, Operators, random_parameter, rotary_table
 
 

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, NamedTuple, Protocol
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.adapter import Prefix
-from llama_adapter.llm.runners.sampler import Draw
-from llama_adapter.runtime.operators import Operators
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.draw import Draw
 
 TokenIds = tuple[int, ...]
 
@@ -87,11 +84,14 @@ class Runner(Protocol):
     def config(self) -> EngineConfig: ...
 
     @property
-    def operators(self) -> Operators:
-        """The operators that the decoder computes with."""
+    def operators_name(self) -> str:
+        """Name of the operators that the decoder computes with, for people."""
 
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
-        """Visual query (B, Q, D) -> one prefix (A, 1, N, Q, H) per picture."""
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        """Visual query (B, Q, D), as the vision backend gives it -> one prefix (A, 1, N, Q, H) per picture."""
+
+    def empty_prefix(self) -> Prefix:
+        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
 
     def run(self, plan: Plan) -> Result:
         """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.kv import DecodeView, KVCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, predict
@@ -60,6 +60,10 @@ class EagerRunner:
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
 
+    @property
+    def operators_name(self) -> str:
+        return self.operators.name
+
     def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):
@@ -81,6 +85,11 @@ class EagerRunner:
         whole_BQD = torch.cat([visual_query_BQD, padding]).to(self._device, self.config.dtype)
         prefix = self._decoder.project_prefix(whole_BQD)
         return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
+
+    def empty_prefix(self) -> Prefix:
+        sizes = self.config.decoder
+        shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.adapter import Prefix
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.llm.runners.sampler import NO_TOKEN, Prediction
+from llama_adapter.llm.runners.sampler import Prediction
 from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NO_TOKEN = -1
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
 
 
 class Prediction(NamedTuple):
@@ -16,17 +16,6 @@ class Prediction(NamedTuple):
 
     logits_RV: Tensor  # float32
     best_R: Tensor  # int64, NO_TOKEN where a row's logits are not finite
-
-
-class Draw(NamedTuple):
-    """How one row's next token is drawn: the settings, and the uniform number in [0, 1) that decides."""
-
-    temperature: float
-    top_p: float
-    top_k: int  # 0 keeps every token
-    uniform: float
-    penalty: float = 1.0  # of the tokens in `seen`, and of the row's newest token
-    seen: Sequence[int] = ()  # token ids of the prompt and of the answer as far as the host knows them
 
 
 Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # numbers to the device, int64 or float32

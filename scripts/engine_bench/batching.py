@@ -16,7 +16,7 @@ from llama_adapter.app.measuring.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from scripts.common import in_turn
 

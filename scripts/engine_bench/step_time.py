@@ -15,7 +15,7 @@ from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.eager import EagerRunner
 
 NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half of a caption

@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.sampler import Draw, choose, predict
 from tests.llm.toys import kept_distribution
 

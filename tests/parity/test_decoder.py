@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.names import half_split
 from tests.llm.toys import forward

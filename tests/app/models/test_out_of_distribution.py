@@ -24,7 +24,7 @@ from llama_adapter.app.models.bundle import (
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from tests.app.golden import GOLDEN

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from llama_adapter.llm.model.adapter import Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.device_failures import tells_shortage

@@ -1,0 +1,392 @@
+"""Builds the decoder's graphs as ONNX from its sizes and its weights file; no tensor is loaded.
+
+The operators are ONNX's own in opset 17, which ATC knows, apart from those of quantised weights (`MatMulNBits` of
+onnxruntime) and the branch around sampling.
+"""
+
+# R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, D width, Q queries, F feed-forward width
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.step import (
+    IDS,
+    LOGITS,
+    MASK,
+    PLACES,
+    POSITIONS,
+    SAMPLING,
+    TOKENS,
+    VISUAL_QUERY,
+    WANTED,
+    layer_ports,
+)
+from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile, external
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Where a step's keys and values go: into the cache, or out of the graph for the host to store.
+Storing = Literal["in_place", "returned"]
+
+OPSET: Final = 17
+_IR_VERSION: Final = 8
+_MASKED: Final = -30000.0  # a score that softmax turns into 0, and that float16 holds
+_CONTRIB: Final = "com.microsoft"
+
+
+class GraphBuilder:
+    """Makes the two graphs of a decoder over the weights in `folder / location`."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: WeightsFile, *, folder: Path, location: str, storing: Storing
+    ) -> None:
+        self._config, self._weights, self._storing = config, weights, storing
+        self._folder, self._location = folder, location
+        self._begin()
+
+    def step(self, *, sampling: Literal["branch", "always", "never"]) -> "ir.Model":
+        """The graph of a step. With sampling it has the ports SAMPLING; `branch` skips it where all are greedy."""
+        config, dtype = self._config, self._weights.float_dtype
+        self._begin()
+        ids_RS, positions_RS = self._input(IDS, "int32", "RS"), self._input(POSITIONS, "int32", "RS")
+        places_RS = self._input(PLACES, "int32", "RS") if self._storing == "in_place" else None
+        mask_RSP = self._input(MASK, "bool", ["R", "S", "P" if places_RS is not None else "P_plus_S"])
+        wanted_T = self._input(WANTED, "int32", "T")
+        settings = []
+        if sampling != "never":
+            settings = [self._input(name, "int32" if name == "top_k" else "float32", "T") for name in SAMPLING]
+        prefix_shape = ["R", config.num_heads, config.num_queries, config.head_dim]
+        prefix = [self._input(name, dtype, prefix_shape) for name in layer_ports("prefix", config.num_adapter_layers)]
+        cache_shape = ["R", config.num_heads, "P", config.head_dim]
+        cache = [self._input(name, dtype, cache_shape) for name in layer_ports("cache", config.num_layers)]
+
+        shape_RS = self._op("Shape", ids_RS)
+        self._shape_RSxx = self._op("Concat", shape_RS, self._ints(-1, config.head_dim), axis=0)
+        mask_R1SP = self._op("Unsqueeze", mask_RSP, self._ints(1))
+        rotary = self._rotary(positions_RS)
+        indices = None if places_RS is None else self._places(places_RS, shape_RS)
+        x_TD = self._op("Reshape", self._op("Gather", self._tensor("embedding.weight"), ids_RS), self._ints(-1, config.dim))
+        stored = []
+        for layer in range(config.num_layers):
+            name, j = f"layers.{layer}", layer - config.first_adapter_layer
+            normed_TD = self._norm(x_TD, f"{name}.attention_norm.weight")
+            heads_TD, kept = self._attention(
+                normed_TD,
+                name,
+                rotary=rotary,
+                mask_R1SP=mask_R1SP,
+                prefix=prefix[2 * j : 2 * j + 2] if j >= 0 else [],
+                cache=cache[2 * layer : 2 * layer + 2],
+                indices=indices,
+            )
+            stored += kept
+            x_TD = self._op("Add", x_TD, heads_TD)
+            normed_TD = self._norm(x_TD, f"{name}.feed_forward_norm.weight")
+            x_TD = self._op("Add", x_TD, self._feed_forward(normed_TD, name))
+        last_TD = self._norm(self._op("Gather", x_TD, wanted_T), "norm.weight")
+        logits_TV = self._cast(self._linear(last_TD, self._weights.linears["head.weight"]), "float32")
+        tokens_T = self._choose(logits_TV, settings, sampling=sampling)
+        outputs = [(TOKENS, tokens_T, "int32", "T"), (LOGITS, logits_TV, "float32", ["T", config.vocab_size])]
+        kind, kept_shape = ("kept", cache_shape) if indices is not None else ("new", ["R", config.num_heads, "S", config.head_dim])
+        for name, value in zip(layer_ports(kind, config.num_layers), stored, strict=True):
+            outputs.append((name, value, dtype, kept_shape))
+        return self._model("llama_adapter_decoder", outputs)
+
+    def prefix(self) -> "ir.Model":
+        """The graph that projects visual queries: `visual_query` (B, Q, D) -> `prefix_k_00`, ... (B, N, Q, H)."""
+        config, dtype = self._config, self._weights.float_dtype
+        self._begin()
+        query_BQD = self._input(VISUAL_QUERY, dtype, ["B", config.num_queries, config.dim])
+        queries, gates = self._weights.tensors["adapter.queries"], self._weights.tensors["adapter.gates"]
+        outputs: list[tuple[str, ir.Value, str, Any]] = []
+        names = iter(layer_ports("prefix", config.num_adapter_layers))
+        for j in range(config.num_adapter_layers):
+            tokens_BQD = self._op("Add", query_BQD, self._stored(queries.rows(j, j + 1)))
+            own = self._weights.linears.get(f"adapter.kv.{j}.weight")
+            if own is None:
+                layer = config.first_adapter_layer + j
+                own = self._weights.linears[f"layers.{layer}.attention.qkv.weight"].rows(config.dim, 3 * config.dim)
+            flat_TD = self._op("Reshape", tokens_BQD, self._ints(-1, config.dim))
+            packed = self._op(
+                "Reshape", self._linear(flat_TD, own), self._ints(-1, config.num_queries, 2, config.num_heads, config.head_dim)
+            )
+            k, v = self._split(self._op("Transpose", packed, perm=[2, 0, 3, 1, 4]), axis=0, sizes=[1, 1])
+            k_BNQH, v_BNQH = (self._op("Squeeze", part, self._ints(0)) for part in (k, v))
+            gate = self._op("Reshape", self._stored(gates.rows(j, j + 1)), self._ints(1, config.num_heads, 1, 1))
+            shape = ["B", config.num_heads, config.num_queries, config.head_dim]
+            outputs += [(next(names), k_BNQH, dtype, shape), (next(names), self._op("Mul", v_BNQH, gate), dtype, shape)]
+        return self._model("llama_adapter_prefix", outputs)
+
+    def _attention(
+        self,
+        x_TD: "ir.Value",
+        name: str,
+        *,
+        rotary: "tuple[ir.Value, ir.Value]",
+        mask_R1SP: "ir.Value",
+        prefix: "Sequence[ir.Value]",
+        cache: "Sequence[ir.Value]",
+        indices: "ir.Value | None",
+    ) -> "tuple[ir.Value, list[ir.Value]]":
+        """Attention of a layer, (tokens, D), and the keys and values that it stores."""
+        num_heads = self._config.num_heads
+        packed = self._op("Reshape", self._linear_with_bias(x_TD, f"{name}.attention.qkv"), self._shape_RSxx)
+        qk, v_RSNH = self._split(packed, axis=2, sizes=[2 * num_heads, num_heads])
+        q_RSNH, k_RSNH = self._split(self._rotated(qk, rotary), axis=2, sizes=[num_heads, num_heads])
+        q_RNHS = self._op("Transpose", q_RSNH, perm=[0, 2, 3, 1])
+        k_RNSH, v_RNSH = (self._op("Transpose", part, perm=[0, 2, 1, 3]) for part in (k_RSNH, v_RSNH))
+        if indices is None:
+            # Scores of cached and new tokens are joined, not the keys themselves: they are few.
+            scores = [self._scores(cache[0], q_RNHS), self._scores(k_RNSH, q_RNHS)]
+            weights_RNSP = self._softmax(self._op("Concat", *scores, axis=3), mask_R1SP)
+            num_cached = self._op("Slice", self._op("Shape", cache[0]), self._ints(2), self._ints(3))
+            num_new = self._op("Slice", self._op("Shape", k_RNSH), self._ints(2), self._ints(3))
+            sizes = self._op("Concat", num_cached, num_new, axis=0)
+            on_cached, on_new = self._op_n("Split", [weights_RNSP, sizes], 2, axis=3)
+            heads_RNSH = self._op("Add", self._op("MatMul", on_cached, cache[1]), self._op("MatMul", on_new, v_RNSH))
+            stored = [k_RNSH, v_RNSH]
+        else:
+            stored = [
+                self._op("ScatterND", whole, indices, self._op("Transpose", part, perm=[0, 2, 1, 3]))
+                for whole, part in zip(cache, (k_RSNH, v_RSNH), strict=True)
+            ]
+            heads_RNSH = self._op(
+                "MatMul", self._softmax(self._scores(stored[0], q_RNHS), mask_R1SP), stored[1]
+            )
+        if prefix:
+            weights = self._softmax(self._scores(prefix[0], q_RNHS), None)
+            heads_RNSH = self._op("Add", heads_RNSH, self._op("MatMul", weights, prefix[1]))
+        heads_RSNH = self._op("Transpose", heads_RNSH, perm=[0, 2, 1, 3])
+        flat_TD = self._op("Reshape", heads_RSNH, self._ints(-1, self._config.dim))
+        return self._linear_with_bias(flat_TD, f"{name}.attention.out"), stored
+
+    def _scores(self, k_RNPH: "ir.Value", q_RNHS: "ir.Value") -> "ir.Value":
+        """K q transposed, (R, N, S, P): the keys, which are many, stay as they lie."""
+        products = self._op("MatMul", k_RNPH, self._op("Mul", q_RNHS, self._scalar(self._config.head_dim**-0.5)))
+        return self._op("Transpose", products, perm=[0, 1, 3, 2])
+
+    def _softmax(self, scores: "ir.Value", mask: "ir.Value | None") -> "ir.Value":
+        """Softmax over the last dimension, in float32."""
+        if mask is not None:
+            scores = self._op("Where", mask, scores, self._scalar(_MASKED))
+        weights = self._op("Softmax", self._cast(scores, "float32"), axis=-1)
+        return self._cast(weights, self._weights.float_dtype)
+
+    def _feed_forward(self, x_TD: "ir.Value", name: str) -> "ir.Value":
+        width = self._config.ffn_dim
+        packed = self._linear_with_bias(x_TD, f"{name}.feed_forward.gate_up")
+        gate, up = self._split(packed, axis=1, sizes=[width, width])
+        activated = self._op("Mul", gate, self._op("Sigmoid", gate))
+        return self._linear_with_bias(self._op("Mul", activated, up), f"{name}.feed_forward.down")
+
+    def _norm(self, x: "ir.Value", name: str) -> "ir.Value":
+        """RMSNorm in float32, in the operators that onnxruntime fuses."""
+        wide = self._cast(x, "float32")
+        squares = self._op("ReduceMean", self._op("Pow", wide, self._scalar(2.0, "float32")), axes=[-1], keepdims=1)
+        root = self._op("Sqrt", self._op("Add", squares, self._scalar(self._config.norm_eps, "float32")))
+        scaled = self._op("Mul", self._op("Div", wide, root), self._cast(self._tensor(name), "float32"))
+        return self._cast(scaled, self._weights.float_dtype)
+
+    def _rotary(self, positions_RS: "ir.Value") -> "tuple[ir.Value, ir.Value]":
+        """cos and sin of the positions, (R, S, 1, H / 2)."""
+        config = self._config
+        frequencies = 1.0 / config.rope_theta ** (np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim)
+        angles = np.outer(np.arange(config.context, dtype=np.float32), frequencies.astype(np.float32))
+        cos, sin = (
+            self._op("Unsqueeze", self._op("Gather", self._constant(table), positions_RS), self._ints(2))
+            for table in (np.cos(angles), np.sin(angles))
+        )
+        return cos, sin
+
+    def _rotated(self, x_RSNH: "ir.Value", rotary: "tuple[ir.Value, ir.Value]") -> "ir.Value":
+        """Half-split rotary embedding, in float32."""
+        half = self._config.head_dim // 2
+        first, second = self._split(self._cast(x_RSNH, "float32"), axis=3, sizes=[half, half])
+        cos, sin = rotary
+        turned = self._op(
+            "Concat",
+            self._op("Sub", self._op("Mul", first, cos), self._op("Mul", second, sin)),
+            self._op("Add", self._op("Mul", second, cos), self._op("Mul", first, sin)),
+            axis=3,
+        )
+        return self._cast(turned, self._weights.float_dtype)
+
+    def _places(self, places_RS: "ir.Value", shape_RS: "ir.Value") -> "ir.Value":
+        """Indices of (row, head, place) for ScatterND, (R, N, S, 3)."""
+        wide_RS = self._op("Cast", places_RS, to=7)
+        num_rows = self._op("Slice", shape_RS, self._ints(0), self._ints(1))
+        num_tokens = self._op("Slice", shape_RS, self._ints(1), self._ints(2))
+        shape = self._op("Concat", num_rows, self._ints(self._config.num_heads), num_tokens, self._ints(1), axis=0)
+        rows_R = self._op("Range", self._int(0), self._op("Squeeze", num_rows), self._int(1))
+        heads = self._constant(np.arange(self._config.num_heads, dtype=np.int64).reshape(1, -1, 1, 1))
+        parts = (
+            self._op("Reshape", rows_R, self._ints(-1, 1, 1, 1)),
+            heads,
+            self._op("Unsqueeze", wide_RS, self._ints(1, 3)),
+        )
+        return self._op("Concat", *(self._op("Expand", part, shape) for part in parts), axis=3)
+
+    def _choose(self, logits_TV: "ir.Value", settings: "Sequence[ir.Value]", *, sampling: str) -> "ir.Value":
+        """The token of each row, -1 where its logits are not finite."""
+        best_T = self._op("ArgMax", logits_TV, axis=1, keepdims=0)
+        # A NaN or an infinity times 0 is NaN, which equals nothing.
+        vanishing = self._op("ReduceSum", self._op("Mul", logits_TV, self._scalar(0.0, "float32")), self._ints(1), keepdims=0)
+        is_finite_T = self._op("Equal", vanishing, self._scalar(0.0, "float32"))
+        if sampling == "always":
+            best_T = self._sampled(logits_TV, best_T, settings)
+        elif sampling == "branch":
+            is_sampled = self._op("Greater", self._op("ReduceMax", settings[0], keepdims=0), self._scalar(0.0, "float32"))
+            best_T = self._if(is_sampled, logits_TV, best_T, settings)
+        return self._op("Cast", self._op("Where", is_finite_T, best_T, self._int(-1)), to=6)
+
+    def _sampled(self, logits_TV: "ir.Value", best_T: "ir.Value", settings: "Sequence[ir.Value]") -> "ir.Value":
+        """As llm/runners/sampler.py draws: temperature, top-k, then top-p as in the LLaMA reference."""
+        temperature_T, top_p_T, top_k_T, uniform_T = settings
+        is_greedy_T = self._op("Equal", temperature_T, self._scalar(0.0, "float32"))
+        safe_T = self._op("Where", is_greedy_T, self._scalar(1.0, "float32"), temperature_T)
+        probabilities = self._op("Softmax", self._op("Div", logits_TV, self._column(safe_T)), axis=-1)
+        size = self._config.vocab_size
+        sorted_TV, order_TV = self._op_n("TopK", [probabilities, self._ints(size)], 2, axis=1, largest=1, sorted=1)
+        top_k_T1 = self._column(self._op("Cast", top_k_T, to=7))
+        whole = self._op("Equal", top_k_T1, self._int(0))
+        is_kept = self._op("Or", whole, self._op("Less", self._constant(np.arange(size)[None]), top_k_T1))
+        zero, one = self._scalar(0.0, "float32"), self._ints(1)
+        kept_TV = self._op("Where", is_kept, sorted_TV, zero)
+        total_T1 = self._op("Where", whole, self._scalar(1.0, "float32"), self._op("ReduceSum", kept_TV, one, keepdims=1))
+        kept_TV = self._op("Div", kept_TV, total_T1)
+        before_TV = self._op("Sub", self._op("CumSum", kept_TV, self._int(1)), kept_TV)
+        kept_TV = self._op("Where", self._op("Greater", before_TV, self._column(top_p_T)), zero, kept_TV)
+        cumulative_TV = self._op("CumSum", kept_TV, self._int(1))
+        sum_T1 = self._op("Slice", cumulative_TV, self._ints(size - 1), self._ints(size), one)
+        target_T1 = self._op("Mul", self._column(uniform_T), sum_T1)
+        # The first place whose cumulative probability exceeds the target, and no place beyond those that are kept.
+        passed = self._op("Cast", self._op("LessOrEqual", cumulative_TV, target_T1), to=7)
+        kept = self._op("Cast", self._op("Greater", kept_TV, zero), to=7)
+        last_T1 = self._op("Sub", self._op("ReduceSum", kept, one, keepdims=1), self._int(1))
+        place_T1 = self._op("Min", self._op("ReduceSum", passed, one, keepdims=1), last_T1)
+        drawn_T = self._op("Squeeze", self._op("GatherElements", order_TV, place_T1, axis=1), one)
+        return self._op("Where", is_greedy_T, best_T, drawn_T)
+
+    def _if(
+        self, condition: "ir.Value", logits_TV: "ir.Value", best_T: "ir.Value", settings: "Sequence[ir.Value]"
+    ) -> "ir.Value":
+        import onnx_ir as ir
+
+        branches = []
+        outer = self._tape
+        for is_sampled in (True, False):
+            self._tape = type(outer)()
+            inner = self._sampled(logits_TV, best_T, settings) if is_sampled else self._op("Identity", best_T)
+            name = "sampled" if is_sampled else "greedy"
+            for number, node in enumerate(self._tape.nodes):
+                for index, value in enumerate(node.outputs):
+                    value.name = f"{name}_{number}_{index}"  # names are unique beyond a branch
+            branches.append(ir.Graph([], [inner], nodes=self._tape.nodes, name=name))
+        self._tape = outer
+        return outer.op("If", [condition], attributes={"then_branch": branches[0], "else_branch": branches[1]})
+
+    def _linear_with_bias(self, x_TD: "ir.Value", name: str) -> "ir.Value":
+        return self._linear(x_TD, self._weights.linears[f"{name}.weight"], bias=self._weights.tensors[f"{name}.bias"])
+
+    def _linear(self, x_TD: "ir.Value", linear: Linear, *, bias: Stored | None = None) -> "ir.Value":
+        added = [] if bias is None else [self._stored(bias)]
+        if linear.scales is None:
+            return self._op("Gemm", x_TD, self._stored(linear.weight), *added, transB=1)
+        product = self._tape.op(
+            "MatMulNBits",
+            [x_TD, self._stored(linear.weight), self._stored(linear.scales)],
+            attributes={
+                "K": linear.num_inputs,
+                "N": linear.num_outputs,
+                "bits": linear.bits,
+                "block_size": linear.group,
+                "accuracy_level": 4,  # activations in int8, as the kernels of this package compute
+            },
+            domain=_CONTRIB,
+        )
+        return self._op("Add", product, *added) if added else product
+
+    def _op(self, operator: str, *inputs: "ir.Value", **attributes: Any) -> "ir.Value":
+        return self._tape.op(operator, list(inputs), attributes=attributes)
+
+    def _op_n(self, operator: str, inputs: "Sequence[ir.Value]", count: int, **attributes: Any) -> "Sequence[ir.Value]":
+        return self._tape.op_multi_out(operator, list(inputs), attributes=attributes, num_outputs=count)
+
+    def _split(self, value: "ir.Value", *, axis: int, sizes: Sequence[int]) -> "Sequence[ir.Value]":
+        return self._op_n("Split", [value, self._ints(*sizes)], len(sizes), axis=axis)
+
+    def _column(self, value_T: "ir.Value") -> "ir.Value":
+        return self._op("Unsqueeze", value_T, self._ints(1))
+
+    def _cast(self, value: "ir.Value", dtype: str) -> "ir.Value":
+        """To a float type; nothing in a graph of float32."""
+        if self._weights.float_dtype == "float32":
+            return value
+        return self._op("Cast", value, to=1 if dtype == "float32" else 10)
+
+    def _input(self, name: str, dtype: str, shape: Sequence[Any]) -> "ir.Value":
+        import onnx_ir as ir
+
+        value = ir.val(name, ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape)))
+        self._inputs.append(value)
+        return value
+
+    def _tensor(self, name: str) -> "ir.Value":
+        return self._stored(self._weights.tensors[name])
+
+    def _stored(self, stored: Stored) -> "ir.Value":
+        return self._initializer(stored.name, lambda: external(stored, location=self._location, folder=self._folder))
+
+    def _ints(self, *values: int) -> "ir.Value":
+        return self._constant(np.array(values, np.int64))
+
+    def _int(self, value: int) -> "ir.Value":
+        return self._constant(np.array(value, np.int64))
+
+    def _scalar(self, value: float, dtype: str | None = None) -> "ir.Value":
+        return self._constant(np.array(value, dtype or self._weights.float_dtype))
+
+    def _constant(self, values: np.ndarray) -> "ir.Value":
+        import onnx_ir as ir
+
+        name = f"constant_{values.dtype}_{values.shape}_{hash(values.tobytes()) & 0xFFFFFFFFFFFF:x}"
+        return self._initializer(name, lambda: ir.Tensor(values, name=name))
+
+    def _initializer(self, name: str, make: Any) -> "ir.Value":
+        import onnx_ir as ir
+
+        if name not in self._initializers:
+            tensor = make()
+            self._initializers[name] = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+            )
+        return self._initializers[name]
+
+    def _begin(self) -> None:
+        from onnx_ir.tape import Tape
+
+        self._tape = Tape()
+        self._inputs: list[ir.Value] = []
+        self._initializers: dict[str, ir.Value] = {}
+
+    def _model(self, name: str, outputs: "Sequence[tuple[str, ir.Value, str, Sequence[Any]]]") -> "ir.Model":
+        import onnx_ir as ir
+
+        for port, value, dtype, shape in outputs:
+            value.name = port
+            value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
+            value.shape = ir.Shape(list(shape))
+        graph = ir.Graph(
+            self._inputs,
+            [value for _, value, _, _ in outputs],
+            nodes=self._tape.nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports={"": OPSET, _CONTRIB: 1},
+            name=name,
+        )
+        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="llama-adapter")

@@ -1,0 +1,87 @@
+"""What the graphs of an exported decoder take and give: names of their ports, and the arrays of a step.
+
+One graph computes every step. A step feeds S tokens to each of R rows: all of a prompt, one token of an answer, or a
+prompt with the continuations to score. The mask says what each token attends to.
+"""
+
+# R rows, S step tokens, P cached positions, T wanted tokens, A adapter layers, L layers, B pictures, Q queries, D width
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.llm.runners.draw import Draw
+
+IDS: Final = "ids"  # int32 (R, S)
+POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
+PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only of graphs that store them
+MASK: Final = "mask"  # bool (R, S, P), or (R, S, P + S) if the step's own tokens are not in the cache
+WANTED: Final = "wanted"  # int32 (T,), row * S + place of each token whose logits are computed
+SAMPLING: Final = ("temperature", "top_p", "top_k", "uniform")  # (T,), float32, and int32 for top_k; temperature 0: greedy
+TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
+LOGITS: Final = "logits"  # float32 (T, V)
+VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
+
+
+def layer_ports(name: str, num_layers: int) -> list[str]:
+    """Names of the ports of each layer, `k` and `v` in turn: `cache_k_00`, `cache_v_00`, `cache_k_01`, ..."""
+    return [f"{name}_{part}_{layer:02}" for layer in range(num_layers) for part in "kv"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """The arrays of one step; `mask_RSP` is over the places of the cache, where the step's tokens are stored too."""
+
+    ids_RS: np.ndarray
+    positions_RS: np.ndarray
+    places_RS: np.ndarray
+    mask_RSP: np.ndarray
+    wanted_T: np.ndarray
+    draws: Sequence[Draw | None]  # of the wanted tokens; None is greedy
+
+    @property
+    def sampling(self) -> tuple[np.ndarray, ...]:
+        """The arrays of SAMPLING."""
+        draws = [Draw(0.0, 1.0, 0, 0.0) if draw is None else draw for draw in self.draws]
+        temperature, top_p, uniform = (
+            np.array([getattr(draw, name) for draw in draws], np.float32)
+            for name in ("temperature", "top_p", "uniform")
+        )
+        top_k = np.array([min(draw.top_k, np.iinfo(np.int32).max) for draw in draws], np.int32)
+        return temperature, top_p, top_k, uniform
+
+
+def prefill_step(prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None], *, capacity: int) -> Step:
+    """All tokens of each prompt, at places from 0; each token attends to those before it and to itself.
+
+    Padding stands behind a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
+    """
+    width = max(map(len, prompts))
+    ids_RS = np.array([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], np.int32)
+    places_RS = np.broadcast_to(np.arange(width, dtype=np.int32), ids_RS.shape)
+    causal_SP = np.arange(capacity) <= np.arange(width)[:, None]
+    return Step(
+        ids_RS=ids_RS,
+        positions_RS=places_RS,
+        places_RS=places_RS,
+        mask_RSP=np.broadcast_to(causal_SP, (len(prompts), width, capacity)),
+        wanted_T=np.array([row * width + len(prompt) - 1 for row, prompt in enumerate(prompts)], np.int32),
+        draws=draws,
+    )
+
+
+def decode_step(
+    token_ids: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None], *, capacity: int
+) -> Step:
+    """One token of each row at its position, which is its place too."""
+    places_R1 = np.array(positions, np.int32)[:, None]
+    return Step(
+        ids_RS=np.array(token_ids, np.int32)[:, None],
+        positions_RS=places_R1,
+        places_RS=places_R1,
+        mask_RSP=(np.arange(capacity) <= places_R1)[:, None],
+        wanted_T=np.arange(len(positions), dtype=np.int32),
+        draws=draws,
+    )

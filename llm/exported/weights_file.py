@@ -1,0 +1,200 @@
+"""The weights of exported graphs in one file that all graphs read, written tensor by tensor."""
+
+# O outputs, I inputs, G groups of inputs
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ExportPrecision = Literal["float32", "float16", "int8", "int4"]
+PRECISIONS: Final = ("float32", "float16", "int8", "int4")
+GROUP: Final = 32  # weights that share a scale in int4; int8 too, unless the model has scales of its own
+_ALIGNMENT: Final = 64
+_SCALE = "_scale"  # of the 8-bit scheme
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Where a tensor lies in the file."""
+
+    name: str
+    dtype: str  # numpy's name
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Length in the file."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    def rows(self, start: int, stop: int) -> "Stored":
+        """Rows of it, which need no copy."""
+        row_bytes = self.num_bytes // self.shape[0]
+        return Stored(
+            name=f"{self.name}[{start}:{stop}]",
+            dtype=self.dtype,
+            shape=(stop - start, *self.shape[1:]),
+            offset=self.offset + start * row_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A stored matrix (O, I), and its scales (O, G) if it is quantised."""
+
+    weight: Stored
+    scales: Stored | None
+    num_inputs: int
+    bits: int  # 32 or 16 for floats
+    group: int  # inputs that share a scale
+
+    @property
+    def num_outputs(self) -> int:
+        """O."""
+        return self.weight.shape[0]
+
+    def rows(self, start: int, stop: int) -> "Linear":
+        """Some of its outputs."""
+        scales = None if self.scales is None else self.scales.rows(start, stop)
+        return Linear(
+            weight=self.weight.rows(start, stop),
+            scales=scales,
+            num_inputs=self.num_inputs,
+            bits=self.bits,
+            group=self.group,
+        )
+
+
+class WeightsFile:
+    """Writes tensors one behind the other and remembers where they are."""
+
+    def __init__(self, file: BinaryIO, *, precision: ExportPrecision) -> None:
+        self.precision = precision
+        self.float_dtype = "float16" if precision == "float16" else "float32"  # of activations, cache and all else
+        self.linears: dict[str, Linear] = {}  # by the name of the weight
+        self.tensors: dict[str, Stored] = {}  # all others
+        self._file = file
+
+    def write(self, tensors: "Iterable[tuple[str, Tensor]]", *, linears: Iterable[str]) -> None:
+        """Write a decoder's state dict; `linears` are the names of matrices that may be quantised.
+
+        Holds one tensor at a time, two where the model is quantised already. Raises GraphError for values that the
+        precision cannot hold.
+        """
+        import torch
+
+        quantisable = frozenset(linears)
+        pending: tuple[str, Tensor] | None = None  # an int8 weight that waits for its scales
+        for name, tensor in tensors:
+            if tensor.dtype == torch.int8:
+                pending = name, tensor
+            elif pending is not None and name == pending[0] + _SCALE:
+                self._write_int8(*pending, scales=tensor)
+                pending = None
+            elif name in quantisable and tensor.ndim == 2:
+                self._write_linear(name, tensor)
+            else:
+                self.tensors[name] = self._store(name, self._floats(name, tensor))
+        if pending is not None:
+            raise AssertionError(f"`{pending[0]}` came without scales")
+
+    def _write_linear(self, name: str, tensor: "Tensor") -> None:
+        if self.precision in ("float32", "float16"):
+            weight = self._store(name, self._floats(name, tensor))
+            bits = 8 * np.dtype(self.float_dtype).itemsize
+            self.linears[name] = Linear(weight=weight, scales=None, num_inputs=tensor.shape[1], bits=bits, group=0)
+            return
+        bits = 8 if self.precision == "int8" else 4
+        codes, scales = quantise_groups(_finite(name, tensor.float().numpy()), bits=bits, group=GROUP)
+        self._write_codes(name, codes, scales, num_inputs=tensor.shape[1], bits=bits)
+
+    def _write_int8(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
+        """A weight that is 8-bit already: exactly its values in int8, with the scale of its row in every group."""
+        num_inputs = weight.shape[1]
+        if self.precision == "int8":
+            groups = -(-num_inputs // GROUP)
+            codes = _in_groups((weight.numpy().astype(np.int16) + 128).astype(np.uint8), group=GROUP, filler=128)
+            repeated = np.repeat(scales.float().numpy()[:, None], groups, axis=1)
+            self._write_codes(name, codes, repeated, num_inputs=num_inputs, bits=8)
+            return
+        self._write_linear(name, weight.float() * scales[:, None])
+
+    def _write_codes(
+        self, name: str, codes: np.ndarray, scales: np.ndarray, *, num_inputs: int, bits: int
+    ) -> None:
+        if bits == 4:
+            codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+        self.linears[name] = Linear(
+            weight=self._store(name, codes),
+            scales=self._store(f"{name}_scales", scales.astype(np.float32)),
+            num_inputs=num_inputs,
+            bits=bits,
+            group=GROUP,
+        )
+
+    def _floats(self, name: str, tensor: "Tensor") -> np.ndarray:
+        values = tensor.detach().float().cpu().numpy()
+        with np.errstate(over="ignore"):
+            cast = values.astype(self.float_dtype)
+        if self.float_dtype == "float16" and np.isfinite(values).all() and not np.isfinite(cast).all():
+            raise GraphError(f"Values of `{name}` are too large for float16", hint="export with --precision float32")
+        return _finite(name, cast)
+
+    def _store(self, name: str, values: np.ndarray) -> Stored:
+        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
+        stored = Stored(name=name, dtype=values.dtype.name, shape=values.shape, offset=self._file.tell())
+        self._file.write(memoryview(np.ascontiguousarray(values)).cast("B"))
+        return stored
+
+
+def quantise_groups(weight_OI: np.ndarray, *, bits: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """Matrix (O, I) -> codes uint8 (O, G, group) and scales (O, G) in float32.
+
+    W = (code - 2^(bits-1)) * scale, rounded to nearest. A scale is the largest magnitude of its group over the largest
+    code, with its sign where that uses the code -2^(bits-1): one more step of range.
+    """
+    middle = 1 << (bits - 1)
+    weight_OGI = _in_groups(weight_OI, group=group, filler=0)
+    places = np.abs(weight_OGI).argmax(-1)
+    extreme_OG = np.take_along_axis(weight_OGI, places[..., None], -1)[..., 0]
+    scales_OG = np.where(extreme_OG == 0, np.float32(1), -extreme_OG / middle).astype(np.float32)
+    codes = np.clip(np.rint(weight_OGI / scales_OG[..., None]), -middle, middle - 1) + middle
+    return codes.astype(np.uint8), scales_OG
+
+
+def _in_groups(weight_OI: np.ndarray, *, group: int, filler: int) -> np.ndarray:
+    """(O, I) -> (O, G, group), the last group filled up."""
+    num_outputs, num_inputs = weight_OI.shape
+    missing = -num_inputs % group
+    if missing:
+        weight_OI = np.pad(weight_OI, ((0, 0), (0, missing)), constant_values=filler)
+    return weight_OI.reshape(num_outputs, -1, group)
+
+
+def _finite(name: str, values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise GraphError(f"Values of `{name}` are not finite", hint="the checkpoint is damaged")
+    return values
+
+
+def external(stored: Stored, *, location: str, folder: Path) -> Any:
+    """The tensor for an ONNX graph: a reference into the file `location` of `folder`."""
+    import onnx_ir as ir
+
+    return ir.ExternalTensor(
+        location,
+        stored.offset,
+        stored.num_bytes,
+        ir.DataType.from_numpy(np.dtype(stored.dtype)),
+        shape=ir.Shape(stored.shape),
+        name=stored.name,
+        base_dir=folder,
+    )
