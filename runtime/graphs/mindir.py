@@ -11,9 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
@@ -23,44 +21,20 @@ from llama_adapter.runtime.text import one_line
 
 PORTS_KEY: Final = "llama_adapter_ports"  # of a file's user_info: the names of inputs and outputs
 HINT: Final = "export the model again with `llama-adapter export decoder --format mindir`"
-_ALIGNMENT: Final = 64  # of each tensor; the first 64 bytes of a file of weights are MindSpore's own
 _DTYPES: Final = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """Where a tensor's bytes are."""
+class External(NamedTuple):
+    """Where a tensor's bytes are: a file beside the graph or below, by its path from there."""
 
-    file: Path
+    location: str
     offset: int
     length: int
 
-    def rows(self, first: int, last: int, *, of: int) -> "Extent":
-        """Rows first..last-1 of a matrix of `of` rows."""
-        size = self.length // of
-        return Extent(file=self.file, offset=self.offset + first * size, length=(last - first) * size)
 
-
-class WeightFile:
-    """A file of weights as MindSpore writes it beside large graphs; tensors are added one by one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO = path.open("wb")
-        self._file.write(bytes([sys.byteorder == "little"]).ljust(_ALIGNMENT, b"\0"))
-        self.extents: dict[str, Extent] = {}
-
-    def add(self, name: str, array: np.ndarray) -> None:
-        """Write a tensor."""
-        self.extents[name] = Extent(file=self._path, offset=self._file.tell(), length=array.nbytes)
-        self._file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
-        self._file.write(bytes(-array.nbytes % _ALIGNMENT))
-
-    def close(self) -> None:
-        """Write what is in memory to the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+def weights_header() -> bytes:
+    """The first bytes of a file of weights."""
+    return bytes([sys.byteorder == "little"]).ljust(64, b"\0")
 
 
 def import_mindspore() -> Any:
@@ -82,27 +56,20 @@ def write_mindir(
     *,
     inputs: Sequence[Port],
     outputs: Sequence[str],
-    weights: Mapping[str, Extent],
+    weights: Mapping[str, External],
     card: GraphCard | None = None,
 ) -> None:
     """Write the graph of a cell whose parameters have no values; `weights` says where the values of each are.
 
-    Their files are in the graph's folder or below. Raises GraphError if MindSpore cannot compile the cell.
+    Raises GraphError if MindSpore cannot compile the cell.
     """
     mindspore = import_mindspore()
-    placeholders = [
-        mindspore.Tensor(
-            shape=[None if size < 0 else size for size in port.shape],
-            dtype=getattr(mindspore, "bool_" if port.dtype == "bool" else port.dtype),
-        )
-        for port in inputs
-    ]
+    placeholders = [open_tensor(mindspore, port) for port in inputs]
 
     def finish(model: Any) -> None:
         for parameter in model.graph.parameter:
-            extent = weights[parameter.name.partition(":")[2]]
-            parameter.external_data.location = str(extent.file.relative_to(path.parent))
-            parameter.external_data.offset, parameter.external_data.length = extent.offset, extent.length
+            external, place = parameter.external_data, weights[parameter.name.partition(":")[2]]
+            external.location, external.offset, external.length = place
         model.user_info[PORTS_KEY] = json.dumps([[port.name for port in inputs], list(outputs)])
         if card is not None:
             model.user_info[METADATA_KEYS[card.part]] = card.to_json()
@@ -116,6 +83,12 @@ def write_mindir(
             mindspore.export(cell, *placeholders, file_name=f"{folder}/graph", file_format="MINDIR", custom_func=finish)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise GraphError(f"MindSpore cannot export the graph: {one_line(str(error))}") from error
+
+
+def open_tensor(mindspore: Any, port: Port) -> Any:
+    """A tensor without values that stands for a port, open where the port is."""
+    dtype = getattr(mindspore, "bool_" if port.dtype == "bool" else port.dtype)
+    return mindspore.Tensor(shape=[None if size < 0 else size for size in port.shape], dtype=dtype)
 
 
 @contextlib.contextmanager
@@ -142,7 +115,10 @@ class MindirFile:
 
 
 def read_mindir(path: Path) -> MindirFile:
-    """Read a MindIR file without its weights. Raises GraphError if it, or a file of its weights, is missing or damaged."""
+    """Read a MindIR file without its weights.
+
+    Raises GraphError if it, or a file of its weights, is missing or damaged.
+    """
     import_mindspore()
     proto = importlib.import_module("mindspore.train.mind_ir_pb2")
     model = proto.ModelProto()

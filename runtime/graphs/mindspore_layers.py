@@ -16,7 +16,7 @@ FLOAT32_MIN = -3.4028234663852886e38  # finite, because some chips saturate inst
 
 
 def parameter(shape: Sequence[int], dtype: Any, *, name: str | None = None) -> Any:
-    """A parameter without values. Its name is by default its path in the cells around it, as in a state dict of torch."""
+    """A parameter without values. By default its name is its path in the cells around it, as in torch's state dicts."""
     return mindspore.Parameter(initializer("zeros", tuple(shape), dtype), name=name, requires_grad=False)
 
 

@@ -118,7 +118,7 @@ class Layer(nn.Cell):  # type: ignore[misc]
 class Step(nn.Cell):  # type: ignore[misc]
     """One step of the decoder: a prefill without `has_cache`, else an increment.
 
-    Inputs and outputs are those that `step_ports` lists.
+    Inputs and outputs are those of `mindir_graphs.py`.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any, *, has_cache: bool, has_sampling: bool) -> None:
