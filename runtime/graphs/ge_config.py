@@ -40,14 +40,14 @@ _OTHER_SECTIONS: Final = (
     "weight",
 )
 _CONTEXT_KEYS: Final = frozenset(
-    "aoe_mode buffer_optimize dump_config_file dump_model_name dynamic_batch_size dynamic_dims dynamic_image_size "
+    "aoe_mode buffer_optimize dump_config_file dump_model_name dynamic_batch_size dynamic_dims dynamic_image_size "  # noqa: SIM905
     "enable_custom_op fusion_switch_config_file_path ge_graph_memory_max_size ge_variable_memory_max_size input_format "
     "input_shape insert_op_config_file_path max_weight_batch mixprecision_list_path model_cache_dir model_cache_mode "
     "op_attrs op_select_impl_mode output_type parameter_as_refdata plugin_custom_ops precision_mode "
-    "profiling_config_file provider rank_table_file variable_weights_list".split()  # noqa: SIM905
+    "profiling_config_file provider rank_table_file variable_weights_list".split()
 )
 _GE_KEYS: Final = frozenset(
-    "ge.aicoreNum ge.bufferOptimize ge.constLifecycle ge.customizeDtypes ge.debugDir ge.deterministic ge.dynamicDims "
+    "ge.aicoreNum ge.bufferOptimize ge.constLifecycle ge.customizeDtypes ge.debugDir ge.deterministic ge.dynamicDims "  # noqa: SIM905
     "ge.dynamicNodeType ge.enableSingleStream ge.enableSmallChannel ge.event ge.exec.atomicCleanPolicy "
     "ge.exec.disableReuseMemory ge.exec.dumpMode ge.exec.dumpPath ge.exec.dumpStep ge.exec.enableDump "
     "ge.exec.enableScopeFusionPasses ge.exec.formatMode ge.exec.modify_mixlist ge.exec.op_precision_mode "
@@ -56,7 +56,7 @@ _GE_KEYS: Final = frozenset(
     "ge.fusionSwitchFile ge.graphMemoryMaxSize ge.graphRunMode ge.graph_compiler_cache_dir ge.graph_key "
     "ge.hcomParallel ge.inputShape ge.jit_compile ge.mdl_bank_path ge.opDebugLevel ge.opSelectImplmode ge.op_bank_path "
     "ge.op_compiler_cache_dir ge.op_compiler_cache_mode ge.optypelistForImplmode ge.shape_generalized_build_mode "
-    "ge.socVersion ge.streamMaxParallelNum ge.topoSortingMode ge.variableMemoryMaxSize".split()  # noqa: SIM905
+    "ge.socVersion ge.streamMaxParallelNum ge.topoSortingMode ge.variableMemoryMaxSize".split()
 )
 
 
