@@ -147,9 +147,10 @@ class Step(nn.Cell):  # type: ignore[misc]
             ops.expand_dims(self.gather(self.rotary_sin, positions, 0), 1),
         )
         mask = ops.expand_dims(mask, 1)
-        new = ()
+        new: Any = ()
         for index, layer in enumerate(self.layers):
-            cache, prefix = (), ()
+            cache: Any = ()
+            prefix: Any = ()
             if self.has_cache:
                 place = self.first_cache + 2 * index
                 cache = (inputs[place], inputs[place + 1])
@@ -220,7 +221,7 @@ class PrefixProjection(nn.Cell):  # type: ignore[misc]
         self.dim = config.dim
 
     def construct(self, visual_query: Any) -> Any:
-        outputs = ()
+        outputs: Any = ()
         for index, projection in enumerate(self.projections):
             tokens = ops.reshape(self.queries[index] + visual_query, (-1, self.dim))
             packed = projection(tokens)
