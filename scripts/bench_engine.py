@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
+from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,20 +19,8 @@ from llama_adapter.vision.block import (
     prepend,
     quick_gelu,
 )
-from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
-
-# CLIP's own statistics, for pixels in 0..1, in R, G, B order.
-PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
-PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-def zero_picture(size: int, *, channel_order: ChannelOrder) -> np.ndarray:
-    """Pixels float32 (size, size, 3) RGB that normalisation turns into zeros.
-
-    The trainers of LLaMA-Adapter V2 give such a picture to examples that have none.
-    """
-    colour = np.asarray(PIXEL_MEAN if channel_order == "rgb" else PIXEL_MEAN[::-1]) * 255
-    return np.broadcast_to(colour.astype(np.float32), (size, size, 3))
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
 
 
 class ClipVisionTower(nn.Module):

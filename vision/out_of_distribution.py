@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import read_safetensors
+from llama_adapter.runtime.tensor_files.arrays import read_arrays
 
 # B pictures, Q visual queries, D their width, K kept directions of a query
 
@@ -112,7 +111,7 @@ class OodDetector:
         threshold (1,). Atomic; raises OSError."""
         numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
         tensors = zip(_TENSORS, numbers, strict=True)
-        content = {name: torch.from_numpy(np.array(value, dtype=np.float32, order="C")) for name, value in tensors}
+        content = {name: np.array(value, dtype=np.float32, order="C") for name, value in tensors}
         with atomic_write(path) as file:
             file.write(save(content))
 
@@ -120,10 +119,10 @@ class OodDetector:
 def read_familiarity(path: Path, *, num_queries: int, width: int) -> OodDetector:
     """Read a file of `OodDetector.save`. Raises CheckpointError if it is damaged or of other sizes."""
     hint = "the bundle is damaged or was changed by hand; copy the whole folder again, or fit it again"
-    tensors = read_safetensors(path)
-    if tensors.keys() != set(_TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+    tensors = read_arrays(path)
+    if tensors.keys() != set(_TENSORS) or any(tensor.dtype != np.float32 for tensor in tensors.values()):
         raise CheckpointError(f"`{path}` does not hold the float32 tensors {', '.join(_TENSORS)} alone", hint=hint)
-    mean, directions, variances, least, threshold = (tensors[name].numpy() for name in _TENSORS)
+    mean, directions, variances, least, threshold = (tensors[name] for name in _TENSORS)
     try:
         if mean.shape != (num_queries, width) or not least.shape == threshold.shape == (1,):
             raise ValueError(f"it is of visual queries {mean.shape}, and the model has {(num_queries, width)}")

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import torch
 
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.auto_dtype import DtypeChoice
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
@@ -23,8 +24,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
-from llama_adapter.llm.runners.base import Runner
-from llama_adapter.runtime.devices import Backend, open_backend, open_best, resolve_mode
+from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
@@ -32,19 +32,6 @@ from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[Dtype], LoadedModel]  # takes the dtype of the weights, or the choice of it
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """The parts of a captioner, on their device. The spec is complete."""
-
-    spec: CaptionerSpec
-    info: ModelInfo
-    model: LoadedModel  # without its weights, which may be in memory in another layout
-    backend: Backend
-    vision: VisionBackend
-    runner: Runner
-    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
 
 
 def assemble_parts(

@@ -19,7 +19,7 @@ from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
-from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.out_of_distribution import OodDetector
 
 
@@ -122,7 +122,7 @@ class CaptionLoop:
         if self._ood_detector is None:
             return [EncodedPicture(prefix) for prefix in prefixes], clip_ms
         # After the projection is queued, so that the device is busy while the host waits.
-        unfamiliar = self._ood_detector.unfamiliar(visual_query_BQD.float().cpu().numpy())
+        unfamiliar = self._ood_detector.unfamiliar(as_array(visual_query_BQD))
         return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
 
     def submit(self, request: ActiveRequest, picture: EncodedPicture) -> int:

@@ -10,15 +10,14 @@ from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
-import torch
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
+from llama_adapter.app.captioning.parts import Parts, open_parts
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.trace import Trace
@@ -46,7 +45,10 @@ from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import ChannelOrder
-from llama_adapter.vision.encoder import zero_picture
+from llama_adapter.vision.pixels import zero_picture
+
+if TYPE_CHECKING:  # exported models run without torch
+    import torch
 
 # Everything that users of a captioner need, from one module.
 __all__ = [
@@ -145,11 +147,12 @@ class Captioner:
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
         vision: VisionKind | None = DEFAULTS.vision,
+        decoder: StrPath | None = DEFAULTS.decoder,
         encoder: StrPath | None = DEFAULTS.encoder,
         encoder_process: bool = DEFAULTS.encoder_process,
         encoder_device: int | None = DEFAULTS.encoder_device,
-        device: str | torch.device = DEFAULTS.device,
-        dtype: str | torch.dtype = DEFAULTS.dtype,
+        device: "str | torch.device" = DEFAULTS.device,
+        dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
         operators: Literal["auto", "aten"] = DEFAULTS.operators,
@@ -170,6 +173,7 @@ class Captioner:
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`.
+            decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
             encoder: file of an exported encoder, for `vision` onnx and om.
             encoder_process: run the exported encoder in its own process. Default: False.
             encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
@@ -202,7 +206,7 @@ class Captioner:
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
         """Load the model of a spec; raises as `load`."""
-        return cls(assemble_parts(spec))
+        return cls(open_parts(spec))
 
     @property
     def allowed_hosts(self) -> tuple[AllowedHost, ...]:

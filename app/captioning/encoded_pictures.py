@@ -49,7 +49,7 @@ class EncodedPictures:
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
         """Add a picture; returns a copy whose prefix is not a view into the tensors of its batch."""
         # A view would keep the whole batch in memory.
-        prefix = Prefix(picture.prefix.k.clone(), picture.prefix.v.clone())
+        prefix = Prefix(*(part.copy() if isinstance(part, np.ndarray) else part.clone() for part in picture.prefix))
         picture = picture._replace(prefix=prefix)
         with self._lock:
             self._drop(digest)

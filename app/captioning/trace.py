@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from llama_adapter.runtime.problems import describe
 
 MAX_SPANS: Final = 1000  # some seconds of a large model; a trace of a whole folder is too large to open
@@ -54,6 +52,8 @@ class Trace:
         if self._running is None:
             self._running = ExitStack()
             self._running.enter_context(self._profiler(self._folder))
+        import torch  # here: exported models run without it, and without a trace
+
         self._span = torch.profiler.record_function(PREFIX + stage)
         self._span.__enter__()
 

@@ -10,9 +10,10 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
 
 _EXPORT = """\
-Export the picture encoder for other runtimes: to ONNX, and from ONNX to OM for Ascend chips.
+Export encoder and decoder for other runtimes: to ONNX, and from ONNX to OM for Ascend chips.
 
   llama-adapter export onnx --adapter BIAS-7B.pth --clip ViT-L-14.pt --out clip.onnx
+  llama-adapter export decoder --llama-dir LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt --out exported
   llama-adapter export om clip.onnx --soc-version Ascend310P3
 """
 
@@ -21,6 +22,15 @@ Export the encoder, including normalisation, to ONNX. It maps `input` (B, S, S, 
 (B, Q, D). Before the file is saved, its outputs are compared with the encoder's on pictures, and its operators are
 checked against those that Ascend's ATC supports. With --adapter, no LLaMA is needed. Without --clip, ViT-L-14.pt is
 searched beside the adapter, in the current folder and in ~/.cache/clip.
+"""
+
+_EXPORT_DECODER = """\
+Export the decoder as static graphs into a folder, with the tokenizer and the picture encoder. `caption`, `ask`,
+`generate` and `serve` run it with --decoder FOLDER, without torch. Before the folder appears, its logits are compared
+with torch's.
+
+  llama-adapter export decoder --out exported
+  llama-adapter caption PICTURE --decoder exported
 """
 
 _EXPORT_OM = """\
@@ -32,12 +42,14 @@ command and needs no ATC. If you run that command elsewhere, --adopt FILE.om wri
 
 def add_export(commands: Any) -> None:
     export = commands.add_parser(
-        "export", help="export the encoder for other runtimes", description=_EXPORT, epilog=EXIT_CODES
+        "export", help="export encoder and decoder for other runtimes", description=_EXPORT, epilog=EXIT_CODES
     )
     kinds = export.add_subparsers(metavar="KIND", required=True)
 
     text = "export the encoder to ONNX"
     command(kinds, "onnx", _run_export_onnx, declare=_declare_onnx, help=text, description=_EXPORT_ONNX)
+    text = "export the decoder as static graphs, with tokenizer and encoder"
+    command(kinds, "decoder", _run_export_decoder, declare=_declare_decoder, help=text, description=_EXPORT_DECODER)
     text = "convert an ONNX file to OM for Ascend chips"
     command(kinds, "om", _run_export_om, declare=_declare_om, help=text, description=_EXPORT_OM)
 
@@ -65,6 +77,43 @@ def _declare_onnx(parser: Parser) -> None:
         help="pictures for the comparison (default: the samples)",
     )
     onnx.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def _declare_decoder(parser: Parser) -> None:
+    add_model(parser)
+    out = parser.add_argument_group("output", section="output")
+    out.add_argument("--out", metavar="FOLDER", required=True, first=True, help="folder to write")
+    out.add_argument(
+        "--format",
+        key="graph_format",
+        choices=export_defaults.DECODER_FORMATS,
+        default=export_defaults.DECODER_FORMATS[0],
+        help=default("onnx runs in onnxruntime; onnx-atc is for ATC"),
+    )
+    out.add_argument(
+        "--precision",
+        key="stored_precision",
+        choices=export_defaults.DECODER_PRECISIONS,
+        default=export_defaults.DECODER_PRECISIONS[0],
+        help=default("number format of the weights; int8 and int4 are onnxruntime's"),
+    )
+    out.add_argument("--without-sampling", action="store_true", help="draw tokens outside of the graph")
+    out.add_argument("--without-encoder", action="store_true", help="leave out the picture encoder")
+    out.add_argument("--without-comparison", action="store_true", help="skip the comparison with torch")
+    out.add_argument("--force", action="store_true", help="replace an existing folder")
+
+
+def _run_export_decoder(options: argparse.Namespace) -> int:
+    from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+
+    values = {
+        **vars(options),
+        "sampling": not options.without_sampling,
+        "encoder": not options.without_encoder,
+        "compare": not options.without_comparison,
+    }
+    run_export_decoder(settings(DecoderJob, values))
+    return ExitCode.OK
 
 
 def _declare_om(parser: Parser) -> None:
@@ -136,7 +185,7 @@ def _declare_om(parser: Parser) -> None:
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
-    from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))
@@ -144,7 +193,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
 
 
 def _run_export_om(options: argparse.Namespace) -> int:
-    from llama_adapter.app.encoder_export.to_om import OmJob, run_export_om
+    from llama_adapter.app.graph_export.to_om import OmJob, run_export_om
     from llama_adapter.runtime.graphs.atc import AtcSettings
 
     values = {**vars(options), "extra": tuple(options.atc_flags)}

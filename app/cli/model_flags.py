@@ -106,6 +106,9 @@ def add_precision(group: Any) -> None:
 
 def add_encoder(group: Any) -> None:
     group.add_argument(
+        "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
+    )
+    group.add_argument(
         "--vision",
         choices=("torch", "onnx", "om"),
         help="runtime of the picture encoder (default: torch, or that of the --encoder file)",

@@ -12,9 +12,8 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
 from llama_adapter.app.measuring.report import Report, Tally
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.runtime.devices import EAGER
 
 
 class Runner(Protocol):
@@ -131,7 +130,7 @@ def check_questions(job: Job, captioner: Captioner) -> None:
 def warm_up(job: Job, captioner: Captioner) -> str | None:
     """Compile the programs of a graph mode, so that the first picture does not wait; says how many there are."""
     question = job.questions[0]
-    if captioner.info.mode == EAGER or question.task.continuations:
+    if captioner.info.mode in PLAIN_MODES or question.task.continuations:
         return None
     prompt = question.prompt(captioner.info.default_prompt)
     done = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.assemble import ModelLoader, Parts, assemble_parts
+from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.measuring.bench_result import BenchResult, Ceilings, Round, Workload, summarise
 from llama_adapter.app.measuring.meters import Meter, MeteredRunner, MeteredVision

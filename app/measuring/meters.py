@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, Plan, Result, Runner, ScorePlan, WarmUp
-from llama_adapter.vision.backends.base import VisionBackend
+from llama_adapter.vision.backends.base import VisionBackend, VisualQuery
 from llama_adapter.vision.config import VisionConfig
 
 Program = Literal["encoder", "prefix", "prefill", "step"]
@@ -60,7 +59,7 @@ class MeteredVision:
     def image_size(self) -> int:
         return self._inner.image_size
 
-    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+    def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         work = encoder_work(self._config, num_pictures=len(pixels_BHWC), sizes=self._sizes)
         with self._meter.note("encoder", len(pixels_BHWC), work):
             return self._inner.encode(pixels_BHWC)
@@ -85,7 +84,7 @@ class MeteredRunner:
     def empty_prefix(self) -> Prefix:
         return self._inner.empty_prefix()
 
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         num_pictures = len(visual_query_BQD)
         work = prefix_work(self.config.decoder, num_pictures=num_pictures, sizes=self._sizes)
         with self._meter.note("prefix", num_pictures, work):

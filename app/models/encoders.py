@@ -19,7 +19,8 @@ from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.backends.exported import ExportedEncoder
 from llama_adapter.vision.card import GRAPH_NAME, EncoderCard
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
-from llama_adapter.vision.encoder import PIXEL_STD, PictureEncoder, encoder_from_state
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.pixels import PIXEL_STD
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}

@@ -13,6 +13,8 @@ ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
 BatchSize = int | Literal["auto"]
 
+EXPORTED: Final = "exported"  # the mode of a decoder as static graphs
+PLAIN_MODES: Final = ("eager", EXPORTED)  # nothing is compiled before the first picture
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_READER: Final[ReaderKind] = "process"
@@ -35,6 +37,7 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512
+    decoder: str | None = None  # folder of an exported decoder, in place of the model's own
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
     encoder: str | None = None  # exported encoder, for onnx and om
     encoder_process: bool = False  # run an exported encoder in its own process
@@ -51,7 +54,7 @@ class CaptionerSpec:
     @property
     def is_embedded(self) -> bool:
         """Whether this is the embedded model."""
-        return self.model is None and self.llama_dir is None
+        return self.model is None and self.llama_dir is None and self.decoder is None
 
     @property
     def is_llama_alone(self) -> bool:
@@ -68,7 +71,7 @@ class CaptionerSpec:
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "encoder"):
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
@@ -98,6 +101,10 @@ class CaptionerSpec:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
             raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
+        if self.decoder is not None and (
+            self.precision is not None or self.mode != "eager" or self.operators != "auto"
+        ):
+            raise ValueError("precision, mode and operators of an exported decoder are those of its export")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
             raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
 

@@ -4,7 +4,7 @@ The operators are ONNX's own in opset 17, which ATC knows, apart from those of q
 onnxruntime) and the branch around sampling.
 """
 
-# R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, D width, Q queries, F feed-forward width
+# R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, D width, Q queries
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +70,9 @@ class GraphBuilder:
         mask_R1SP = self._op("Unsqueeze", mask_RSP, self._ints(1))
         rotary = self._rotary(positions_RS)
         indices = None if places_RS is None else self._places(places_RS, shape_RS)
-        x_TD = self._op("Reshape", self._op("Gather", self._tensor("embedding.weight"), ids_RS), self._ints(-1, config.dim))
+        x_TD = self._op(
+            "Reshape", self._op("Gather", self._tensor("embedding.weight"), ids_RS), self._ints(-1, config.dim)
+        )
         stored = []
         for layer in range(config.num_layers):
             name, j = f"layers.{layer}", layer - config.first_adapter_layer
@@ -92,7 +94,9 @@ class GraphBuilder:
         logits_TV = self._cast(self._linear(last_TD, self._weights.linears["head.weight"]), "float32")
         tokens_T = self._choose(logits_TV, settings, sampling=sampling)
         outputs = [(TOKENS, tokens_T, "int32", "T"), (LOGITS, logits_TV, "float32", ["T", config.vocab_size])]
-        kind, kept_shape = ("kept", cache_shape) if indices is not None else ("new", ["R", config.num_heads, "S", config.head_dim])
+        kind, kept_shape = (
+            ("kept", cache_shape) if indices is not None else ("new", ["R", config.num_heads, "S", config.head_dim])
+        )
         for name, value in zip(layer_ports(kind, config.num_layers), stored, strict=True):
             outputs.append((name, value, dtype, kept_shape))
         return self._model("llama_adapter_decoder", outputs)
@@ -113,7 +117,9 @@ class GraphBuilder:
                 own = self._weights.linears[f"layers.{layer}.attention.qkv.weight"].rows(config.dim, 3 * config.dim)
             flat_TD = self._op("Reshape", tokens_BQD, self._ints(-1, config.dim))
             packed = self._op(
-                "Reshape", self._linear(flat_TD, own), self._ints(-1, config.num_queries, 2, config.num_heads, config.head_dim)
+                "Reshape",
+                self._linear(flat_TD, own),
+                self._ints(-1, config.num_queries, 2, config.num_heads, config.head_dim),
             )
             k, v = self._split(self._op("Transpose", packed, perm=[2, 0, 3, 1, 4]), axis=0, sizes=[1, 1])
             k_BNQH, v_BNQH = (self._op("Squeeze", part, self._ints(0)) for part in (k, v))
@@ -155,9 +161,7 @@ class GraphBuilder:
                 self._op("ScatterND", whole, indices, self._op("Transpose", part, perm=[0, 2, 1, 3]))
                 for whole, part in zip(cache, (k_RSNH, v_RSNH), strict=True)
             ]
-            heads_RNSH = self._op(
-                "MatMul", self._softmax(self._scores(stored[0], q_RNHS), mask_R1SP), stored[1]
-            )
+            heads_RNSH = self._op("MatMul", self._softmax(self._scores(stored[0], q_RNHS), mask_R1SP), stored[1])
         if prefix:
             weights = self._softmax(self._scores(prefix[0], q_RNHS), None)
             heads_RNSH = self._op("Add", heads_RNSH, self._op("MatMul", weights, prefix[1]))
@@ -235,12 +239,16 @@ class GraphBuilder:
         """The token of each row, -1 where its logits are not finite."""
         best_T = self._op("ArgMax", logits_TV, axis=1, keepdims=0)
         # A NaN or an infinity times 0 is NaN, which equals nothing.
-        vanishing = self._op("ReduceSum", self._op("Mul", logits_TV, self._scalar(0.0, "float32")), self._ints(1), keepdims=0)
+        vanishing = self._op(
+            "ReduceSum", self._op("Mul", logits_TV, self._scalar(0.0, "float32")), self._ints(1), keepdims=0
+        )
         is_finite_T = self._op("Equal", vanishing, self._scalar(0.0, "float32"))
         if sampling == "always":
             best_T = self._sampled(logits_TV, best_T, settings)
         elif sampling == "branch":
-            is_sampled = self._op("Greater", self._op("ReduceMax", settings[0], keepdims=0), self._scalar(0.0, "float32"))
+            is_sampled = self._op(
+                "Greater", self._op("ReduceMax", settings[0], keepdims=0), self._scalar(0.0, "float32")
+            )
             best_T = self._if(is_sampled, logits_TV, best_T, settings)
         return self._op("Cast", self._op("Where", is_finite_T, best_T, self._int(-1)), to=6)
 
@@ -257,7 +265,9 @@ class GraphBuilder:
         is_kept = self._op("Or", whole, self._op("Less", self._constant(np.arange(size)[None]), top_k_T1))
         zero, one = self._scalar(0.0, "float32"), self._ints(1)
         kept_TV = self._op("Where", is_kept, sorted_TV, zero)
-        total_T1 = self._op("Where", whole, self._scalar(1.0, "float32"), self._op("ReduceSum", kept_TV, one, keepdims=1))
+        total_T1 = self._op(
+            "Where", whole, self._scalar(1.0, "float32"), self._op("ReduceSum", kept_TV, one, keepdims=1)
+        )
         kept_TV = self._op("Div", kept_TV, total_T1)
         before_TV = self._op("Sub", self._op("CumSum", kept_TV, self._int(1)), kept_TV)
         kept_TV = self._op("Where", self._op("Greater", before_TV, self._column(top_p_T)), zero, kept_TV)

@@ -13,13 +13,19 @@ from typing import Final
 import numpy as np
 
 from llama_adapter.llm.runners.draw import Draw
+from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, layout_positions
 
 IDS: Final = "ids"  # int32 (R, S)
 POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
 PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only of graphs that store them
 MASK: Final = "mask"  # bool (R, S, P), or (R, S, P + S) if the step's own tokens are not in the cache
 WANTED: Final = "wanted"  # int32 (T,), row * S + place of each token whose logits are computed
-SAMPLING: Final = ("temperature", "top_p", "top_k", "uniform")  # (T,), float32, and int32 for top_k; temperature 0: greedy
+SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "uniform",
+)  # (T,), float32, and int32 for top_k; temperature 0: greedy
 TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
@@ -84,4 +90,23 @@ def decode_step(
         mask_RSP=(np.arange(capacity) <= places_R1)[:, None],
         wanted_T=np.arange(len(positions), dtype=np.int32),
         draws=draws,
+    )
+
+
+def score_step(layouts: Sequence[ScoreLayout]) -> Step:
+    """Prompts with their continuations, one row each, at places from 0; wanted are the predictors of all targets."""
+    width = max(len(layout.token_ids) for layout in layouts)
+
+    def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+        return np.array([[*row, *[row[-1]] * (width - len(row))] for row in rows], np.int32)
+
+    ids_RS = padded([layout.token_ids for layout in layouts])
+    wanted = [row * width + place for row, layout in enumerate(layouts) for place in layout.predictors]
+    return Step(
+        ids_RS=ids_RS,
+        positions_RS=padded([layout_positions(layout) for layout in layouts]),
+        places_RS=np.broadcast_to(np.arange(width, dtype=np.int32), ids_RS.shape),
+        mask_RSP=np.stack([layout_mask(layout, width) for layout in layouts]),
+        wanted_T=np.array(wanted, np.int32),
+        draws=[None] * len(wanted),
     )

@@ -127,9 +127,7 @@ class WeightsFile:
             return
         self._write_linear(name, weight.float() * scales[:, None])
 
-    def _write_codes(
-        self, name: str, codes: np.ndarray, scales: np.ndarray, *, num_inputs: int, bits: int
-    ) -> None:
+    def _write_codes(self, name: str, codes: np.ndarray, scales: np.ndarray, *, num_inputs: int, bits: int) -> None:
         if bits == 4:
             codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
         self.linears[name] = Linear(

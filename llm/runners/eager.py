@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, predict
-from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
+from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
+from llama_adapter.llm.runners.scoring import sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators
@@ -78,7 +79,8 @@ class EagerRunner:
                 return Scores(plan.rows, self.score(plan))
 
     @torch.inference_mode()
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        visual_query_BQD = torch.as_tensor(visual_query_BQD)
         num_pictures = len(visual_query_BQD)
         num_rows = self._shapes.rows(num_pictures, limit=max(num_pictures, self.config.num_slots))
         padding = visual_query_BQD[-1:].expand(num_rows - num_pictures, -1, -1)
@@ -151,8 +153,8 @@ class EagerRunner:
         widest = max(len(layout.token_ids) for layout in distinct)
         width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
-        positions_RS = self._padded([_positions(layout) for layout in distinct], num_rows=num_rows, width=width)
-        masks = [_score_mask(layout, width) for layout in distinct]
+        positions_RS = self._padded([layout_positions(layout) for layout in distinct], num_rows=num_rows, width=width)
+        masks = [torch.from_numpy(layout_mask(layout, width)) for layout in distinct]
         mask_R1SS = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
@@ -229,20 +231,3 @@ def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:
 def _each(sizes: Sequence[int]) -> list[int]:
     """Every size once, largest first, so that smaller programs reuse the memory of larger ones."""
     return sorted(set(sizes), reverse=True)
-
-
-def _positions(layout: ScoreLayout) -> list[int]:
-    positions = list(range(layout.prompt_length))
-    for span in layout.spans:
-        positions.extend(range(layout.prompt_length, layout.prompt_length + len(span)))
-    return positions
-
-
-def _score_mask(layout: ScoreLayout, width: int) -> Tensor:
-    """(S, S) bool for a row padded to `width`. Padding attends to itself, so that its softmax is defined."""
-    owners = torch.full((width,), -2)  # the continuation that each token belongs to, -1 for the prompt
-    owners[: layout.prompt_length] = -1
-    for index, span in enumerate(layout.spans):
-        owners[span.start : span.stop] = index
-    visible = (owners[None, :] == -1) | (owners[None, :] == owners[:, None])
-    return visible & torch.ones(width, width, dtype=torch.bool).tril()

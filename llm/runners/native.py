@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import Prediction
-from llama_adapter.llm.runners.scoring import ScoreLayout, lay_out, sum_scores
+from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
+from llama_adapter.llm.runners.scoring import sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.linear import NativeLinear
@@ -132,7 +134,7 @@ class NativeRunner(EagerRunner):
         return self._kept[-1].data_ptr()
 
     @torch_stands_aside()
-    def project_prefix(self, visual_query_BQD: Tensor) -> list[Prefix]:
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         return super().project_prefix(visual_query_BQD)
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ class OnnxSession:
         Raises GraphError for a file that cannot be run, or that was changed after its export.
         """
         file = str(path)
-        self._session = _open(Path(path), threads=threads)
+        self._session = open_inference_session(Path(path), threads=threads)
         metadata = self._session.get_modelmeta().custom_metadata_map
         inputs, outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
         check_fixed_batch(inputs, file=file, hint=_HINT)
@@ -85,7 +85,7 @@ class OnnxSession:
         return outputs
 
 
-def _open(path: Path, *, threads: int) -> Any:
+def open_inference_session(path: Path, *, threads: int, entries: Mapping[str, str] = {}) -> Any:
     """An onnxruntime InferenceSession."""
     if path.suffix == ".om":
         raise GraphError(
@@ -101,6 +101,8 @@ def _open(path: Path, *, threads: int) -> Any:
     options.use_deterministic_compute = True
     # Waiting threads would keep the cores busy, and the language model is next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
     options.log_severity_level = 4  # errors come as exceptions; stderr would repeat them
     try:
         # The fallback would try the same provider again, and announce it on stdout.

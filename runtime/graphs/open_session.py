@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import sys
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,14 +40,17 @@ def open_session(spec: GraphSpec) -> GraphSession:
     """The graph of `spec`, loaded and checked, not warmed up. Raises GraphError."""
     if spec.own_process:
         # A fresh process does not know how many threads this one may use.
-        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or _torch_threads())
+        here = dataclasses.replace(spec, own_process=False, threads=spec.threads or default_threads())
         return ProcessSession(functools.partial(open_session, here), file=spec.path)
     if spec.kind == "onnx":
-        return OnnxSession(spec.path, threads=spec.threads or _torch_threads())
+        return OnnxSession(spec.path, threads=spec.threads or default_threads())
     return OmSession(spec.path, device_id=spec.device_id)
 
 
-def _torch_threads() -> int:
-    import torch  # here, so that a process that only runs graphs loads no torch
-
-    return torch.get_num_threads()
+def default_threads() -> int:
+    """Threads of a graph on the CPU: as many as torch uses, or would use if this process had it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        count: int = torch.get_num_threads()
+        return count
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else len(os.sched_getaffinity(0))

@@ -6,7 +6,6 @@ Damage and foreign files are refused in a sentence. What the tensors mean is kno
 
 import json
 import re
-import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
 from llama_adapter.runtime.tensor_files.torch_files import CompressedError, TorchFile, module_tensors
 from llama_adapter.runtime.text import shown_excerpt
@@ -79,7 +79,7 @@ def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
             hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
         ) from None
     except (PickleError, OSError) as error:
-        raise _damaged(path, str(error)) from None
+        raise damaged(path, str(error)) from None
 
 
 def _state_dict(file: TorchFile, *, numbers: bool) -> TensorFile:
@@ -119,7 +119,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (SafetensorError, OSError, ValueError, RuntimeError):
-        raise _damaged(path) from None
+        raise damaged(path) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -139,33 +139,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
     return content
-
-
-def require_file(path: Path) -> None:
-    """Raise CheckpointError unless `path` is a regular file with something in it that is not a Git LFS pointer."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(
-            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
-        ) from None
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise CheckpointError(f"`{path}` is {kind}, where a file is wanted")
-        with path.open("rb") as file:
-            head = file.read(24)
-    except FileNotFoundError:
-        raise CheckpointError(f"There is no file `{path}`") from None
-    except OSError as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error.strerror}") from None
-    if not head:
-        raise CheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
-    if head == b"version https://git-lfs.":
-        raise CheckpointError(
-            f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it with `git lfs pull`"
-        )
 
 
 def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
@@ -242,13 +215,4 @@ def _other_kind(what: str, name: str, kind: str) -> CheckpointError:
         f"{what} holds `{shown_excerpt(name)}` as a tensor of another kind ({kind}), where dense "
         "floating-point numbers are wanted",
         hint="take the original file, before quantisation or other conversions",
-    )
-
-
-def _damaged(path: Path, what: str = "") -> CheckpointError:
-    reason = f" ({shown_excerpt(what)})" if what else ""
-    return CheckpointError(
-        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file"
-        + reason,
-        hint="compare its size with the place it came from, and copy it again",
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.measuring.meters import Meter, MeteredRunner, Program
 from llama_adapter.app.measuring.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import in_turn, process_mib, sample_files
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import Reading, preprocess
 from scripts.common import in_turn

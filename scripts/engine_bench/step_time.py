@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.assemble import Parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, ScorePlan
 
 SHORTAGES: dict[str, Callable[[], Exception]] = {

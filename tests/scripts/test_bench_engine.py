@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llama_adapter.app.captioning.assemble import Parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.engine.engine import Engine
 from scripts.bench_engine import main, opened
 from scripts.engine_bench.batching import POLICIES, Job, Policy, planned_lengths, run_job

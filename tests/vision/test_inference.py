@@ -7,8 +7,9 @@ import torch
 
 from llama_adapter.vision.block import fused_attention, plain_attention, quick_gelu
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, zero_picture
+from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
+from llama_adapter.vision.pixels import zero_picture
 from tests.fakes.exported import sample_pixels
 
 CONFIG = VisionConfig(

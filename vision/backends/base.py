@@ -1,12 +1,23 @@
 """The protocol that every vision backend follows, and the one of a model without a picture half."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import numpy as np
-from torch import Tensor
 
 from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.errors import PictureError
+
+if TYPE_CHECKING:  # exported encoders run without torch
+    from torch import Tensor
+
+VisualQuery = Union["Tensor", np.ndarray]  # (B, Q, D)
+
+
+def as_array(visual_query_BQD: VisualQuery) -> np.ndarray:
+    """A visual query in float32 on the host."""
+    given: Any = visual_query_BQD
+    array: np.ndarray = given.astype(np.float32) if isinstance(given, np.ndarray) else given.float().cpu().numpy()
+    return array
 
 
 class VisionBackend(Protocol):
@@ -22,8 +33,9 @@ class VisionBackend(Protocol):
         """Side of the square pictures it takes, in pixels."""
         ...
 
-    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D), on the backend's device, in the encoder's type.
+    def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
+        """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D), in the encoder's type: a tensor on the backend's device,
+        or an array where torch is not used.
 
         Pixels are uint8, or float32 on the scale of 0..255, between whole numbers and beyond the scale too.
 
@@ -42,7 +54,7 @@ class NoEncoder:
     name = "none"
     image_size = VIT_L_14.image_size
 
-    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
+    def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         """Raises PictureError."""
         raise PictureError("unsupported", "This LLaMA has no adapter, and sees no pictures.")
 

@@ -1,10 +1,9 @@
 """The picture encoder as an exported graph, in whatever session runs it."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port
@@ -12,6 +11,9 @@ from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ChannelOrder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
@@ -42,8 +44,15 @@ class ExportedEncoder:
         """Milliseconds of the last `encode` on the device, where they are measured."""
         return self.session.device_ms
 
-    def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
-        """As `VisionBackend.encode`, on the CPU, in the graph's type. B is at least 1.
+    def encode(self, pixels_BHWC: np.ndarray) -> "Tensor":
+        """As `VisionBackend.encode`, on the CPU, in the graph's type. B is at least 1. Raises as `encode_array`."""
+        import torch  # here, because `encode_array` needs none
+
+        query = self.encode_array(pixels_BHWC)
+        return torch.from_numpy(query if query.flags.writeable else query.copy())
+
+    def encode_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """`encode` without torch.
 
         Raises GraphError for other pixels, and when the graph or its runtime fails.
         """
@@ -55,11 +64,26 @@ class ExportedEncoder:
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
         [query] = self.session.run([pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]])
-        return torch.from_numpy(query if query.flags.writeable else query.copy())
+        return query
 
     def close(self) -> None:
         """Release memory, device, thread and process. May be repeated."""
         self.session.close()
+
+
+class ArrayEncoder:
+    """An exported encoder as a `VisionBackend` without torch."""
+
+    def __init__(self, inner: ExportedEncoder) -> None:
+        self.inner, self.name, self.image_size = inner, inner.name, inner.image_size
+
+    def encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """See `VisionBackend.encode`."""
+        return self.inner.encode_array(pixels_BHWC)
+
+    def close(self) -> None:
+        """See `VisionBackend.close`."""
+        self.inner.close()
 
 
 def open_encoder(spec: GraphSpec) -> ExportedEncoder:

@@ -13,7 +13,7 @@ from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prompt import format_prompt
-from llama_adapter.vision.encoder import zero_picture
+from llama_adapter.vision.pixels import zero_picture
 from tests.app.golden import GOLDEN, model_options, picture
 
 PROMPTS: list[Prompt] = [

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.cli import build_parser, main
-from llama_adapter.app.encoder_export import to_onnx
-from llama_adapter.app.encoder_export.output import told_parity
-from llama_adapter.app.encoder_export.to_onnx import EncoderSources, OnnxJob, load_encoder
+from llama_adapter.app.graph_export import to_onnx
+from llama_adapter.app.graph_export.output import told_parity
+from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, load_encoder
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph

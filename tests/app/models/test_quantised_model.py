@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.encoder_export.to_onnx import EncoderSources, load_encoder
+from llama_adapter.app.graph_export.to_onnx import EncoderSources, load_encoder
 from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures

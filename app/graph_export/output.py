@@ -50,11 +50,14 @@ def told_next(encoder: str | Path, *flags: str) -> str:
     return f"next: llama-adapter caption PICTURE --encoder {shlex.join([str(encoder), *flags])}"
 
 
-def check_place(target: Path, *, shown: str) -> None:
-    """Raise GraphError, before minutes of work, where no file can be made at `target`; nothing is left behind."""
+def check_place(target: Path, *, shown: str, is_folder: bool = False) -> None:
+    """Raise GraphError, before minutes of work, where `target` cannot be made; nothing is left behind.
+
+    It is a file, or a folder, which may exist.
+    """
     folder = next(parent for parent in Path(os.path.abspath(target)).parents if parent.exists())
     try:
-        if target.is_dir():
+        if target.is_dir() and not is_folder:
             raise IsADirectoryError(0, "it is a folder")
         os.rmdir(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=folder))
     except OSError as error:

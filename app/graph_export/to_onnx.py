@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next, told_parity
+from llama_adapter.app.graph_export.output import check_place, give, tell, told_complaints, told_next, told_parity
 from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder
@@ -101,7 +101,7 @@ def run_export_onnx(job: OnnxJob) -> None:
     refuse_to_replace([out], force=job.force)
     check_place(out, shown=job.out)
     loaded = load_encoder(job.sources)
-    pixels_BHWC = _pixels(job.pictures, size=loaded.config.clip.image_size)
+    pixels_BHWC = read_pixels(job.pictures, size=loaded.config.clip.image_size)
     tell(f"exporting `{loaded.name}` as {job.dtype}, opset {job.opset}")
     start = time.perf_counter()
 
@@ -144,7 +144,7 @@ def _model_flags(sources: EncoderSources) -> list[str]:
     return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
 
 
-def _pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
+def read_pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
     """The readable pictures, as the encoder takes them. Raises GraphError where there is none."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []

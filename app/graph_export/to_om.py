@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llama_adapter.app.encoder_export.output import check_place, give, tell, told_complaints, told_next
+from llama_adapter.app.graph_export.output import check_place, give, tell, told_complaints, told_next
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan

@@ -1,0 +1,47 @@
+"""The parts of a captioner, and who assembles them. Imports no torch: exported models run without it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.llm.runners.base import Runner
+
+if TYPE_CHECKING:
+    from llama_adapter.llm.tokenizer import Tokenizer
+    from llama_adapter.vision.backends.base import VisionBackend
+    from llama_adapter.vision.out_of_distribution import OodDetector
+
+
+class ModelParts(Protocol):
+    """What a captioner keeps of a model beside its halves."""
+
+    @property
+    def tokenizer(self) -> "Tokenizer": ...
+
+    @property
+    def ood_detector(self) -> "OodDetector | None": ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """The parts of a captioner, on their device. The spec is complete."""
+
+    spec: CaptionerSpec
+    info: ModelInfo
+    model: Any  # ModelParts; from checkpoints a LoadedModel without its weights
+    backend: Any  # a `runtime.devices.Backend`, or what stands for one without torch
+    vision: "VisionBackend"
+    runner: Runner
+    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
+
+
+def open_parts(spec: CaptionerSpec) -> Parts:
+    """Load the model of a spec onto its device. Raises DeviceError, CheckpointError and GraphError."""
+    if spec.decoder is not None:
+        from llama_adapter.app.captioning.assemble_exported import assemble_exported
+
+        return assemble_exported(spec)
+    from llama_adapter.app.captioning.assemble import assemble_parts
+
+    return assemble_parts(spec)

@@ -1,0 +1,202 @@
+"""`export decoder`: a model's decoder as static graphs, with its tokenizer and its picture encoder, in one folder."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from llama_adapter.app.captioning.assemble import load_model
+from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
+from llama_adapter.app.graph_export.to_onnx import read_pixels
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.encoders import has_clip
+from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.card import TOKENIZER_FILE, ExportCard, file_mark
+from llama_adapter.llm.exported.export import WEIGHTS_FILE, export_decoder
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.parity import DecoderParity, compare
+from llama_adapter.llm.exported.weights_file import ExportPrecision
+from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.export import compare as compare_encoders
+from llama_adapter.vision.export import export_onnx
+
+DecoderFormat = Literal["onnx", "onnx-atc"]
+_LEAST_FREE: Final = 3.5  # times the bytes of the export's weights: for torch's model, onnxruntime's and room
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderJob:
+    """One `export decoder`. The model is named as in `CaptionerSpec`."""
+
+    out: str
+    format: DecoderFormat = "onnx"
+    precision: ExportPrecision = "float32"
+    model: str | None = None
+    llama_dir: str | None = None
+    llama_type: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    context: int | None = None
+    sampling: bool = True  # whether the graph draws tokens; else the host does
+    encoder: bool = True  # whether the folder has the picture encoder too
+    compare: bool = True  # with torch, where memory is enough for both
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(DecoderFormat):
+            raise ValueError(f"format must be {' or '.join(get_args(DecoderFormat))}, got {self.format!r}")
+        if self.precision not in get_args(ExportPrecision):
+            raise ValueError(f"precision must be {' or '.join(get_args(ExportPrecision))}, got {self.precision!r}")
+        if self.format == "onnx-atc" and self.precision not in ("float32", "float16"):
+            raise ValueError("precision int8 and int4 are onnxruntime's: for ATC it is float32 or float16")
+        self.spec  # noqa: B018 - checks what excludes what
+
+    @property
+    def spec(self) -> CaptionerSpec:
+        """The model as a spec; raises ValueError for fields that exclude each other."""
+        known = {field.name for field in fields(self)} & {field.name for field in fields(CaptionerSpec)}
+        return CaptionerSpec(**{name: getattr(self, name) for name in known - {"encoder", "precision"}})
+
+
+def run_export_decoder(job: DecoderJob) -> None:
+    """Export into a folder that appears complete or not at all.
+
+    Raises UsageError where it exists, CheckpointError, and GraphError where the graphs differ from torch's decoder.
+    """
+    out = Path(os.path.abspath(job.out))
+    refuse_to_replace([out], force=job.force)
+    check_place(out, shown=job.out, is_folder=True)
+    started = time.perf_counter()
+    model, tensors = _open(job.spec)
+    tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    try:
+        card = _write(job, model, tensors, partial)
+        num_bytes = sum(file.stat().st_size for file in partial.iterdir())
+        tell(f"exported {num_bytes / 1e6:,.1f} MB", started)
+        if job.compare:
+            _compare(job, card, partial)
+        card.write(partial)
+        partial.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    give(job.out)
+    if job.format == "onnx":
+        tell(f"next: llama-adapter caption PICTURE --decoder {job.out}")
+    else:
+        tell(f"next: llama-adapter export om {os.path.join(job.out, 'decoder.onnx')}")
+
+
+def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
+    """The model without its decoder's tensors, and these, read one by one."""
+    if spec.llama_dir is None:
+        order = None if spec.channel_order == "auto" else spec.channel_order
+        model = load_bundle(bundle_folder(spec.model), context=spec.context, channel_order=order, cast_vision=False)
+        return model, model.decoder_state.items()
+    if spec.is_llama_alone:
+        return stream_llama(spec, dtype=torch.float32)
+    return stream_sources(sources_of(spec), dtype=torch.float32, exported=True)
+
+
+def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:
+    storing: Any = "in_place" if job.format == "onnx" else "returned"
+    config = model.decoder_config
+    written = export_decoder(config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling)
+    files = [*written.files, TOKENIZER_FILE]
+    (folder / TOKENIZER_FILE).write_bytes(model.tokenizer.data)
+    if model.ood_detector is not None:
+        model.ood_detector.save(folder / FAMILIAR_FILE)
+        files.append(FAMILIAR_FILE)
+    if job.encoder and config.num_adapter_layers:
+        files += _write_encoder(job, model, folder)
+    own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
+    return ExportCard(
+        format=job.format,
+        name=model.name,
+        digest=model.digest,
+        decoder=config.to_dict(),
+        dtype=written.dtype,
+        precision=written.precision,
+        has_sampling=job.sampling,
+        prompt=model.prompt,
+        channel_order=model.vision_config.channel_order,
+        fingerprint=own if config.num_adapter_layers else {},
+        files={name: file_mark(folder / name) for name in files},
+    )
+
+
+def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[str]:
+    if not has_clip(model):
+        tell("without the picture encoder: CLIP's weights (--clip) are not at hand")
+        return []
+    if model.precision != FLOAT:
+        tell("without the picture encoder: it is exported from full weights, and this model has 8-bit ones")
+        return []
+    state = {name: tensor.float() for name, tensor in model.vision_state.items()}
+    dtype: Any = "float16" if job.precision == "float16" else "float32"
+    made = folder / ENCODER_FILE
+    export_onnx(model.vision_config, state, made, name=model.name, dtype=dtype)
+    pixels_BHWC = read_pixels((), size=model.vision_config.clip.image_size)
+    parity = compare_encoders(made, encoder_from_state(model.vision_config, state), pixels_BHWC)
+    if not parity.ok:
+        raise GraphError(
+            f"The exported encoder does not compute what torch does; {told_parity(parity)}",
+            hint="export with --precision float32, or with --without-encoder",
+        )
+    tell(f"encoder: {told_parity(parity)}")
+    return [file.name for file in folder.glob(f"{ENCODER_FILE}*")]
+
+
+def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
+    """Print how far the graphs are from torch's decoder; raise GraphError beyond what rounding explains."""
+    backend = open_backend("cpu")
+    needed = _LEAST_FREE * (folder / WEIGHTS_FILE).stat().st_size
+    free = backend.free_bytes()
+    if job.format != "onnx" or (free is not None and free < needed):
+        reason = f"that needs {needed / 1e9:,.1f} GB of memory" if job.format == "onnx" else "its runtime is not here"
+        tell(f"not compared with torch: {reason}")
+        return
+    started = time.perf_counter()
+    model = load_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
+    config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32)
+    reference = place_decoder(config, model.decoder_state, backend=backend).runner(3)
+    assert isinstance(reference, EagerRunner), "the CPU's runners are"
+    program = OnnxProgram(card, folder, threads=torch.get_num_threads(), num_slots=3)
+    parity = compare(program, reference)
+    program.close()
+    if not parity.is_ok(job.precision):
+        raise GraphError(
+            f"The exported decoder does not compute what torch does; {_told(parity)}",
+            hint="float16 may be too narrow for these weights: export with --precision float32",
+        )
+    tell(f"decoder: {_told(parity)}", started)
+
+
+def _told(parity: DecoderParity) -> str:
+    return (
+        f"largest difference of logits {parity.max_abs:.1e}, mean {parity.mean_abs:.1e}, at a magnitude of "
+        f"{parity.magnitude:.1f}; {parity.num_same} of {parity.num_tokens} tokens are torch's"
+    )

@@ -1,0 +1,55 @@
+"""An exported model on disk, read without torch: the folder that `export decoder` writes."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, check_files, read_card
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
+
+ENCODER_FILE: Final = "encoder.onnx"
+FAMILIAR_FILE: Final = "familiar.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedModel:
+    """A folder that was read and checked, apart from its graphs."""
+
+    folder: Path
+    card: ExportCard
+    tokenizer: Tokenizer
+    ood_detector: OodDetector | None
+
+    @property
+    def encoder(self) -> Path | None:
+        """The picture encoder in the folder, if it has one."""
+        return self.folder / ENCODER_FILE if ENCODER_FILE in self.card.files else None
+
+    @property
+    def identity(self) -> str:
+        """Identifies the export in records: what was exported, in which numbers."""
+        card = self.card
+        parts = [card.digest, card.decoder, card.dtype, card.precision, card.channel_order]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def read_exported_model(folder: str | Path) -> ExportedModel:
+    """Read a folder. Raises GraphError and CheckpointError for what is missing, damaged, or mixed from two exports."""
+    place = Path(folder)
+    card = read_card(place)
+    check_files(card, place)
+    tokenizer = Tokenizer.load(place / TOKENIZER_FILE)
+    config = card.config
+    if tokenizer.vocab_size != config.vocab_size:
+        raise GraphError(
+            f"The tokenizer in `{place}` has {tokenizer.vocab_size} pieces, and its decoder {config.vocab_size} tokens",
+            hint=f"{CARD_FILE} and {TOKENIZER_FILE} are of two exports: copy the whole folder again",
+        )
+    detector = None
+    if FAMILIAR_FILE in card.files:
+        detector = read_familiarity(place / FAMILIAR_FILE, num_queries=config.num_queries, width=config.dim)
+    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector)

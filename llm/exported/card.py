@@ -1,0 +1,110 @@
+"""The card of an exported decoder: `decoder.json`, which says what the folder's graphs compute and of which files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.json_object import check_fields, read_object
+
+CARD_FILE: Final = "decoder.json"
+TOKENIZER_FILE: Final = "tokenizer.model"
+VERSION: Final = 1
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("format", "name", "digest", "dtype", "precision", "prompt", "channel_order"), str),
+    **dict.fromkeys(("decoder", "fingerprint", "files"), dict),
+    "has_sampling": bool,
+    "gears": list,
+    "settings": (dict, type(None)),
+}
+_WHOLE_BYTES: Final = 64 << 20  # files up to this size are read whole for their mark
+_BLOCK_BYTES, _NUM_BLOCKS = 64 << 10, 256  # of larger ones
+_HINT: Final = "export it again with `llama-adapter export decoder`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportCard:
+    """What an exported decoder is. All values are plain JSON."""
+
+    format: str  # onnx, om or mindir
+    name: str  # of the model, for people
+    digest: str  # of the model, as records count it
+    decoder: Mapping[str, Any]  # a DecoderConfig
+    dtype: str  # of activations and cache: float32 or float16
+    precision: str  # of the linear layers' weights: float, int8 or int4
+    has_sampling: bool  # whether the graph draws tokens; else it takes the best ones, and the host draws
+    prompt: str  # of captions
+    channel_order: str  # of the pixels that the model was trained on
+    fingerprint: Mapping[str, str]  # of the picture half, see runtime/graphs/card.py; empty for LLaMA alone
+    files: Mapping[str, str]  # name in the folder -> `file_mark`
+    gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; none: it takes any
+    settings: Mapping[str, Any] | None = None  # of the format
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's sizes."""
+        return DecoderConfig.from_dict(self.decoder)
+
+    def write(self, folder: Path) -> None:
+        """Write the card into `folder`, last of all files."""
+        values = {"version": VERSION, **asdict(self)}
+        (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def read_card(folder: Path) -> ExportCard:
+    """The card of a folder. Raises GraphError where there is none, or a damaged one."""
+    path = folder / CARD_FILE
+    try:
+        values = read_object(path.read_text(encoding="utf-8"))
+        version = values.pop("version", None)
+        if version != VERSION:
+            raise ValueError(f"its version is {version!r}, and this program reads {VERSION}")
+        check_fields(values, _FIELDS, what="the card")
+        card = ExportCard(**values | {"gears": tuple(values["gears"])})
+        _ = card.config
+    except FileNotFoundError:
+        problem = "has no decoder.json" if folder.is_dir() else "is no folder"
+        raise GraphError(
+            f"`{folder}` {problem}, so it is no exported decoder",
+            hint="`llama-adapter export decoder --out FOLDER` writes one",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
+    except (ValueError, TypeError) as error:
+        raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
+    return card
+
+
+def check_files(card: ExportCard, folder: Path) -> None:
+    """Raise GraphError for a file that is missing or differs from the one that was exported. See `file_mark`."""
+    for name, mark in card.files.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise GraphError(f"The card of `{folder}` names a file outside of it: `{name}`", hint=_HINT)
+        if not path.is_file():
+            raise GraphError(
+                f"`{folder}` lacks `{name}`, which belongs to its decoder", hint="copy the whole folder; or " + _HINT
+            )
+        if file_mark(path) != mark:
+            raise GraphError(f"`{path}` was changed after its export: it differs from what the card says", hint=_HINT)
+
+
+def file_mark(path: Path) -> str:
+    """Identifies a file's content: SHA-256 of its size and its bytes, of large files 256 blocks of 64 KiB.
+
+    Reading 13 GB at every start would take longer than loading them. It finds mix-ups and cut files, and most damage.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{size} ".encode())
+    with path.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+        else:
+            for number in range(_NUM_BLOCKS):
+                file.seek((size - _BLOCK_BYTES) * number // (_NUM_BLOCKS - 1))
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

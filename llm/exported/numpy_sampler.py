@@ -1,0 +1,51 @@
+"""`llm/runners/sampler.py` in numpy: tokens that a graph does not choose itself, and log-probabilities."""
+
+# T rows, V vocabulary
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+
+
+def choose(logits_TV: np.ndarray, draws: Sequence[Draw | None]) -> list[int]:
+    """The next token of each row from float32 logits; a row whose draw is None takes its best token.
+
+    NO_TOKEN where a row's logits are not finite.
+    """
+    return [_choose(logits_V, draw) for logits_V, draw in zip(logits_TV, draws, strict=True)]
+
+
+def log_softmax(logits_TV: np.ndarray) -> np.ndarray:
+    """Log-probabilities (T, V), float32."""
+    shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
+    logprobs: np.ndarray = shifted_TV - np.log(np.exp(shifted_TV).sum(-1, keepdims=True))
+    return logprobs
+
+
+def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
+    if not np.isfinite(logits_V.max()):
+        return NO_TOKEN
+    if draw is None:
+        return int(logits_V.argmax())
+    logits_V = np.nan_to_num(logits_V)
+    if draw.penalty != 1.0:
+        seen = np.array(sorted(set(draw.seen)))
+        values = logits_V[seen]
+        logits_V[seen] = np.nan_to_num(np.where(values < 0, values * draw.penalty, values / draw.penalty))
+    with np.errstate(over="ignore"):
+        scaled_V = logits_V / np.float32(draw.temperature)
+    probabilities_V = np.exp(scaled_V - scaled_V.max())
+    probabilities_V /= probabilities_V.sum()
+    order_V = np.argsort(-probabilities_V, kind="stable")
+    sorted_V = probabilities_V[order_V]
+    if draw.top_k:
+        sorted_V[draw.top_k :] = 0
+        sorted_V /= sorted_V.sum()
+    before_V = np.cumsum(sorted_V) - sorted_V
+    kept_V = np.where(before_V > np.float32(draw.top_p), np.float32(0), sorted_V)
+    cumulative_V = np.cumsum(kept_V)
+    place = int(np.searchsorted(cumulative_V, np.float32(draw.uniform) * cumulative_V[-1], side="right"))
+    # Rounding may put the target at the very end: stay on the last token that is kept.
+    return int(order_V[min(place, int((kept_V > 0).sum()) - 1)])

@@ -1,0 +1,134 @@
+"""An exported decoder in onnxruntime, whose cache is written in place."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
+from llama_adapter.llm.exported.step import (
+    IDS,
+    LOGITS,
+    MASK,
+    PLACES,
+    POSITIONS,
+    SAMPLING,
+    TOKENS,
+    VISUAL_QUERY,
+    WANTED,
+    Step,
+    layer_ports,
+)
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.onnx_session import open_inference_session
+from llama_adapter.runtime.text import one_line
+
+
+class OnnxProgram:
+    """See `DecoderProgram`. The cache is input and output of the graph at the same addresses, so it is not copied."""
+
+    def __init__(self, card: ExportCard, folder: Path, *, threads: int, num_slots: int) -> None:
+        """Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's."""
+        self.card, self._config, self._folder = card, card.config, folder
+        self.name = "onnxruntime (CPUExecutionProvider)"
+        self._dtype = np.dtype(card.dtype)
+        self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads)
+        self._cache_ports = layer_ports("cache", self._config.num_layers)
+        self._kept_ports = layer_ports("kept", self._config.num_layers)
+        self._prefix_ports = layer_ports("prefix", self._config.num_adapter_layers)
+        wanted = {IDS, POSITIONS, PLACES, MASK, WANTED, *self._prefix_ports, *self._cache_ports}
+        wanted |= set(SAMPLING) if card.has_sampling else set()
+        found = {port.name for port in self._step.get_inputs()}
+        if found != wanted:
+            differing = ", ".join(sorted(found ^ wanted)[:4])
+            raise GraphError(
+                f"`{folder / DECODER_FILE}` has other inputs than a decoder of its card: {differing}",
+                hint="the folder is mixed from two exports: copy it again, or export the decoder again",
+            )
+        self._prefix: Any = None
+        if self._config.num_adapter_layers:
+            # Its matrices are those of the step's graph: read from the mapped file, not packed a second time.
+            entries = {"session.disable_prepacking": "1"}
+            self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, entries=entries)
+        self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+
+    @property
+    def capacity(self) -> int:
+        return self._slots.capacity
+
+    def project(self, visual_query_BQD: np.ndarray) -> Prefix:
+        if self._prefix is None:
+            return stacked([], self._config, num_pictures=len(visual_query_BQD))
+        outputs = self._guarded(lambda: self._prefix.run(self._prefix_ports, {VISUAL_QUERY: visual_query_BQD}))
+        return stacked(outputs, self._config, num_pictures=len(visual_query_BQD))
+
+    def reserve(self, num_places: int) -> None:
+        self._slots.reserve(num_places)
+
+    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
+        self._slots.place(prefixes, first_slot=first_slot)
+
+    def run(self, step: Step, *, first_slot: int) -> Chosen:
+        rows = slice(first_slot, first_slot + len(step.ids_RS))
+        return self._run(
+            step, [whole[rows] for whole in self._slots.prefix], [whole[rows] for whole in self._slots.cache]
+        )
+
+    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
+        num_rows, width = step.ids_RS.shape
+        # One pair for all layers: each layer reads what it wrote before the next one writes.
+        shape = (num_rows, self._config.num_heads, width, self._config.head_dim)
+        cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
+        return self._run(step, [part.astype(self._dtype) for part in by_ports(prefixes)], cache).logits_TV
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        self._slots.move(source, target, num_tokens=num_tokens)
+
+    def clear(self, slot: int) -> None:
+        self._slots.clear(slot)
+
+    def close(self) -> None:
+        self._step = self._prefix = None
+
+    def _run(self, step: Step, prefix: Sequence[np.ndarray], cache: Sequence[np.ndarray]) -> Chosen:
+        binding = self._step.io_binding()
+        given = {
+            IDS: step.ids_RS,
+            POSITIONS: step.positions_RS,
+            PLACES: step.places_RS,
+            MASK: step.mask_RSP,
+            WANTED: step.wanted_T,
+            **(dict(zip(SAMPLING, step.sampling, strict=True)) if self.card.has_sampling else {}),
+            **dict(zip(self._prefix_ports, prefix, strict=True)),
+        }
+        kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # alive until the step has run
+        for name, array in kept.items():
+            _bind(binding.bind_input, name, array)
+        for name, array in zip(self._cache_ports, cache, strict=True):
+            _bind(binding.bind_input, name, array)
+        for name in (TOKENS, LOGITS):
+            binding.bind_output(name, "cpu")
+        for name, array in zip(self._kept_ports, cache, strict=True):
+            _bind(binding.bind_output, name, array)
+        self._guarded(lambda: self._step.run_with_iobinding(binding))
+        tokens, logits = binding.get_outputs()[:2]
+        return Chosen(tokens.numpy(), logits.numpy())
+
+    def _guarded(self, action: Any) -> Any:
+        try:
+            return action()
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            text = one_line(str(error))
+            if "bad_alloc" in text or "Failed to allocate" in text:
+                raise MemoryError(text) from error
+            raise GraphError(
+                f"onnxruntime failed on the decoder in `{self._folder}`: {text}", hint="export the decoder again"
+            ) from error
+
+
+def _bind(bind: Any, name: str, array: np.ndarray) -> None:
+    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -1,0 +1,67 @@
+"""Compares an exported decoder with torch's: logits of the same tokens, and the tokens that both would choose."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from llama_adapter.llm.exported.program import DecoderProgram
+from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.runners.eager import EagerRunner
+
+_LENGTHS: Final = (3, 9, 17)  # tokens of the prompts, which are random
+_NUM_STEPS: Final = 12
+# float32: other orders of summation. float16: rounding of activations. 8 and 4 bits: rounding of weights, of which
+# models differ in what they bear, so they are only told.
+BOUNDS: Final = {"float32": 1e-3, "float16": 5e-2}  # of the largest difference, at logits of magnitude 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderParity:
+    """Differences of logits over all steps, and how often both choose the same token."""
+
+    max_abs: float
+    mean_abs: float
+    magnitude: float  # root mean square of torch's logits, at least 1
+    num_same: int
+    num_tokens: int
+
+    def is_ok(self, precision: str) -> bool:
+        """Whether the difference is what `precision`, a number format of an export, explains."""
+        limit = BOUNDS.get(precision, np.inf) * self.magnitude
+        return bool(np.isfinite(self.max_abs)) and self.max_abs <= limit
+
+
+def compare(program: DecoderProgram, reference: EagerRunner) -> DecoderParity:
+    """Feed both the same ragged prompts, pictures and tokens. Both have 3 slots at least."""
+    sizes, rng = reference.config.decoder, np.random.default_rng(0)
+    prompts = [rng.integers(0, sizes.vocab_size, min(length, sizes.context // 2)).tolist() for length in _LENGTHS]
+    query_BQD = rng.standard_normal((len(prompts), sizes.num_queries, sizes.dim)).astype(np.float32)
+    prefixes = reference.project_prefix(torch.from_numpy(query_BQD))
+    whole = program.project(query_BQD.astype(program.card.dtype))
+    own = [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(len(prompts))]
+    greedy = [None] * len(prompts)
+    program.reserve(max(map(len, prompts)) + _NUM_STEPS)
+    program.place(own, first_slot=0)
+    wanted = reference.prefill(prompts, prefixes, first_slot=0)
+    made = program.run(prefill_step(prompts, greedy, capacity=program.capacity), first_slot=0)
+    pairs = [(wanted.logits_RV.numpy().copy(), made.logits_TV.copy())]
+    num_same = int((wanted.best_R.numpy() == made.tokens_T).sum())
+    token_ids, positions = wanted.best_R.tolist(), [len(prompt) for prompt in prompts]
+    num_steps = max(min(_NUM_STEPS, sizes.context - max(positions)), 0)
+    for _ in range(num_steps):
+        wanted = reference.decode(token_ids, positions)
+        made = program.run(decode_step(token_ids, positions, greedy, capacity=program.capacity), first_slot=0)
+        pairs.append((wanted.logits_RV.numpy().copy(), made.logits_TV.copy()))
+        num_same += int((wanted.best_R.numpy() == made.tokens_T).sum())
+        token_ids, positions = wanted.best_R.tolist(), [position + 1 for position in positions]
+    torchs, graphs = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    difference = np.abs(torchs - graphs)
+    return DecoderParity(
+        max_abs=float(difference.max()),
+        mean_abs=float(difference.mean()),
+        magnitude=max(1.0, float(np.sqrt(np.mean(torchs**2)))),
+        num_same=num_same,
+        num_tokens=len(prompts) * (1 + num_steps),
+    )

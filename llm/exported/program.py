@@ -1,0 +1,151 @@
+"""What the runner needs of an exported decoder's graphs, and the arrays in which they keep keys and values."""
+
+# A adapter layers, R rows, S step tokens, N heads, H head size, Q queries, D width, B pictures, T wanted, V vocabulary
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.step import Step
+from llama_adapter.llm.prefix import Prefix
+
+LEAST_CAPACITY = 64  # places of a fresh cache; it doubles when a row needs more
+
+
+class Chosen(NamedTuple):
+    """Of each wanted token: what follows it, by the draws of the step, and the logits."""
+
+    tokens_T: np.ndarray  # int32, NO_TOKEN where the logits are not finite
+    logits_TV: np.ndarray  # float32
+
+
+class DecoderProgram(Protocol):
+    """The graphs of a decoder, with slots for the keys, values and prefixes of rows. One thread only."""
+
+    @property
+    def card(self) -> ExportCard: ...
+
+    @property
+    def name(self) -> str:
+        """What runs the graphs, for people."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Places of a slot now; the mask of a step has as many."""
+        ...
+
+    def project(self, visual_query_BQD: np.ndarray) -> Prefix:
+        """Visual queries -> prefix (A, B, N, Q, H)."""
+        ...
+
+    def reserve(self, num_places: int) -> None:
+        """Make room for `num_places` places in every slot; what they hold stays."""
+        ...
+
+    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
+        """Copy prefixes, (A, 1, N, Q, H) each, into slots `first_slot` and up."""
+        ...
+
+    def run(self, step: Step, *, first_slot: int) -> Chosen:
+        """Run a step of slots `first_slot` and up, whose keys and values are stored at its places."""
+        ...
+
+    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
+        """Logits (T, V) of a step with places of its own; no slot is used."""
+        ...
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        """Copy the prefix and the first `num_tokens` places of slot `source` over slot `target`."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot."""
+        ...
+
+    def close(self) -> None:
+        """Release memory, device and process. May be repeated."""
+        ...
+
+
+class HostSlots:
+    """Keys, values and prefixes of all slots in numpy, by the order of the graph's ports.
+
+    Rows stand first, so that slots that follow each other are one piece of memory.
+    """
+
+    def __init__(self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype) -> None:
+        self._config, self._dtype = config, dtype
+        self.num_slots, self.capacity = num_slots, min(LEAST_CAPACITY, config.context)
+        shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
+        self.prefix = [np.zeros(shape, dtype) for _ in range(2 * config.num_adapter_layers)]
+        self.cache = self._zeros(self.capacity)
+
+    def reserve(self, num_places: int) -> None:
+        """See `DecoderProgram.reserve`."""
+        if num_places <= self.capacity:
+            return
+        capacity = self.capacity
+        while capacity < num_places:
+            capacity = min(2 * capacity, max(self._config.context, num_places))
+        older = self.cache
+        self.cache = []
+        for number in range(len(older)):  # one at a time, so that the peak is one cache and one array
+            fresh = np.zeros((*older[number].shape[:2], capacity, older[number].shape[3]), self._dtype)
+            fresh[:, :, : self.capacity] = older[number]
+            older[number] = fresh
+        self.cache, self.capacity = older, capacity
+
+    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
+        """See `DecoderProgram.place`."""
+        for slot, prefix in enumerate(prefixes, start=first_slot):
+            for layer in range(self._config.num_adapter_layers):
+                self.prefix[2 * layer][slot] = prefix.k[layer, 0]
+                self.prefix[2 * layer + 1][slot] = prefix.v[layer, 0]
+
+    def store(self, new: Sequence[np.ndarray], step: Step, *, first_slot: int) -> None:
+        """Write a step's keys and values (R, N, S, H), by ports, to its places."""
+        num_rows, num_tokens = step.places_RS.shape
+        rows = np.arange(first_slot, first_slot + num_rows)
+        if num_tokens > 1:  # a prompt, from place 0
+            for whole, part in zip(self.cache, new, strict=True):
+                whole[first_slot : first_slot + num_rows, :, :num_tokens] = part
+            return
+        for whole, part in zip(self.cache, new, strict=True):
+            whole[rows, :, step.places_RS[:, 0]] = part[:, :, 0]
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        """See `DecoderProgram.move`."""
+        for whole in self.cache:
+            whole[target, :, :num_tokens] = whole[source, :, :num_tokens]
+        for whole in self.prefix:
+            whole[target] = whole[source]
+
+    def clear(self, slot: int) -> None:
+        """See `DecoderProgram.clear`."""
+        for whole in (*self.cache, *self.prefix):
+            whole[slot] = 0
+
+    def _zeros(self, capacity: int) -> list[np.ndarray]:
+        config = self._config
+        shape = (self.num_slots, config.num_heads, capacity, config.head_dim)
+        return [np.zeros(shape, self._dtype) for _ in range(2 * config.num_layers)]
+
+
+def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:
+    """Prefixes (A, 1, N, Q, H) of rows as the graph's ports take them: (R, N, Q, H) for each layer's k and v."""
+    if not prefixes:
+        return []
+    layers = range(len(prefixes[0].k))
+    return [np.concatenate([getattr(prefix, part)[layer] for prefix in prefixes]) for layer in layers for part in "kv"]
+
+
+def stacked(arrays: Sequence[np.ndarray], config: DecoderConfig, *, num_pictures: int) -> Prefix:
+    """The outputs of the prefix graph as one prefix (A, B, N, Q, H)."""
+    if not arrays:
+        shape = (0, num_pictures, config.num_heads, config.num_queries, config.head_dim)
+        return Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+    return Prefix(np.stack(arrays[0::2]), np.stack(arrays[1::2]))

@@ -1,0 +1,108 @@
+"""The runner of exported decoders: plans in, tokens out, in numpy alone."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.numpy_sampler import choose, log_softmax
+from llama_adapter.llm.exported.program import Chosen, DecoderProgram
+from llama_adapter.llm.exported.step import decode_step, prefill_step, score_step
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, Tokens, WarmUp
+from llama_adapter.llm.runners.draw import Draw
+from llama_adapter.llm.runners.score_layout import lay_out
+
+
+class ExportedRunner:
+    """See `Runner`. Tokens are read in the step that makes them."""
+
+    def __init__(self, program: DecoderProgram, config: EngineConfig) -> None:
+        """`program` has at least `config.num_slots` slots."""
+        self.config = config
+        self.program = program
+        self._newest = [0] * config.num_slots  # token of each slot
+
+    @property
+    def operators_name(self) -> str:
+        return self.program.name
+
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        query_BQD = np.asarray(visual_query_BQD, self.config.dtype)
+        whole = self.program.project(query_BQD)
+        return [Prefix(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(len(query_BQD))]
+
+    def empty_prefix(self) -> Prefix:
+        sizes = self.config.decoder
+        shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        return Prefix(np.zeros(shape, self.config.dtype), np.zeros(shape, self.config.dtype))
+
+    def run(self, plan: Plan) -> Result:
+        match plan:
+            case DecodePlan(rows=[]):
+                return Tokens((), ())
+            case DecodePlan():
+                self.program.reserve(max(plan.positions) + 1)
+                newest = self._newest[: len(plan.rows)]
+                step = decode_step(newest, plan.positions, self._drawn(plan.draws), capacity=self.program.capacity)
+                return self._choose(plan, self.program.run(step, first_slot=0), first_slot=0)
+            case PrefillPlan():
+                self.program.reserve(max(map(len, plan.prompts)))
+                self.program.place(plan.prefixes, first_slot=plan.first_slot)
+                step = prefill_step(plan.prompts, self._drawn(plan.draws), capacity=self.program.capacity)
+                return self._choose(
+                    plan, self.program.run(step, first_slot=plan.first_slot), first_slot=plan.first_slot
+                )
+            case ScorePlan():
+                return Scores(plan.rows, self._score(plan))
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        self.program.move(source, target, num_tokens=num_tokens)
+        self._newest[target] = self._newest[source]
+
+    def clear(self, slot: int, *, position: int | None = None) -> None:
+        """The whole slot: no step is on its way, so nothing but a row that is not finite is cleared."""
+        self.program.clear(slot)
+
+    def reset(self) -> None:
+        for slot in range(self.config.num_slots):
+            self.program.clear(slot)
+
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        started = time.perf_counter()
+        num_slots, context = self.config.num_slots, self.config.context
+        longest = min(prompt_tokens + new_tokens, context)
+        self.program.reserve(longest)
+        prompt, prefixes = [0] * min(prompt_tokens, context), [self.empty_prefix()] * num_slots
+        self.program.place(prefixes, first_slot=0)
+        greedy = [None] * num_slots
+        self.program.run(prefill_step([prompt] * num_slots, greedy, capacity=self.program.capacity), first_slot=0)
+        last = [longest - 1] * num_slots
+        self.program.run(decode_step([0] * num_slots, last, greedy, capacity=self.program.capacity), first_slot=0)
+        self.reset()
+        return WarmUp(seconds=time.perf_counter() - started, programs=2)
+
+    def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
+        """The draws that the graph makes: penalties are applied on the host, so such rows are drawn there."""
+        return [None if draw is None or draw.penalty != 1.0 else draw for draw in draws]
+
+    def _choose(self, plan: PrefillPlan | DecodePlan, chosen: Chosen, *, first_slot: int) -> Tokens:
+        token_ids: list[int] = chosen.tokens_T.tolist()
+        for row, draw in enumerate(plan.draws):
+            if draw is not None and (draw.penalty != 1.0 or not self.program.card.has_sampling):
+                [token_ids[row]] = choose(chosen.logits_TV[row : row + 1], [draw])
+        self._newest[first_slot : first_slot + len(token_ids)] = [max(token, 0) for token in token_ids]
+        if not plan.with_logprobs:
+            return Tokens(plan.rows, token_ids)
+        rows = np.arange(len(token_ids))
+        logprobs = log_softmax(chosen.logits_TV)[rows, np.maximum(token_ids, 0)]
+        return Tokens(plan.rows, token_ids, logprobs.tolist())
+
+    def _score(self, plan: ScorePlan) -> list[list[float]]:
+        layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
+        logits_TV = self.program.score(score_step(layouts), plan.prefixes)
+        targets = [token for layout in layouts for token in layout.targets]
+        per_token = iter(log_softmax(logits_TV)[np.arange(len(targets)), targets])
+        return [[float(sum(next(per_token) for _ in range(length))) for length in layout.lengths] for layout in layouts]

@@ -1,0 +1,59 @@
+"""Reads safetensors as numpy arrays, and checks files before they are opened. Imports no torch."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.text import shown_excerpt
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read a safetensors file. Raises CheckpointError for a missing, damaged or foreign file."""
+    require_file(path)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+            return arrays
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):  # TypeError for a type numpy has not
+        raise damaged(path) from None
+
+
+def require_file(path: Path) -> None:
+    """Raise CheckpointError unless `path` is a regular file with something in it that is not a Git LFS pointer."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"The path {str(path)!r} is not UTF-8, so torch and safetensors cannot open it", hint="rename the folder"
+        ) from None
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise CheckpointError(f"`{path}` is {kind}, where a file is wanted")
+        with path.open("rb") as file:
+            head = file.read(24)
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no file `{path}`") from None
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error.strerror}") from None
+    if not head:
+        raise CheckpointError(f"`{path}` is empty", hint="the download failed; fetch it again")
+    if head == b"version https://git-lfs.":
+        raise CheckpointError(
+            f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it with `git lfs pull`"
+        )
+
+
+def damaged(path: Path, what: str = "") -> CheckpointError:
+    """The error for a file that cannot be opened."""
+    reason = f" ({shown_excerpt(what)})" if what else ""
+    return CheckpointError(
+        f"`{path}` ({path.stat().st_size:,} bytes) cannot be opened: it is cut short, damaged, or no tensor file"
+        + reason,
+        hint="compare its size with the place it came from, and copy it again",
+    )
