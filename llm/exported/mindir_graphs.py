@@ -24,6 +24,9 @@ from llama_adapter.llm.exported.weights_file import Stored
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, write_mindir
 
+# The graphs of a card's settings.
+PREFILL, INCREMENT, PREFIX, ENCODER = "prefill", "increment", "prefix", "encoder"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MindirDecoder:

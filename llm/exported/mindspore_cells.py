@@ -138,7 +138,7 @@ class Step(nn.Cell):  # type: ignore[misc]
         self.has_cache = has_cache
         self.gather = ops.Gather()
 
-    def construct(self, *inputs):  # type: ignore[no-untyped-def]  # MindSpore refuses annotations of `*inputs`
+    def construct(self, *inputs: Any) -> Any:
         ids, positions, mask, wanted = inputs[0], inputs[1], inputs[2], inputs[3]
         shape = ops.shape(ids)
         x = ops.reshape(self.gather(self.embedding, ids, 0), (-1, self.dim))

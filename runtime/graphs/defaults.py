@@ -10,5 +10,5 @@ BATCH_SIZES: Final = (1, 2, 4, 8)
 PRECISION_MODE: Final = "mixed_float16"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "null")  # of ATC
 LOG_LEVEL: Final = "error"
-DECODER_FORMATS: Final = ("onnx", "onnx-atc")
+DECODER_FORMATS: Final = ("onnx", "onnx-atc", "mindir")
 DECODER_PRECISIONS: Final = ("float32", "float16", "int8", "int4")

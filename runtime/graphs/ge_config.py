@@ -11,6 +11,7 @@ from typing import Final
 
 from llama_adapter.runtime.errors import UsageError
 
+FILE: Final = "config.ini"
 CONTEXT: Final = "ascend_context"
 GE_SECTIONS: Final = ("ge_global_options", "ge_session_options", "ge_graph_options")
 # As MindSpore's guide recommends them; the Atlas 800T A2 takes formatMode too.

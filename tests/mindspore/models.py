@@ -1,123 +1,73 @@
-"""Models exported as MindIR, once for all tests, and a loop that runs their graphs with numpy alone."""
+"""Models exported as MindIR, once for all tests, and greedy answers of their graphs."""
 
-import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from llama_adapter.app.decoder_export.to_mindir import ENCODER, INCREMENT, PREFILL, PREFIX, VARIABLES, export_mindir
+from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.llm.exported.step import Step, decode_step, prefill_step
-from llama_adapter.llm.runners.draw import Draw
-from llama_adapter.runtime.graphs.mindspore_session import MindsporeSession
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.host_program import HostProgram
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
-from tests.parity.golden import GOLDEN
+from tests.app.golden import model_options
 
-STEM = "model"
+NUM_SLOTS = 8
 _FOLDER = tempfile.TemporaryDirectory(prefix="mindir-")
-Open = Callable[[Path], GraphSession]
 
 
 @functools.cache
-def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """The embedded model, or one of the golden adapters."""
-    if name == "embedded":
-        return load_bundle(embedded_model(), dtype=dtype)
-    model, tensors = stream_sources(
-        ModelSources(
-            llama_dir=GOLDEN / "LLaMA/TINY",
-            adapter=GOLDEN / "adapters" / f"{name}.pth",
-            clip=GOLDEN / "CLIP/tiny-vit-torchscript.pt",
-            visual_heads=4,
-            channel_order="rgb",
-        ),
-        dtype=dtype,
-    )
-    return dataclasses.replace(model, decoder_state=dict(tensors))
+def embedded() -> LoadedModel:
+    return load_bundle(embedded_model(), dtype=torch.float32)
+
+
+def exported(name: str = "embedded", *, precision: str = "float32", sampling: bool = True) -> Path:
+    """The folder of the embedded model, or of a golden adapter."""
+    return _exported(name, precision, sampling)
 
 
 @functools.cache
-def exported(name: str, *, dtype: Any = "float32", has_sampling: bool = False) -> Path:
-    place = Path(_FOLDER.name) / f"{name}-{dtype}-{has_sampling}"
-    return export_mindir(loaded(name), place, name=STEM, dtype=dtype, has_sampling=has_sampling)
-
-
-class Graphs:
-    """The graphs of an exported folder, opened when they are first used."""
-
-    def __init__(self, folder: Path, opener: Open = MindsporeSession) -> None:
-        self._folder, self._open = folder, opener
-
-    @functools.cached_property
-    def prefill(self) -> GraphSession:
-        return self._open(self._folder / PREFILL.format(STEM))
-
-    @functools.cached_property
-    def increment(self) -> GraphSession:
-        return self._open(self._folder / INCREMENT.format(STEM))
-
-    @functools.cached_property
-    def prefix(self) -> GraphSession:
-        return self._open(self._folder / VARIABLES.format(STEM) / PREFIX)
-
-    @functools.cached_property
-    def encoder(self) -> GraphSession:
-        return self._open(self._folder / VARIABLES.format(STEM) / ENCODER)
+def _exported(name: str, precision: Any, sampling: bool) -> Path:
+    place = Path(_FOLDER.name) / f"{name}-{precision}-{sampling}"
+    sources = {} if name == "embedded" else model_options(name)
+    job = DecoderJob(out=str(place), format="mindir", precision=precision, sampling=sampling, compare=False, **sources)
+    run_export_decoder(job)
+    return place
 
 
 @functools.cache
-def graphs(name: str, *, dtype: str = "float32", has_sampling: bool = False) -> Graphs:
-    return Graphs(exported(name, dtype=dtype, has_sampling=has_sampling))
+def program(name: str = "embedded", *, precision: str = "float32", num_slots: int = NUM_SLOTS) -> HostProgram:
+    folder = exported(name, precision=precision)
+    return open_mindir_program(read_card(folder), folder, MindirRuntime(), num_slots=num_slots)
 
 
-class Host:
-    """What a runner keeps beside the graphs: the prefix and the cache of each row."""
+@functools.cache
+def encoder(name: str = "embedded", *, precision: str = "float32") -> GraphSession:
+    folder = exported(name, precision=precision)
+    settings = read_card(folder).settings
+    assert settings is not None
+    return MindirRuntime().open(folder / settings["encoder"])
 
-    def __init__(self, graphs: Graphs, visual_query_BQD: np.ndarray, *, capacity: int = 128) -> None:
-        self.graphs, self.capacity = graphs, capacity
-        self.prefix = graphs.prefix.run([visual_query_BQD])
-        self.has_sampling = any(port.name == "uniform" for port in graphs.prefill.info.inputs)
-        self.cache: list[np.ndarray] = []
 
-    def prefill(self, prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (R,) and logits (R, V)."""
-        width = max(map(len, prompts))
-        step = prefill_step(prompts, draws, capacity=width)
-        tokens, logits, *new = self.graphs.prefill.run([*self._arrays(step, step.mask_RSP), *self.prefix])
-        rows, heads, _, size = new[0].shape
-        self.cache = [np.zeros((rows, heads, self.capacity, size), array.dtype) for array in new]
-        for kept, array in zip(self.cache, new, strict=True):
-            kept[:, :, :width] = array
-        return tokens, logits
-
-    def decode(
-        self, token_ids: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `prefill`, one token of each row."""
-        length = max(positions)
-        step = decode_step(token_ids, positions, draws, capacity=length)
-        before = step.mask_RSP & (np.arange(length) < step.places_RS[:, :, None])
-        mask = np.concatenate([before, np.ones((len(positions), 1, 1), bool)], axis=-1)
-        past = [array[:, :, :length] for array in self.cache]
-        tokens, logits, *new = self.graphs.increment.run([*self._arrays(step, mask), *self.prefix, *past])
-        for kept, array in zip(self.cache, new, strict=True):
-            kept[np.arange(len(positions)), :, positions] = array[:, :, 0]
-        return tokens, logits
-
-    def _arrays(self, step: Step, mask: np.ndarray) -> list[np.ndarray]:
-        sampling = step.sampling if self.has_sampling else ()
-        return [step.ids_RS, step.positions_RS, mask, step.wanted_T, *sampling]
+def place(made: HostProgram, visual_query_BQD: np.ndarray) -> None:
+    """Put pictures into slots 0 and up."""
+    prefix = made.project(visual_query_BQD)
+    rows = [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(len(visual_query_BQD))]
+    made.place(rows, first_slot=0)
 
 
 def greedy(
-    graphs: Graphs,
+    made: HostProgram,
     prompts: Sequence[Sequence[int]],
     visual_query_BQD: np.ndarray,
     *,
@@ -126,20 +76,24 @@ def greedy(
     eos_id: int = 2,
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
     """Ids of each row up to its end, without it, and the logits that chose each token."""
-    host, num_rows = Host(graphs, visual_query_BQD, capacity=512), len(prompts)
-    tokens, logits = host.prefill(prompts, [None] * num_rows)
+    place(made, visual_query_BQD)
+    made.reserve(max(map(len, prompts)))
+    no_draws = [None] * len(prompts)
+    chosen = made.run(prefill_step(prompts, no_draws, capacity=made.capacity), first_slot=0)
     ids: list[list[int]] = [[] for _ in prompts]
-    seen: list[list[np.ndarray]] = [[] for _ in prompts]
-    has_ended = [False] * num_rows
+    logits: list[list[np.ndarray]] = [[] for _ in prompts]
+    has_ended = [False] * len(prompts)
     for number in range(num_tokens):
-        for row in range(num_rows):
-            is_full = len(prompts[row]) + number >= window
-            has_ended[row] = has_ended[row] or tokens[row] == eos_id or is_full
-            seen[row].append(logits[row])
+        for row, prompt in enumerate(prompts):
+            token = int(chosen.tokens_T[row])
+            has_ended[row] |= token == eos_id or len(prompt) + number >= window
+            logits[row].append(chosen.logits_TV[row])
             if not has_ended[row]:
-                ids[row].append(int(tokens[row]))
+                ids[row].append(token)
         if all(has_ended) or number + 1 == num_tokens:
             break
         positions = [min(len(prompt) + number, window - 1) for prompt in prompts]
-        tokens, logits = host.decode([int(token) for token in tokens], positions, [None] * num_rows)
-    return ids, seen
+        made.reserve(max(positions) + 1)
+        step = decode_step(chosen.tokens_T.tolist(), positions, no_draws, capacity=made.capacity)
+        chosen = made.run(step, first_slot=0)
+    return ids, logits
