@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.exported_model import ExportedModel, read_exported_model
+from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.runtime.errors import GraphError, UsageError
-from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
-
-_HALVES = {"clip": "CLIP", "query": "visual blocks"}
 
 
 class GraphBackend:
@@ -64,11 +61,12 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
             f"The decoder in `{spec.decoder}` computes in {card.dtype}, and dtype is {spec.dtype}",
             hint="leave out --dtype, or export the decoder again",
         )
-    if spec.context is not None and spec.context != config.context:
+    if spec.context is not None and spec.context > config.context:
         raise UsageError(
-            f"The decoder in `{spec.decoder}` has a context of {config.context} tokens, not {spec.context}",
-            hint=f"leave out --context, or export the decoder again with --context {spec.context}",
+            f"The decoder in `{spec.decoder}` takes {config.context} tokens at most, and context is {spec.context}",
+            hint=f"export the decoder again with --context {spec.context}",
         )
+    config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported)
@@ -85,7 +83,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
-        channel_order=card.channel_order,
+        channel_order="bgr" if card.channel_order == "bgr" else "rgb",
     )
     info = ModelInfo(
         name=card.name,
@@ -162,17 +160,6 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
         )
     if encoder.card is not None:
         check_fingerprint(encoder.card.fingerprint, exported, what=f"The encoder `{path}`", name=encoder.card.name)
-
-
-def check_fingerprint(found: Any, exported: ExportedModel, *, what: str, name: str) -> None:
-    """Raise GraphError unless a picture half is that of the decoder's model."""
-    for half, own in exported.card.fingerprint.items():
-        if half in found and not is_same(found[half], own):
-            raise GraphError(
-                f"{what} is that of {name}, and its {_HALVES.get(half, half)} are not those that the decoder in "
-                f"`{exported.folder}`, of {exported.card.name}, was trained with",
-                hint="export both from one model",
-            )
 
 
 def _kind(encoder: ExportedEncoder) -> str:

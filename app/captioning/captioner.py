@@ -17,7 +17,8 @@ import numpy as np
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
-from llama_adapter.app.captioning.parts import Parts, open_parts
+from llama_adapter.app.captioning.open_parts import open_parts
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.trace import Trace

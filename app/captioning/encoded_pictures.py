@@ -72,4 +72,4 @@ class EncodedPictures:
 
 
 def _bytes_of(prefix: Prefix) -> int:
-    return prefix.k.nbytes + prefix.v.nbytes
+    return int(prefix.k.nbytes + prefix.v.nbytes)

@@ -1,4 +1,4 @@
-"""The parts of a captioner, and who assembles them. Imports no torch: exported models run without it."""
+"""The parts of a captioner. Imports no torch: exported models run without it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -34,14 +34,3 @@ class Parts:
     vision: "VisionBackend"
     runner: Runner
     remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
-
-
-def open_parts(spec: CaptionerSpec) -> Parts:
-    """Load the model of a spec onto its device. Raises DeviceError, CheckpointError and GraphError."""
-    if spec.decoder is not None:
-        from llama_adapter.app.captioning.assemble_exported import assemble_exported
-
-        return assemble_exported(spec)
-    from llama_adapter.app.captioning.assemble import assemble_parts
-
-    return assemble_parts(spec)

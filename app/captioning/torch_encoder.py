@@ -3,9 +3,8 @@
 import torch
 
 from llama_adapter.app.captioning.assemble import load_model
-from llama_adapter.app.captioning.assemble_exported import check_fingerprint
 from llama_adapter.app.models.encoders import has_clip
-from llama_adapter.app.models.exported_model import ExportedModel
+from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import CheckpointError

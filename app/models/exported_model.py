@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,8 +10,10 @@ from typing import Final
 from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, check_files, read_card
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
+_HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
 FAMILIAR_FILE: Final = "familiar.safetensors"
 
@@ -53,3 +56,14 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     if FAMILIAR_FILE in card.files:
         detector = read_familiarity(place / FAMILIAR_FILE, num_queries=config.num_queries, width=config.dim)
     return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector)
+
+
+def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what: str, name: str) -> None:
+    """Raise GraphError unless a picture half is that of the decoder's model."""
+    for half, own in exported.card.fingerprint.items():
+        if half in found and not is_same(found[half], own):
+            raise GraphError(
+                f"{what} is that of {name}, and its {_HALVES.get(half, half)} are not those that the decoder in "
+                f"`{exported.folder}`, of {exported.card.name}, was trained with",
+                hint="export both from one model",
+            )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.onnx_graph import GraphBuilder, Storing
+from llama_adapter.llm.exported.step import num_prefix_layers
 from llama_adapter.llm.exported.weights_file import ExportPrecision, WeightsFile
 from llama_adapter.runtime.graphs.packages import require
 
@@ -53,7 +54,7 @@ def export_decoder(
     branch: Any = "never" if not sampling else "branch" if storing == "in_place" else "always"
     ir.save(builder.step(sampling=branch), folder / DECODER_FILE)
     files = [WEIGHTS_FILE, DECODER_FILE]
-    if config.num_adapter_layers:
+    if num_prefix_layers(config):
         ir.save(builder.prefix(), folder / PREFIX_FILE)
         files.append(PREFIX_FILE)
     kind = "float" if precision in ("float32", "float16") else precision

@@ -24,6 +24,7 @@ from llama_adapter.llm.exported.step import (
     VISUAL_QUERY,
     WANTED,
     layer_ports,
+    num_prefix_layers,
 )
 from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile, external
 
@@ -47,7 +48,9 @@ class GraphBuilder:
     ) -> None:
         self._config, self._weights, self._storing = config, weights, storing
         self._folder, self._location = folder, location
-        self._begin()
+        self._tape: Any = None  # records the nodes of the graph that is being built
+        self._inputs: list[ir.Value] = []
+        self._initializers: dict[str, ir.Value] = {}
 
     def step(self, *, sampling: Literal["branch", "always", "never"]) -> "ir.Model":
         """The graph of a step. With sampling it has the ports SAMPLING; `branch` skips it where all are greedy."""
@@ -61,7 +64,7 @@ class GraphBuilder:
         if sampling != "never":
             settings = [self._input(name, "int32" if name == "top_k" else "float32", "T") for name in SAMPLING]
         prefix_shape = ["R", config.num_heads, config.num_queries, config.head_dim]
-        prefix = [self._input(name, dtype, prefix_shape) for name in layer_ports("prefix", config.num_adapter_layers)]
+        prefix = [self._input(name, dtype, prefix_shape) for name in layer_ports("prefix", num_prefix_layers(config))]
         cache_shape = ["R", config.num_heads, "P", config.head_dim]
         cache = [self._input(name, dtype, cache_shape) for name in layer_ports("cache", config.num_layers)]
 
@@ -82,7 +85,7 @@ class GraphBuilder:
                 name,
                 rotary=rotary,
                 mask_R1SP=mask_R1SP,
-                prefix=prefix[2 * j : 2 * j + 2] if j >= 0 else [],
+                prefix=prefix[2 * j : 2 * j + 2] if j >= 0 else [],  # none without queries
                 cache=cache[2 * layer : 2 * layer + 2],
                 indices=indices,
             )
@@ -108,8 +111,8 @@ class GraphBuilder:
         query_BQD = self._input(VISUAL_QUERY, dtype, ["B", config.num_queries, config.dim])
         queries, gates = self._weights.tensors["adapter.queries"], self._weights.tensors["adapter.gates"]
         outputs: list[tuple[str, ir.Value, str, Any]] = []
-        names = iter(layer_ports("prefix", config.num_adapter_layers))
-        for j in range(config.num_adapter_layers):
+        names = iter(layer_ports("prefix", num_prefix_layers(config)))
+        for j in range(num_prefix_layers(config)):
             tokens_BQD = self._op("Add", query_BQD, self._stored(queries.rows(j, j + 1)))
             own = self._weights.linears.get(f"adapter.kv.{j}.weight")
             if own is None:
@@ -298,7 +301,10 @@ class GraphBuilder:
                     value.name = f"{name}_{number}_{index}"  # names are unique beyond a branch
             branches.append(ir.Graph([], [inner], nodes=self._tape.nodes, name=name))
         self._tape = outer
-        return outer.op("If", [condition], attributes={"then_branch": branches[0], "else_branch": branches[1]})
+        chosen: ir.Value = outer.op(
+            "If", [condition], attributes={"then_branch": branches[0], "else_branch": branches[1]}
+        )
+        return chosen
 
     def _linear_with_bias(self, x_TD: "ir.Value", name: str) -> "ir.Value":
         return self._linear(x_TD, self._weights.linears[f"{name}.weight"], bias=self._weights.tensors[f"{name}.bias"])
@@ -322,10 +328,13 @@ class GraphBuilder:
         return self._op("Add", product, *added) if added else product
 
     def _op(self, operator: str, *inputs: "ir.Value", **attributes: Any) -> "ir.Value":
-        return self._tape.op(operator, list(inputs), attributes=attributes)
+        value: ir.Value = self._tape.op(operator, list(inputs), attributes=attributes)
+        return value
 
     def _op_n(self, operator: str, inputs: "Sequence[ir.Value]", count: int, **attributes: Any) -> "Sequence[ir.Value]":
-        return self._tape.op_multi_out(operator, list(inputs), attributes=attributes, num_outputs=count)
+        made = self._tape.op_multi_out(operator, list(inputs), attributes=attributes, num_outputs=count)
+        values: Sequence[ir.Value] = made
+        return values
 
     def _split(self, value: "ir.Value", *, axis: int, sizes: Sequence[int]) -> "Sequence[ir.Value]":
         return self._op_n("Split", [value, self._ints(*sizes)], len(sizes), axis=axis)
@@ -380,9 +389,7 @@ class GraphBuilder:
     def _begin(self) -> None:
         from onnx_ir.tape import Tape
 
-        self._tape = Tape()
-        self._inputs: list[ir.Value] = []
-        self._initializers: dict[str, ir.Value] = {}
+        self._tape, self._inputs, self._initializers = Tape(), [], {}
 
     def _model(self, name: str, outputs: "Sequence[tuple[str, ir.Value, str, Sequence[Any]]]") -> "ir.Model":
         import onnx_ir as ir

@@ -21,6 +21,7 @@ from llama_adapter.llm.exported.step import (
     WANTED,
     Step,
     layer_ports,
+    num_prefix_layers,
 )
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
@@ -39,7 +40,7 @@ class OnnxProgram:
         self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads)
         self._cache_ports = layer_ports("cache", self._config.num_layers)
         self._kept_ports = layer_ports("kept", self._config.num_layers)
-        self._prefix_ports = layer_ports("prefix", self._config.num_adapter_layers)
+        self._prefix_ports = layer_ports("prefix", num_prefix_layers(self._config))
         wanted = {IDS, POSITIONS, PLACES, MASK, WANTED, *self._prefix_ports, *self._cache_ports}
         wanted |= set(SAMPLING) if card.has_sampling else set()
         found = {port.name for port in self._step.get_inputs()}
@@ -50,7 +51,7 @@ class OnnxProgram:
                 hint="the folder is mixed from two exports: copy it again, or export the decoder again",
             )
         self._prefix: Any = None
-        if self._config.num_adapter_layers:
+        if self._prefix_ports:
             # Its matrices are those of the step's graph: read from the mapped file, not packed a second time.
             entries = {"session.disable_prepacking": "1"}
             self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, entries=entries)

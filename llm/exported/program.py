@@ -9,7 +9,7 @@ import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard
-from llama_adapter.llm.exported.step import Step
+from llama_adapter.llm.exported.step import Step, num_prefix_layers
 from llama_adapter.llm.prefix import Prefix
 
 LEAST_CAPACITY = 64  # places of a fresh cache; it doubles when a row needs more
@@ -81,7 +81,7 @@ class HostSlots:
         self._config, self._dtype = config, dtype
         self.num_slots, self.capacity = num_slots, min(LEAST_CAPACITY, config.context)
         shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
-        self.prefix = [np.zeros(shape, dtype) for _ in range(2 * config.num_adapter_layers)]
+        self.prefix = [np.zeros(shape, dtype) for _ in range(2 * num_prefix_layers(config))]
         self.cache = self._zeros(self.capacity)
 
     def reserve(self, num_places: int) -> None:
@@ -102,7 +102,7 @@ class HostSlots:
     def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
         """See `DecoderProgram.place`."""
         for slot, prefix in enumerate(prefixes, start=first_slot):
-            for layer in range(self._config.num_adapter_layers):
+            for layer in range(num_prefix_layers(self._config)):
                 self.prefix[2 * layer][slot] = prefix.k[layer, 0]
                 self.prefix[2 * layer + 1][slot] = prefix.v[layer, 0]
 
@@ -137,15 +137,13 @@ class HostSlots:
 
 def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:
     """Prefixes (A, 1, N, Q, H) of rows as the graph's ports take them: (R, N, Q, H) for each layer's k and v."""
-    if not prefixes:
-        return []
-    layers = range(len(prefixes[0].k))
+    layers = range(len(prefixes[0].k) if prefixes[0].k.size else 0)
     return [np.concatenate([getattr(prefix, part)[layer] for prefix in prefixes]) for layer in layers for part in "kv"]
 
 
 def stacked(arrays: Sequence[np.ndarray], config: DecoderConfig, *, num_pictures: int) -> Prefix:
     """The outputs of the prefix graph as one prefix (A, B, N, Q, H)."""
     if not arrays:
-        shape = (0, num_pictures, config.num_heads, config.num_queries, config.head_dim)
+        shape = (config.num_adapter_layers, num_pictures, config.num_heads, config.num_queries, config.head_dim)
         return Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
     return Prefix(np.stack(arrays[0::2]), np.stack(arrays[1::2]))

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, layout_positions
 
@@ -29,6 +30,11 @@ SAMPLING: Final = (
 TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
+
+
+def num_prefix_layers(config: DecoderConfig) -> int:
+    """Layers with prefix ports: none where there are no queries to attend to."""
+    return config.num_adapter_layers if config.num_queries else 0
 
 
 def layer_ports(name: str, num_layers: int) -> list[str]:

@@ -149,7 +149,7 @@ class WeightsFile:
     def _store(self, name: str, values: np.ndarray) -> Stored:
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         stored = Stored(name=name, dtype=values.dtype.name, shape=values.shape, offset=self._file.tell())
-        self._file.write(memoryview(np.ascontiguousarray(values)).cast("B"))
+        self._file.write(np.ascontiguousarray(values).data)
         return stored
 
 

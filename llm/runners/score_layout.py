@@ -48,4 +48,5 @@ def layout_mask(layout: ScoreLayout, width: int) -> np.ndarray:
     for index, span in enumerate(layout.spans):
         owners[span.start : span.stop] = index
     visible: np.ndarray = (owners[None, :] == -1) | (owners[None, :] == owners[:, None])
-    return visible & np.tri(width, dtype=bool)
+    mask: np.ndarray = visible & np.tri(width, dtype=bool)
+    return mask

@@ -52,7 +52,7 @@ def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
     side = (_SAMPLE_SIDE, _SAMPLE_SIDE)
     pictures = [_jpeg(Image.open(file).convert("RGB").resize(side, Image.Resampling.BICUBIC)) for file in files]
     queries = {
-        reading: parts.vision.encode(np.stack([read(data, reading) for data in pictures])).float()
+        reading: torch.as_tensor(parts.vision.encode(np.stack([read(data, reading) for data in pictures]))).float()
         for reading in READINGS
     }
     texts = [_captions(parts, pictures, reading) for reading in READINGS]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.vision.config import ClipConfig
-from llama_adapter.vision.encoder import PIXEL_MEAN, PIXEL_STD
+from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
 from scripts.peers.packages import require
 from scripts.peers.weights import huggingface_decoder, huggingface_tower
 

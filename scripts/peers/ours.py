@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from llama_adapter.app.captioning.assemble import Parts, assemble_parts
+from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine

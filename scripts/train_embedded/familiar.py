@@ -16,6 +16,7 @@ from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models.bundle import add_familiarity
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.vision.backends.base import as_array
 from llama_adapter.vision.out_of_distribution import OodDetector
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
@@ -43,7 +44,7 @@ def encoder_of(bundle: Path, *, precision: Precision) -> Encode:
 
     def encode(pictures: Sequence[Pixels]) -> Floats:
         parts = [np.stack(pictures[start : start + _AT_ONCE]) for start in range(0, len(pictures), _AT_ONCE)]
-        return np.concatenate([vision.encode(part).float().numpy() for part in parts])
+        return np.concatenate([as_array(vision.encode(part)) for part in parts])
 
     return encode
 

@@ -1,0 +1,15 @@
+"""From a spec to the parts of a captioner: who assembles them. Torch is imported only for models that need it."""
+
+from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.models.spec import CaptionerSpec
+
+
+def open_parts(spec: CaptionerSpec) -> Parts:
+    """Load the model of a spec onto its device. Raises DeviceError, CheckpointError and GraphError."""
+    if spec.decoder is not None:
+        from llama_adapter.app.captioning.assemble_exported import assemble_exported
+
+        return assemble_exported(spec)
+    from llama_adapter.app.captioning.assemble import assemble_parts
+
+    return assemble_parts(spec)

@@ -1,0 +1,50 @@
+"""Toy decoders exported into a folder, and programs that run them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.export import export_decoder
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+
+CARD = ExportCard(
+    format="onnx",
+    name="toy",
+    digest="",
+    decoder={},
+    dtype="float32",
+    precision="float",
+    has_sampling=True,
+    prompt="",
+    channel_order="rgb",
+    fingerprint={},
+    files={},
+)
+
+
+def exported_card(decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool = True, **options: Any) -> ExportCard:
+    """Export a decoder into `folder`; `options` as `export_decoder`."""
+    folder.mkdir(exist_ok=True)
+    tensors = decoder.state_dict().items()
+    written = export_decoder(decoder.config, tensors, folder, sampling=sampling, **options)
+    return dataclasses.replace(
+        CARD,
+        decoder=decoder.config.to_dict(),
+        dtype=written.dtype,
+        precision=written.precision,
+        has_sampling=sampling,
+    )
+
+
+def onnx_runner(decoder: LlamaAdapterDecoder, folder: Path, *, num_slots: int, **options: Any) -> ExportedRunner:
+    """A runner of a decoder that is exported to ONNX; `options` as `exported_card`."""
+    card = exported_card(decoder, folder, **options)
+    program = OnnxProgram(card, folder, threads=1, num_slots=num_slots)
+    config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots)
+    return ExportedRunner(program, config)

@@ -1,0 +1,230 @@
+"""A decoder as ONNX graphs gives what torch's gives: through the engine, in every numeric format."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.parity import compare
+from llama_adapter.llm.exported.weights_file import GROUP, quantise_groups
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.base import PrefillPlan
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+from llama_adapter.llm.runners.sampler import choose, predict
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.schemes.int8 import quantise_weight
+from tests.llm import toys
+from tests.llm.exported import exported_card, onnx_runner
+from tests.llm.toys import CONFIG, EOS_ID, answer, drain, eager, toy_decoder, toy_engine, toy_prompts, toy_requests
+
+CONFIGS = {
+    "adapter": CONFIG,
+    "no adapter": dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0),
+    "no queries": dataclasses.replace(CONFIG, num_queries=0),
+    "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
+}
+SETTINGS = [
+    SamplingParams(max_new_tokens=12),
+    SamplingParams(max_new_tokens=9, temperature=0.8, seed=1),
+    SamplingParams(max_new_tokens=12, temperature=1.5, top_p=0.9, top_k=7, seed=2),
+    SamplingParams(max_new_tokens=12, repetition_penalty=1.3),
+    SamplingParams(max_new_tokens=12, temperature=0.7, top_p=1.0, seed=3, repetition_penalty=0.8),
+    SamplingParams(max_new_tokens=1),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("num_slots", [1, 5, 16])
+@pytest.mark.parametrize("sampling", [True, False], ids=["drawn in the graph", "drawn on the host"])
+def test_the_engine_gives_the_same_ids(
+    tmp_path: Path, config: toys.DecoderConfig, num_slots: int, sampling: bool
+) -> None:
+    decoder, prompts = toy_decoder(config), toy_prompts(18)
+    settings = [SETTINGS[number % len(SETTINGS)] for number in range(len(prompts))]
+    engines = [
+        toy_engine(decoder, num_slots=num_slots),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots, sampling=sampling), eos_id=EOS_ID),
+    ]
+
+    wanted, made = (
+        answer(engine, toy_requests(engine, prompts, sampling=settings, config=config)) for engine in engines
+    )
+
+    assert made == wanted
+    assert len({tuple(ids) for ids, _ in made.values()}) > 6
+
+
+@pytest.mark.parametrize("num_slots", [1, 5])
+def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, num_slots: int) -> None:
+    decoder, prompts = toy_decoder(), toy_prompts(7, longest=12)
+    engines = [
+        toy_engine(decoder, num_slots=num_slots),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots), eos_id=EOS_ID),
+    ]
+    found = []
+    for engine in engines:
+        made = toy_requests(engine, prompts, sampling=[SamplingParams(max_new_tokens=5)] * 7)
+        for request in made:
+            choices = tuple((5, 7 + number, 9)[: 1 + number % 3] for number in range(request.id % 4 + 1))
+            engine.submit(
+                ScoreRequest(
+                    id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
+                )
+            )
+            engine.submit(dataclasses.replace(request, with_logprobs=True))
+        found.append(sorted((output.request_id, output.token_id or -1, output.logprobs) for output in drain(engine)))
+
+    for wanted, made in zip(*found, strict=True):
+        assert made[:2] == wanted[:2]
+        assert made[2] == pytest.approx(wanted[2], abs=1e-4)
+
+
+def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, context=300)
+    decoder = toy_decoder(config)
+    prompts = toy_prompts(6, longest=120)
+    # Never the end token, so that answers pass each doubling of the cache.
+    sampling = [SamplingParams(max_new_tokens=count) for count in (150, 3, 60, 170, 10, 90)]
+    engines = [
+        toy_engine(decoder, num_slots=4, eos_id=-1),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=4), eos_id=-1),
+    ]
+
+    wanted, made = (
+        answer(engine, toy_requests(engine, prompts, sampling=sampling, config=config)) for engine in engines
+    )
+
+    assert made == wanted
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-4), ("float16", 0.05), ("int8", 0.6), ("int4", 6.0)])
+def test_logits_differ_by_rounding_only(tmp_path: Path, precision: str, limit: float) -> None:
+    decoder = toy_decoder()
+    runner = onnx_runner(decoder, tmp_path, num_slots=3, precision=precision)
+
+    parity = compare(runner.program, eager(decoder, num_slots=3))
+
+    assert parity.max_abs < limit * parity.magnitude / 3
+    assert parity.is_ok(precision)
+    assert parity.num_same == parity.num_tokens or precision in ("int8", "int4")
+
+
+def test_all_graphs_read_one_weights_file(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    onnx_runner(decoder, tmp_path, num_slots=1)
+
+    used = set()
+    for name in ("decoder.onnx", "prefix.onnx"):
+        model = onnx.load(tmp_path / name, load_external_data=False)
+        for tensor in model.graph.initializer:
+            used |= {(entry.key, entry.value) for entry in tensor.external_data if entry.key == "location"}
+    state_bytes = sum(tensor.numel() * 4 for tensor in decoder.state_dict().values())
+
+    assert used == {("location", "decoder.weights")}
+    assert state_bytes <= (tmp_path / "decoder.weights").stat().st_size < state_bytes * 1.02
+
+
+def test_8_bit_weights_of_a_model_stay_exactly_what_they_are(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    state, plain = {}, decoder.state_dict()
+    for name, tensor in plain.items():
+        if name.endswith(("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")):
+            state[name], state[f"{name}_scale"] = quantise_weight(tensor)
+            plain[name].copy_(state[name].float() * state[f"{name}_scale"][:, None])
+        else:
+            state[name] = tensor
+    decoder.load_state_dict(plain)
+    decoder.state_dict = lambda: state  # type: ignore[method-assign, assignment, return-value]
+    runner = onnx_runner(decoder, tmp_path / "int8", num_slots=3, precision="int8")
+    widened = onnx_runner(decoder, tmp_path / "float32", num_slots=3)
+    del decoder.state_dict
+
+    assert compare(widened.program, eager(decoder, num_slots=3)).max_abs < 1e-3
+    assert compare(runner.program, eager(decoder, num_slots=3)).max_abs < 0.6  # activations are rounded to 8 bits
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounding_in_groups_is_within_half_a_step(bits: int) -> None:
+    weight_OI = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
+    weight_OI[2, :32] = 0
+
+    codes, scales = quantise_groups(weight_OI, bits=bits, group=GROUP)
+    back_OI = ((codes.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]).reshape(6, -1)[:, :50]
+
+    steps_OI = np.abs(scales).repeat(GROUP, 1)[:, :50]
+    assert codes.max() < 1 << bits
+    # The end of the range opposite to the largest magnitude is one code short.
+    assert (np.abs(back_OI - weight_OI) <= 1.001 * steps_OI).all()
+    assert np.mean(np.abs(back_OI - weight_OI) <= 0.501 * steps_OI) > 0.99
+    assert (back_OI[2, :32] == 0).all()
+
+
+def test_a_row_that_is_not_finite_ends_alone(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    engine = Engine(onnx_runner(decoder, tmp_path, num_slots=2), eos_id=EOS_ID)
+    alone = toy_engine(decoder, num_slots=1)
+    prompts, sampling = [(1, 5, 9), (1, 7, 4), (1, 8), (1, 9, 9)], [SamplingParams(max_new_tokens=6)] * 4
+    wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling))
+
+    requests = toy_requests(engine, prompts, sampling=sampling)
+    requests[1] = dataclasses.replace(requests[1], prefix=Prefix(requests[1].prefix.k, requests[1].prefix.v * np.nan))
+    made = answer(engine, requests)
+
+    assert made == {**wanted, 1: ([], "not_finite")}
+
+
+def test_a_step_without_rows_reads_nothing_and_a_fresh_slot_is_clean(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    runner = onnx_runner(decoder, tmp_path, num_slots=2)
+    prefixes = runner.project_prefix(toys.toy_visual_queries(2).numpy())
+    plan = PrefillPlan(rows=[7, 8], prompts=[(1, 5), (1, 6)], prefixes=prefixes, draws=[None, None], first_slot=0)
+    first = runner.run(plan)
+
+    runner.reset()
+    assert runner.run(plan) == first
+    assert runner.warm_up(prompt_tokens=4, new_tokens=3).programs == 2
+    assert all(not whole.any() for whole in runner.program._slots.cache)  # type: ignore[attr-defined]
+
+
+def test_the_host_draws_as_torch_does() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits_RV = torch.randn(300, 40, generator=generator) * 6
+    logits_RV[7, 3] = float("nan")
+    draws = [
+        None
+        if row % 5 == 0
+        else Draw(0.3 + row % 7, (row % 11) / 10, row % 4 * 3, float(torch.rand(1, generator=generator)))
+        for row in range(len(logits_RV))
+    ]
+    draws[9] = Draw(1.0, 1.0, 1, 0.0, 1.7, (3, 5, 3))
+
+    wanted = choose(predict(logits_RV.clone()), draws, upload=torch.tensor).tolist()
+
+    assert choose_on_host(logits_RV.numpy(), draws) == wanted
+    assert wanted[7] == NO_TOKEN
+
+
+def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    decoder.layers[1].feed_forward.down.weight[0, 0] = 1e6  # type: ignore[union-attr, index, operator]
+    with pytest.raises(GraphError, match="too large for float16"):
+        onnx_runner(decoder, tmp_path, num_slots=1, precision="float16")
+    decoder.layers[1].feed_forward.down.weight[0, 0] = float("nan")  # type: ignore[union-attr, index, operator]
+    with pytest.raises(GraphError, match="not finite"):
+        onnx_runner(decoder, tmp_path, num_slots=1)
+
+
+def test_graphs_of_another_decoder_than_the_card_are_refused(tmp_path: Path) -> None:
+    exported_card(toy_decoder(), tmp_path / "one")
+    card = exported_card(toy_decoder(dataclasses.replace(CONFIG, num_layers=4)), tmp_path / "two")
+
+    with pytest.raises(GraphError, match="other inputs than a decoder of its card: cache_k_03"):
+        OnnxProgram(card, tmp_path / "one", threads=1, num_slots=1)
