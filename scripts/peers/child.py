@@ -25,7 +25,7 @@ from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
-from scripts.peers import exported, huggingface, llama_cpp
+from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
 from scripts.peers.measuring import Encode, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts
@@ -43,6 +43,7 @@ PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
     "llama.cpp": llama_cpp.PACKAGES,
+    "graphs": exported.ONNXRUNTIME_PACKAGES,
     "onnxruntime": exported.ONNXRUNTIME_PACKAGES,
     "openvino": exported.OPENVINO_PACKAGES,
 }
@@ -193,6 +194,9 @@ def _openvino(task: Task) -> Encode:
 OPENERS: Mapping[tuple[str, str], Callable[[Task], Any]] = {
     ("machine", "machine"): lambda task: None,
     ("decode", "ours"): _our_decoder,
+    ("decode", "graphs"): lambda task: graphs.open_graphs(
+        _file(task), num_rows=task.num_rows, num_threads=task.threads
+    ),
     ("decode", "hf-dynamic"): lambda task: _huggingface(task, cache="dynamic"),
     ("decode", "hf-static"): lambda task: _huggingface(task, cache="static"),
     ("decode", "llama.cpp"): lambda task: llama_cpp.LlamaCpp(

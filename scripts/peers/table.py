@@ -33,10 +33,15 @@ def _ours(section: Section) -> tuple[Engine, ...]:
 
 
 _GROWING = "eager, growing cache"
+_GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
 ENGINES: tuple[Engine, ...] = (
     *_ours("decode"),
+    *(
+        _engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
+        for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int8"))
+    ),
     _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
     _engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
     _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),

@@ -1,0 +1,82 @@
+"""Exported decoders under the measures of the others: the same random weights, run as the engine runs them."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.card import ExportCard, read_card
+from llama_adapter.llm.exported.export import export_decoder
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.program import DecoderProgram
+from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.exported.weights_file import ExportPrecision
+from scripts.peers.weights import decoder_sizes, decoder_state
+
+FOLDER = "graphs-"  # with the precision behind it: an export in the work folder
+
+
+def export_random(place: Path, size: str, *, eos_id: int) -> None:
+    """Write the decoder of a size with the shared random weights."""
+    precision: Any = place.name.removeprefix(FOLDER)
+    assert precision in get_args(ExportPrecision)
+    config = decoder_sizes(size)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        partial = Path(folder) / "partial"
+        partial.mkdir()
+        written = export_decoder(config, decoder_state(config, eos_id=eos_id).items(), partial, precision=precision)
+        ExportCard(
+            format="onnx",
+            name=f"random {size}",
+            digest="",
+            decoder=config.to_dict(),
+            dtype=written.dtype,
+            precision=written.precision,
+            has_sampling=True,
+            prompt="",
+            channel_order="rgb",
+            fingerprint={},
+            files={},
+        ).write(partial)
+        os.replace(partial, place)
+
+
+def open_graphs(folder: Path, *, num_rows: int, num_threads: int) -> "GraphDecoder":
+    """The export in `folder`, in onnxruntime."""
+    program = OnnxProgram(read_card(folder), folder, threads=num_threads, num_slots=num_rows)
+    return GraphDecoder(program)
+
+
+class GraphDecoder:
+    """A program with the adapter, as the runner calls it."""
+
+    def __init__(self, program: DecoderProgram) -> None:
+        self._program = program
+        config: DecoderConfig = program.card.config
+        shape = (1, config.num_queries, config.dim)
+        query_BQD = np.random.default_rng(0).standard_normal(shape).astype(program.card.dtype)
+        self._prefix = program.project(query_BQD)
+        self._num_tokens = 0
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        self._num_tokens = len(prompts[0])
+        self._program.reserve(self._num_tokens)
+        self._program.place([self._prefix] * len(prompts), first_slot=0)
+        step = prefill_step(prompts, [None] * len(prompts), capacity=self._program.capacity)
+        token_ids: list[int] = self._program.run(step, first_slot=0).tokens_T.tolist()
+        return token_ids
+
+    def spread(self, num_rows: int) -> None:
+        for row in range(1, num_rows):
+            self._program.move(0, row, num_tokens=self._num_tokens)
+
+    def step(self, token_ids: Sequence[int], position: int) -> list[int]:
+        self._program.reserve(position + 1)
+        positions, draws = [position] * len(token_ids), [None] * len(token_ids)
+        step = decode_step(token_ids, positions, draws, capacity=self._program.capacity)
+        chosen: list[int] = self._program.run(step, first_slot=0).tokens_T.tolist()
+        return chosen
