@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.exported_model import MINDIR, ExportedModel, check_fingerprint, read_exported_model
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.runtime.errors import GraphError, UsageError
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
@@ -49,12 +51,18 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     for graphs that do not belong together, and as what runs them.
     """
     assert spec.decoder is not None, "the caller asks"
-    if spec.device not in (AUTO, "cpu"):
+    exported = read_exported_model(spec.decoder)
+    card = exported.card
+    runtime = mindir_runtime(spec) if card.format == MINDIR else None
+    if runtime is None and spec.device not in (AUTO, "cpu"):
         raise UsageError(
             f"device {spec.device}: an ONNX decoder runs on the CPU here", hint="leave out --device, or --decoder"
         )
-    exported = read_exported_model(spec.decoder)
-    card = exported.card
+    if runtime is None and (spec.decoder_backend or spec.ge_config):
+        raise UsageError(
+            f"`{spec.decoder}` is an export as {card.format}, and decoder_backend and ge_config are for MindIR",
+            hint="leave them out, or export the decoder with --format mindir",
+        )
     config = card.config
     if spec.dtype not in (AUTO, card.dtype):
         raise UsageError(
@@ -69,9 +77,9 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
     with ExitStack() as stack:
-        vision, identity = _open_vision(spec, exported)
+        vision, identity = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
-        program = open_program(exported, num_slots=num_slots)
+        program = open_program(exported, num_slots=num_slots, runtime=runtime)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
@@ -79,7 +87,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     spec = dataclasses.replace(
         spec,
         vision=kind if kind == "torch" or spec.encoder is not None else None,
-        device="cpu",
+        device=f"npu:{runtime.device_id}" if runtime is not None and runtime.is_ascend else "cpu",
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -104,8 +112,23 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
-def open_program(exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
-    """The graphs of an exported decoder, loaded, with `num_slots` slots. Raises GraphError."""
+def mindir_runtime(spec: CaptionerSpec) -> MindirRuntime:
+    """What runs the MindIR graphs of a spec, on an Ascend chip if there is one. Raises UsageError for other devices."""
+    kind, _, number = spec.device.partition(":")
+    if kind not in (AUTO, "cpu", "npu"):
+        raise UsageError(f"device {spec.device}: MindIR graphs run on cpu or npu", hint="leave out --device")
+    return MindirRuntime(
+        backend=spec.decoder_backend or "ms",
+        is_ascend=kind == "npu" or (kind == AUTO and any(Path("/dev").glob("davinci[0-9]*"))),
+        device_id=int(number or 0),
+        config_path=spec.ge_config,
+    )
+
+
+def open_program(exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None) -> DecoderProgram:
+    """The graphs of an exported decoder, loaded, with `num_slots` slots; `runtime` is for MindIR. Raises GraphError."""
+    if runtime is not None:
+        return open_mindir_program(exported.card, exported.folder, runtime, num_slots=num_slots)
     if exported.card.format != "onnx":
         raise GraphError(
             f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
@@ -114,7 +137,9 @@ def open_program(exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
     return OnnxProgram(exported.card, exported.folder, threads=default_threads(), num_slots=num_slots)
 
 
-def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBackend, str | None]:
+def _open_vision(
+    spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
+) -> tuple[VisionBackend, str | None]:
     """The picture encoder, and its identity in records; None where it is the model's own."""
     if not exported.card.config.num_adapter_layers:
         return NoEncoder(), None
@@ -134,6 +159,8 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
+    if runtime is not None:
+        return ArrayEncoder(ExportedEncoder(runtime.open(exported.encoder))), None
     graph = GraphSpec(kind="onnx", path=str(exported.encoder), own_process=spec.encoder_process)
     return ArrayEncoder(_open_checked(graph, exported)), None
 
