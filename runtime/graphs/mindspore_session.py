@@ -96,7 +96,8 @@ def _set_device(mindspore: Any, target: str, *, device_id: int, config: GeConfig
     if target not in TARGETS:
         raise GraphError(f"MindSpore has no target `{target}`", hint=" or ".join(TARGETS))
     try:
-        mindspore.set_device(target, device_id)
+        if tuple(mindspore.get_current_device()) != (target, device_id):  # it cannot be set again once it has computed
+            mindspore.set_device(target, device_id)
         if target == "Ascend" and config is not None and config.ge_options:
             mindspore.set_context(ascend_config={"ge_options": config.ge_options})
     except Exception as error:
