@@ -72,9 +72,10 @@ clean:
 
 .venv/mindspore/.installed: pyproject.toml | .venv/.installed-dev
 	$(BIN)/python -m venv --without-pip .venv/mindspore
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-	  > "$$(.venv/mindspore/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dev.pth"
-	$(BIN)/pip --python .venv/mindspore/bin/python install --quiet --editable '.[mindspore]'
+	site="import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c "$$site")')" \
+	  > "$$(.venv/mindspore/bin/python -c "$$site")/packages-of-venv.pth"
+	$(BIN)/python -m pip --python .venv/mindspore/bin/python install --quiet --editable '.[mindspore]'
 	touch $@
 
 .venv/.installed-audit: .venv/.installed-dev

@@ -102,34 +102,6 @@ def test_without_the_package_its_source_is_told() -> None:
     assert "download page" in (failure.value.hint or "")
 
 
-def test_configurations_are_read_with_line_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "config.ini"
-    path.write_text("# options\n[ascend_context]\nprovider=ge\nplugin_custom_op=All\n[ge_session]\nge.event=notify\n")
-    with pytest.warns(UserWarning, match="config.ini") as told:
-        config = read_ge_config(path)
-    assert [str(one.message).removeprefix(f"`{path}`, ") for one in told] == [
-        "line 4: `ascend_context` has no known option `plugin_custom_op`; `plugin_custom_ops` may be meant",
-        "line 5: no section `ge_session` is known; `ge_session_options` may be meant",
-    ]
-    assert config.sections["ge_session"] == {"ge.event": "notify"}
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("ge.event=1\n", 1), ("[weight]\n[b\n", 2), ("[weight]\n\na=1\na=2\n", 4), ("[weight]\nnothing\n", 2)],
-)
-def test_lines_that_are_no_options_are_refused(text: str, line: int, tmp_path: Path) -> None:
-    (tmp_path / "config.ini").write_text(text)
-    with pytest.raises(UsageError) as failure:
-        read_ge_config(tmp_path / "config.ini")
-    assert f"line {line}" in failure.value.message
-
-
-def test_the_recommended_options_are_known() -> None:
-    options = read_ge_config(exported() / "config.ini").ge_options
-    assert options == {"session": dict(read_ge_config(exported() / "config.ini").sections["ge_session_options"])}
-
-
 @pytest.mark.parametrize("backend", ["ms", "mslite"])
 def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the guide of MindSpore Lite has them: by name, by the pair of graphs, by folder, and by an InferConfig."""
