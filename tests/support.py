@@ -19,10 +19,17 @@ RUN, CONTRACT = "run", "contract"
 COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT}
 
 # What a device has nothing of.
-WITHOUT = {("graphs", "CPU"), ("asynchronous read-back", "CPU"), ("several batch sizes", "CPU")}
+WITHOUT = {
+    ("graphs", "CPU"),
+    ("asynchronous read-back", "CPU"),
+    ("several batch sizes", "CPU"),
+    ("graphs", "ONNX"),
+    ("asynchronous read-back", "ONNX"),
+    ("traces", "ONNX"),
+}
 
 # Sections of the page, their features, and the columns that have a meaning for them.
-EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), ("CPU", "CUDA", "NPU"), ("CPU", "ONNX", "OM"), ("CPU",)
+EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), ("CPU", "CUDA", "NPU", "ONNX"), ("CPU", "ONNX", "OM"), ("CPU",)
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Models": (
         EVERYWHERE,

@@ -12,6 +12,8 @@ DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
 # Rooms of devices and exported graphs; doctor's look at what is installed; other programs that are measured.
 DEVICE_HOMES = (
+    "app/graph_export/",
+    "llm/exported/onnx_program.py",
     "runtime/devices/",
     "runtime/device_failures.py",
     "runtime/device_names.py",

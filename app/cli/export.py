@@ -92,7 +92,7 @@ def _declare_decoder(parser: Parser) -> None:
     )
     out.add_argument(
         "--precision",
-        key="stored_precision",
+        key="decoder_precision",
         choices=export_defaults.DECODER_PRECISIONS,
         default=export_defaults.DECODER_PRECISIONS[0],
         help=default("number format of the weights; int8 and int4 are onnxruntime's"),

@@ -44,6 +44,10 @@ SETTINGS = [
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_slots", [1, 5, 16])
 @pytest.mark.parametrize("sampling", [True, False], ids=["drawn in the graph", "drawn on the host"])
+@pytest.mark.proves("continuous batching", "ONNX")
+@pytest.mark.proves("repetition penalty", "ONNX")
+@pytest.mark.proves("LLaMA without adapter", "ONNX")
+@pytest.mark.proves("float32", "ONNX")
 def test_the_engine_gives_the_same_ids(
     tmp_path: Path, config: toys.DecoderConfig, num_slots: int, sampling: bool
 ) -> None:
@@ -63,6 +67,7 @@ def test_the_engine_gives_the_same_ids(
 
 
 @pytest.mark.parametrize("num_slots", [1, 5])
+@pytest.mark.proves("choices by scoring", "ONNX")
 def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, num_slots: int) -> None:
     decoder, prompts = toy_decoder(), toy_prompts(7, longest=12)
     engines = [

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
+import torch
 
 from llama_adapter import Answer, Captioner, TextDelta, answers_to_pandas
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -36,7 +37,7 @@ def test_load_takes_every_field_of_the_spec_with_its_default_and_its_types() -> 
 
     assert {name: one.default for name, one in parameters.items()} == dataclasses.asdict(CaptionerSpec())
 
-    ours, theirs = typing.get_type_hints(Captioner.load), typing.get_type_hints(CaptionerSpec)
+    ours, theirs = typing.get_type_hints(Captioner.load, localns={"torch": torch}), typing.get_type_hints(CaptionerSpec)
     for name in parameters:
         assert kinds(theirs[name]) <= kinds(ours[name]), name
 

@@ -26,6 +26,7 @@ PROMPTS = ["Generate caption of this image", "What colour is the background?", "
 @pytest.mark.parametrize("name", list(GENERATE))
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.proves("token ids of the reference", "ONNX")
+@pytest.mark.proves("Meta LLaMA and adapter", "ONNX")
 @pytest.mark.proves("BIAS adapters", "ONNX")
 @pytest.mark.proves("LORA adapters", "ONNX")
 @pytest.mark.proves("CAPTION adapters (one query)", "ONNX")
@@ -44,6 +45,8 @@ def torchs() -> Captioner:
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
+@pytest.mark.proves("embedded model", "ONNX")
+@pytest.mark.proves("streaming", "ONNX")
 def test_sample_pictures_have_torchs_answers_streamed_or_not(torchs: Captioner, batch_size: int) -> None:
     captioner = Captioner.load(decoder=exported_embedded(), batch_size=batch_size)
     prompts = [PROMPTS[number % 3] for number in range(len(SAMPLES))]
@@ -70,6 +73,8 @@ def test_choices_have_torchs_probabilities(torchs: Captioner) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.proves("float16", "ONNX")
+@pytest.mark.proves("int8 weights", "ONNX")
 def test_fewer_bits_keep_the_answers_of_the_embedded_model(torchs: Captioner, precision: str) -> None:
     captioner = Captioner.load(decoder=exported_embedded(precision=precision), batch_size=16)
 
@@ -81,6 +86,7 @@ def test_fewer_bits_keep_the_answers_of_the_embedded_model(torchs: Captioner, pr
     assert captioner.info.precision == ("float" if precision == "float16" else precision)
 
 
+@pytest.mark.proves("text without a picture", "ONNX")
 def test_texts_without_a_picture_are_answered(torchs: Captioner) -> None:
     captioner = Captioner.load(decoder=exported_embedded())
 
