@@ -16,7 +16,7 @@ from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.runtime.errors import GraphError, UsageError
-from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
 from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
@@ -53,7 +53,9 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     assert spec.decoder is not None, "the caller asks"
     exported = read_exported_model(spec.decoder)
     card = exported.card
-    runtime = mindir_runtime(spec) if card.format == MINDIR else None
+    runtime = None
+    if card.format == MINDIR:
+        runtime = mindir_runtime(spec.device, backend=spec.decoder_backend or "ms", config_path=spec.ge_config)
     if runtime is None and spec.device not in (AUTO, "cpu"):
         raise UsageError(
             f"device {spec.device}: an ONNX decoder runs on the CPU here", hint="leave out --device, or --decoder"
@@ -87,7 +89,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     spec = dataclasses.replace(
         spec,
         vision=kind if kind == "torch" or spec.encoder is not None else None,
-        device=f"npu:{runtime.device_id}" if runtime is not None and runtime.is_ascend else "cpu",
+        device="cpu" if runtime is None else runtime.device,
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -110,19 +112,6 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     )
     backend = GraphBackend(program.name)
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
-
-
-def mindir_runtime(spec: CaptionerSpec) -> MindirRuntime:
-    """What runs the MindIR graphs of a spec, on an Ascend chip if there is one. Raises UsageError for other devices."""
-    kind, _, number = spec.device.partition(":")
-    if kind not in (AUTO, "cpu", "npu"):
-        raise UsageError(f"device {spec.device}: MindIR graphs run on cpu or npu", hint="leave out --device")
-    return MindirRuntime(
-        backend=spec.decoder_backend or "ms",
-        is_ascend=kind == "npu" or (kind == AUTO and any(Path("/dev").glob("davinci[0-9]*"))),
-        device_id=int(number or 0),
-        config_path=spec.ge_config,
-    )
 
 
 def open_program(exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None) -> DecoderProgram:

@@ -44,7 +44,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
-from llama_adapter.runtime.graphs.mindir_runtime import MindirBackend
+from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.pixels import zero_picture

@@ -60,10 +60,10 @@ def captioner_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if path := found.pop("ge_config_path", ""):
         found["ge_config"] = os.fspath(path)
     target, index = str(found.pop("target", "auto")), found.pop("device_id", 0)
-    device = (f"npu:{index}" if index else None) if target == "auto" else our_device(target, index=index)
-    if target != "auto" and device is None:
-        raise UsageError(f"No target named `{target}`", hint="Ascend, CPU or auto")
-    if device is not None:
+    if target != "auto" or index:
+        device = our_device("ascend" if target == "auto" else target, index=index)
+        if device is None:
+            raise UsageError(f"No target named `{target}`", hint="Ascend, CPU or auto")
         found.setdefault("device", device)
     most, length = read_card(folder).config.context, found.pop("infer_seq_length", None)
     if length is not None:

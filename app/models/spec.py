@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.graphs.mindir_runtime import MindirBackend
+from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
