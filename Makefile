@@ -3,16 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # As many processes as tests/conftest.py says, each with one thread.
-OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients
+OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients --ignore tests/mindspore
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clients fuzz audit clean
+.PHONY: demo test check clients mindspore fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients`.
+# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients` and `mindspore`.
 test: .venv/.programs
 check test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
@@ -21,6 +21,7 @@ check test: .venv/.installed-dev
 	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST) $(OWN_TESTS); tests=$$?; \
 	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
 	$(if $(filter test,$@),$(MAKE) --no-print-directory clients)
+	$(if $(filter test,$@),$(MAKE) --no-print-directory mindspore)
 
 # Format, lint, types, import contracts and the quick tests.
 check: OWN_TESTS += -m "not slow"
@@ -29,6 +30,10 @@ check: OWN_TESTS += -m "not slow"
 clients: .venv/.installed-dev
 	$(BIN)/python -m tests.clients.environments
 	$(PYTEST) tests/clients
+
+# MindSpore's graphs, in .venv/mindspore: the packages of .venv, and MindSpore (2 GB on disk).
+mindspore: .venv/mindspore/.installed
+	OMP_NUM_THREADS=1 .venv/mindspore/bin/python -m pytest tests/mindspore
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'
@@ -64,6 +69,14 @@ clean:
 .venv/.installed-dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@ .venv/.installed
+
+.venv/mindspore/.installed: pyproject.toml | .venv/.installed-dev
+	$(BIN)/python -m venv --without-pip .venv/mindspore
+	site="import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c "$$site")')" \
+	  > "$$(.venv/mindspore/bin/python -c "$$site")/packages-of-venv.pth"
+	$(BIN)/python -m pip --python .venv/mindspore/bin/python install --quiet --editable '.[mindspore]'
+	touch $@
 
 .venv/.installed-audit: .venv/.installed-dev
 	$(BIN)/pip install --quiet --editable '.[dev,audit]'

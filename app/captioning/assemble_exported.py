@@ -2,22 +2,25 @@
 
 import dataclasses
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.exported_encoder import encoder_graph
-from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.exported_model import MINDIR, ExportedModel, check_fingerprint, read_exported_model
 from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.runtime.errors import GraphError, UsageError
-from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
+from llama_adapter.runtime.graphs.open_session import default_threads
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
 
@@ -54,6 +57,14 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     assert spec.decoder is not None, "the caller asks"
     exported = read_exported_model(spec.decoder)
     card = exported.card
+    runtime = None
+    if card.format == MINDIR:
+        runtime = mindir_runtime(spec.device, backend=spec.decoder_backend or "ms", config_path=spec.ge_config)
+    elif spec.decoder_backend or spec.ge_config:
+        raise UsageError(
+            f"`{spec.decoder}` is an export as {card.format}, and decoder_backend and ge_config are for MindIR",
+            hint="leave them out, or export the decoder with --format mindir",
+        )
     config = card.config
     if spec.dtype not in (AUTO, card.dtype):
         raise UsageError(
@@ -68,9 +79,9 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
     with ExitStack() as stack:
-        vision, identity = _open_vision(spec, exported)
+        vision, identity = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
-        program = open_program(spec, exported, num_slots=num_slots)
+        program = open_program(spec, exported, num_slots=num_slots, runtime=runtime)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
@@ -80,7 +91,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
-        device="cpu" if spec.device == AUTO else spec.device,
+        device=("cpu" if spec.device == AUTO else spec.device) if runtime is None else runtime.device,
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -105,8 +116,12 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
-def open_program(spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int) -> DecoderProgram:
-    """The graphs of an exported decoder, loaded, with `num_slots` slots. Raises GraphError."""
+def open_program(
+    spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None
+) -> DecoderProgram:
+    """The graphs of an exported decoder, loaded, with `num_slots` slots; `runtime` is for MindIR. Raises GraphError."""
+    if runtime is not None:
+        return open_mindir_program(exported.card, exported.folder, runtime, num_slots=num_slots)
     if exported.card.format != "onnx":
         raise GraphError(
             f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
@@ -118,7 +133,9 @@ def open_program(spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int
     )
 
 
-def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBackend, str | None]:
+def _open_vision(
+    spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
+) -> tuple[VisionBackend, str | None]:
     """The picture encoder, and its identity in records; None where it is the model's own."""
     if not exported.card.config.num_adapter_layers:
         return NoEncoder(), None
@@ -134,8 +151,16 @@ def _open_vision(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBa
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
-    graph = encoder_graph(dataclasses.replace(spec, encoder=str(path)))
-    return ArrayEncoder(_open_checked(graph, exported)), None
+    if runtime is not None and spec.encoder is None:
+        encoder = ExportedEncoder(runtime.open(Path(path)))
+    else:
+        encoder = open_encoder(encoder_graph(dataclasses.replace(spec, encoder=str(path))))
+    try:
+        check_encoder(encoder, exported, path=str(path))
+    except BaseException:
+        encoder.close()
+        raise
+    return ArrayEncoder(encoder), None
 
 
 def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:
@@ -159,16 +184,6 @@ def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -
         )
     is_own = encoding.encoder is not None or (encoding.dtype, encoding.precision) == (card.dtype, card.precision)
     return EncodedBefore(encoding.vision), None if is_own else f"{encoding.dtype} {encoding.precision}"
-
-
-def _open_checked(graph: GraphSpec, exported: ExportedModel) -> ExportedEncoder:
-    encoder = open_encoder(graph)
-    try:
-        check_encoder(encoder, exported, path=graph.path)
-    except BaseException:
-        encoder.close()
-        raise
-    return encoder
 
 
 def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: str) -> None:

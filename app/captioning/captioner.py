@@ -46,6 +46,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
+from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.pixels import zero_picture
@@ -140,6 +141,8 @@ class Captioner:
         context: int | None = DEFAULTS.context,
         vision: VisionKind | None = DEFAULTS.vision,
         decoder: StrPath | None = DEFAULTS.decoder,
+        decoder_backend: MindirBackend | None = DEFAULTS.decoder_backend,
+        ge_config: StrPath | None = DEFAULTS.ge_config,
         encoder: StrPath | None = DEFAULTS.encoder,
         encoder_process: bool = DEFAULTS.encoder_process,
         encoder_device: int | str | None = DEFAULTS.encoder_device,
@@ -169,6 +172,8 @@ class Captioner:
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
                 pictures come from prefix files.
             decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
+            decoder_backend: what runs MindIR graphs: `"ms"` (default), MindSpore, or `"mslite"`, MindSpore Lite.
+            ge_config: a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend.
             encoder: file of an exported encoder, for `vision` onnx and om; a prefix file or folder, for prefixes.
             encoder_process: run the exported encoder in its own process. Default: False.
             encoder_device: device of an OM, 0 to 255; default: the decoder's device if it can run an OM, else 0. For

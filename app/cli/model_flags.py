@@ -116,6 +116,12 @@ def add_encoder(group: Any, *, decoder: bool = True) -> None:
             "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
         )
     group.add_argument(
+        "--decoder-backend",
+        choices=("ms", "mslite"),
+        help="runtime of a MindIR --decoder: MindSpore or MindSpore Lite (default: ms)",
+    )
+    group.add_argument("--ge-config", metavar="FILE.ini", help="options of a MindIR --decoder on Ascend")
+    group.add_argument(
         "--vision",
         choices=("torch", "onnx", "om"),
         help="runtime of the picture encoder (default: torch, or that of the --encoder file)",

@@ -11,7 +11,12 @@ class InferTask:
 
     @classmethod
     def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
-        """The pipeline of a task; `settings` are those of `pipeline`, such as `tokenizer`. Raises as `pipeline`."""
+        """The pipeline of a task; `settings` are those of `pipeline`, such as `tokenizer`. Raises as `pipeline`.
+
+        MindIR graphs run by MindSpore Lite, unless `backend` says otherwise.
+        """
+        is_mindir = str(task_config.get("prefill_model_path", "")).endswith(".mindir")
+        settings.setdefault("backend", "mslite" if is_mindir else "torch")
         return pipeline(task_type, task_config, **settings)
 
     @classmethod

@@ -26,15 +26,16 @@ class InferConfig(dict[str, Any]):
     ) -> None:
         """
         Parameters:
-            prefill_model_path: the model: a bundle, a LLaMA folder, or a name. Empty: `model_name`.
-            increment_model_path: without effect; one model makes the first token and the others.
-            model_type: without effect.
+            prefill_model_path: the graph that makes the first token, `<name>_prefill_graph.mindir`; or, without graphs,
+                a bundle, a LLaMA folder, or a name. Empty: `model_name`.
+            increment_model_path: the graph that makes the others, `<name>_inc_graph.mindir`.
+            model_type: of the graphs, `"mindir"`.
             model_name: a name on the search path, if `prefill_model_path` is empty; `"common"` is the embedded model.
             infer_seq_length: tokens of prompt and answer together.
             target: `"Ascend"`, `"GPU"`, `"CPU"`, or `"auto"`, the first one that there is.
             device_id: of an accelerator.
             rank_id: 0; a model runs on one device.
-            ge_config_path: without effect; `mode` chooses the graphs of a device.
+            ge_config_path: options of the graphs on Ascend, `config.ini`.
             settings: those of `pipeline`, such as `adapter`, `dtype` and `mode`.
         """
         given = dict(locals())

@@ -10,6 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
+from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
@@ -26,7 +27,7 @@ _CALL = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | 
 }
 _PATHS = ("model", "llama_dir", "adapter", "clip", "encoder")
 _LITE = frozenset({"infer_seq_length", "device_id", "rank_id", "target", "prefill_model_path", "increment_model_path"})
-_OTHER_BACKENDS = ("ms", "mslite", "mindspore", "mindspore_lite", "lite", "paddle")
+_MINDSPORE = {"ms": "ms", "mindspore": "ms", "mslite": "mslite", "mindspore_lite": "mslite", "lite": "mslite"}
 
 
 def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
@@ -35,11 +36,10 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     Raises UsageError, and as `Captioner.load`.
     """
     settings = dict(settings)
-    if backend in _OTHER_BACKENDS:
-        raise UsageError(
-            f"No backend `{backend}` is here: torch runs the model, on every device",
-            hint='leave `backend` out; an exported picture encoder runs with backend="om" or "onnx" and encoder=FILE',
-        )
+    if backend in _MINDSPORE:
+        return _open_mindir(model, settings, backend=_MINDSPORE[backend])
+    if backend == "paddle":
+        raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")
     if backend in ("onnx", "om"):
         settings.setdefault("vision", backend)
     elif backend != "torch":
@@ -56,6 +56,14 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
             settings.pop("model_name", None)
         settings = lite_settings({"model_name": "common", **settings})
     found = _settings_of(model) | settings
+    own = {name: found.pop(name) for name in _SPEC & found.keys()}
+    return Captioner.load(**own), found
+
+
+def _open_mindir(model: Any, settings: dict[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
+    """The captioner of MindIR graphs, named in one of the ways of MindSpore Lite: see `mindir_settings`."""
+    found = mindir_settings(model) | settings
+    found = captioner_settings(found) | {"decoder_backend": backend}
     own = {name: found.pop(name) for name in _SPEC & found.keys()}
     return Captioner.load(**own), found
 

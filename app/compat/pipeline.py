@@ -18,6 +18,7 @@ from llama_adapter.app.captioning.pictures import given_pictures
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
+from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.app.tasks.registry import get_task, tasks
@@ -79,7 +80,9 @@ def pipeline(
         tokenizer: None, or the model's own in another library's form, such as a transformers `LlamaTokenizer`. It is
             checked against the model's.
         image_processor: called with each picture before the model's own resizing; returns a picture, not normalised.
-        backend: `"torch"`, or `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder.
+        backend: `"torch"`; `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder; `"ms"` or `"mslite"`
+            for MindIR graphs run by MindSpore or MindSpore Lite. Then `model` is their folder or its name, the pair
+            (prefill graph, increment graph), or an `InferConfig`.
         settings: those of `Captioner.load`, such as `device`, `dtype` and `batch_size`, and defaults for calls.
 
     Raises UsageError for what is not served here, and as `Captioner.load`.
@@ -184,6 +187,8 @@ class Pipeline:
         own = _value_names(self.task)
         known = _SAMPLING | own | _CALL_OPTIONS | (set() if self._is_text else {"question", "prompt"})
         for name in given:
+            if name == "is_sample_acceleration" and self.captioner.info.mode == EXPORTED:
+                continue  # as the graphs were exported; answers are the same either way
             if name in _NO_EFFECT:
                 warnings.warn(f"{name} has no effect: {_NO_EFFECT[name]}", stacklevel=3)
             elif name not in known:

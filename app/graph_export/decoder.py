@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.assemble import load_model
+from llama_adapter.app.graph_export.mindir import export_mindir
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
 from llama_adapter.app.models.bundle import load_bundle
@@ -24,9 +25,11 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import TOKENIZER_FILE, ExportCard, file_mark
-from llama_adapter.llm.exported.export import DECODER_FILE, WEIGHTS_FILE, export_decoder
+from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import DecoderParity, compare
+from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -34,12 +37,13 @@ from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare as compare_encoders
 from llama_adapter.vision.export import export_onnx
 
-DecoderFormat = Literal["onnx", "onnx-atc"]
+DecoderFormat = Literal["onnx", "onnx-atc", "mindir"]
 _LEAST_FREE: Final = 3.5  # times the bytes of the export's weights: for torch's model, onnxruntime's and room
 
 
@@ -68,8 +72,8 @@ class DecoderJob:
             raise ValueError(f"format must be {' or '.join(get_args(DecoderFormat))}, got {self.format!r}")
         if self.precision not in get_args(ExportPrecision):
             raise ValueError(f"precision must be {' or '.join(get_args(ExportPrecision))}, got {self.precision!r}")
-        if self.format == "onnx-atc" and self.precision not in ("float32", "float16"):
-            raise ValueError("precision int8 and int4 are onnxruntime's: for ATC it is float32 or float16")
+        if self.format != "onnx" and self.precision not in ("float32", "float16"):
+            raise ValueError("precision int8 and int4 are onnxruntime's: other formats take float32 or float16")
         self.spec  # noqa: B018 - checks what excludes what
 
     @property
@@ -94,7 +98,7 @@ def run_export_decoder(job: DecoderJob) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         card = _write(job, model, tensors, partial)
-        num_bytes = sum(file.stat().st_size for file in partial.iterdir())
+        num_bytes = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
         tell(f"exported {num_bytes / 1e6:,.1f} MB", started)
         if job.compare:
             _compare(job, card, partial)
@@ -106,7 +110,7 @@ def run_export_decoder(job: DecoderJob) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     give(job.out)
-    if job.format == "onnx":
+    if job.format != "onnx-atc":
         task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"
         tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
@@ -127,15 +131,24 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
 
 
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:
-    storing: Any = "in_place" if job.format == "onnx" else "stacked"
     config = model.decoder_config
-    written = export_decoder(config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling)
+    is_mindir, graphs = job.format == "mindir", None
+    if is_mindir:
+        dtype: Any = job.precision
+        with_encoder = job.encoder and _can_write_encoder(model)
+        made = export_mindir(model, tensors, folder, dtype=dtype, sampling=job.sampling, encoder=with_encoder)
+        written, graphs = Written(files=made.files, dtype=dtype, precision="float"), dict(made.graphs)
+    else:
+        storing: Any = "in_place" if job.format == "onnx" else "stacked"
+        written = export_decoder(
+            config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling
+        )
     files = [*written.files, TOKENIZER_FILE]
     (folder / TOKENIZER_FILE).write_bytes(model.tokenizer.data)
     if model.ood_detector is not None:
         model.ood_detector.save(folder / FAMILIAR_FILE)
         files.append(FAMILIAR_FILE)
-    if job.encoder and config.num_adapter_layers:
+    if job.encoder and config.num_adapter_layers and not is_mindir:
         files += _write_encoder(job, model, folder)
     own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
     return ExportCard(
@@ -150,15 +163,22 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         channel_order=model.vision_config.channel_order,
         fingerprint=own if config.num_adapter_layers else {},
         files={name: file_mark(folder / name) for name in files},
+        settings=graphs,
     )
 
 
-def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[str]:
+def _can_write_encoder(model: LoadedModel) -> bool:
     if not has_clip(model):
         tell("without the picture encoder: CLIP's weights (--clip) are not at hand")
-        return []
-    if model.precision != FLOAT:
+    elif model.precision != FLOAT:
         tell("without the picture encoder: it is exported from full weights, and this model has 8-bit ones")
+    else:
+        return True
+    return False
+
+
+def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[str]:
+    if not _can_write_encoder(model):
         return []
     state = {name: tensor.float() for name, tensor in model.vision_state.items()}
     dtype: Any = "float16" if job.precision == "float16" else "float32"
@@ -178,10 +198,12 @@ def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[st
 def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
     """Print how far the graphs are from torch's decoder; raise GraphError beyond what rounding explains."""
     backend = open_backend("cpu")
-    needed = _LEAST_FREE * (folder / WEIGHTS_FILE).stat().st_size
+    needed = _LEAST_FREE * sum((folder / name).stat().st_size for name in card.files)
     free = backend.free_bytes()
-    if job.format != "onnx" or (free is not None and free < needed):
-        reason = f"that needs {needed / 1e9:,.1f} GB of memory" if job.format == "onnx" else "its runtime is not here"
+    if job.format == "onnx-atc" or (free is not None and free < needed):
+        reason = (
+            f"that needs {needed / 1e9:,.1f} GB of memory" if job.format != "onnx-atc" else "its runtime is not here"
+        )
         tell(f"not compared with torch: {reason}")
         return
     started = time.perf_counter()
@@ -189,7 +211,11 @@ def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
     config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32)
     reference = place_decoder(config, model.decoder_state, backend=backend).runner(3)
     assert isinstance(reference, EagerRunner), "the CPU's runners are"
-    program = OnnxProgram(card, folder, threads=torch.get_num_threads(), num_slots=3)
+    program: DecoderProgram
+    if job.format == "mindir":
+        program = open_mindir_program(card, folder, MindirRuntime(), num_slots=3)
+    else:
+        program = OnnxProgram(card, folder, threads=torch.get_num_threads(), num_slots=3)
     parity = compare(program, reference)
     program.close()
     if not parity.is_ok(job.precision):

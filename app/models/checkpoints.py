@@ -24,6 +24,7 @@ from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
@@ -55,6 +56,8 @@ RELEASED_ADAPTERS = {
     "d26d107eec32127ac86ef1997cf7169de1c56a59c539fc1258c6798b969e289c": "LORA-BIAS-7B-v21",
 }
 _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
+
+_OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore}
 
 Role = Literal["llama", "tokenizer", "adapter", "clip"]
 
@@ -125,7 +128,7 @@ class LlamaFolder:
     """A LLaMA folder and its tokenizer, both unread."""
 
     folder: Path
-    form: Literal["meta", "huggingface"]
+    form: Literal["meta", "huggingface", "mindspore"]
     tokenizer: Path | None  # None if there is none in it or beside it
 
     def require_tokenizer(self) -> Path:
@@ -328,7 +331,10 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
         folder = root
     form = _form_of(folder)
     if form is None:
-        hint = "wanted: params.json with consolidated.00.pth (Meta), or config.json with safetensors (Hugging Face)"
+        hint = (
+            "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), or a "
+            ".ckpt with its YAML (MindFormers)"
+        )
         if models and not llama_type:
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
         elif any(folder.glob("consolidated.*.pth")):
@@ -342,7 +348,8 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
 
 def open_llama(place: LlamaFolder) -> LlamaSource:
     """Open a found LLaMA folder; raises CheckpointError as its reader does."""
-    return open_meta(place.folder) if place.form == "meta" else open_huggingface(place.folder)
+    opened: LlamaSource = _OPENERS[place.form](place.folder)
+    return opened
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
@@ -402,11 +409,11 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _form_of(folder: Path) -> Literal["meta", "huggingface"] | None:
+def _form_of(folder: Path) -> Literal["meta", "huggingface", "mindspore"] | None:
     has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"
-    return "huggingface" if has_huggingface else None
+    return "huggingface" if has_huggingface else "mindspore" if any(folder.glob("*.ckpt")) else None
 
 
 def _enumerate(names: list[str]) -> str:

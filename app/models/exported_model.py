@@ -15,6 +15,7 @@ from llama_adapter.vision.out_of_distribution import OodDetector, read_familiari
 
 _HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
+MINDIR: Final = "mindir"  # the format
 FAMILIAR_FILE: Final = "familiar.safetensors"
 
 
@@ -30,7 +31,8 @@ class ExportedModel:
     @property
     def encoder(self) -> Path | None:
         """The picture encoder in the folder, if it has one."""
-        return self.folder / ENCODER_FILE if ENCODER_FILE in self.card.files else None
+        name = ENCODER_FILE if self.card.format != MINDIR else str((self.card.settings or {}).get("encoder"))
+        return self.folder / name if name in self.card.files else None
 
     @property
     def identity(self) -> str:

@@ -20,7 +20,8 @@ def find_model(name: str) -> Path:
     if place.suffix in FOREIGN_WEIGHTS:
         raise UsageError(
             f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="name the checkpoint that it was made from: a Hugging Face or Meta folder, or a bundle",
+            hint="name the folder of a .ckpt and its YAML, or the checkpoint that the file was made from: a folder of "
+            "Hugging Face's or Meta's form, or a bundle",
         )
     if place.exists():
         return place
@@ -52,7 +53,7 @@ def model_settings(place: Path) -> dict[str, str]:
     """
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
-    if any((place / name).is_file() for name in ("config.json", "params.json")):
+    if any((place / name).is_file() for name in ("config.json", "params.json")) or any(place.glob("*.ckpt")):
         return {"llama_dir": str(place)}
     types = sorted(params.parent.name for params in place.glob("*/params.json"))
     if len(types) == 1:

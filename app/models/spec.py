@@ -6,6 +6,7 @@ from typing import Final, Literal, get_args
 
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
@@ -42,6 +43,8 @@ class CaptionerSpec:
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512
     decoder: str | None = None  # folder of an exported decoder, in place of the model's own
+    decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
+    ge_config: str | None = None  # a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
     encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
@@ -79,7 +82,8 @@ class CaptionerSpec:
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder", "provider_config"):
+        configs = ("ge_config", "provider_config")
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder", *configs):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
@@ -95,6 +99,7 @@ class CaptionerSpec:
             ("vision", (None, *get_args(VisionKind))),
             ("precision", (None, *PRECISIONS)),
             ("operators", ("auto", "aten")),
+            ("decoder_backend", (None, *get_args(MindirBackend))),
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
@@ -123,6 +128,8 @@ class CaptionerSpec:
             self.precision is not None or self.mode != "eager" or self.operators != "auto"
         ):
             raise ValueError("precision, mode and operators of an exported decoder are those of its export")
+        if self.decoder is None and (self.decoder_backend or self.ge_config):
+            raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
             raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
 

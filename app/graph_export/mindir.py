@@ -1,0 +1,153 @@
+"""A model as MindIR graphs, in the form of folder that users of MindSpore Lite have."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from torch import Tensor
+
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.mindir_graphs import ENCODER, INCREMENT, PREFILL, PREFIX, MindirDecoder
+from llama_adapter.llm.exported.weights_file import Stored, WeightsFile
+from llama_adapter.runtime.graphs.card import GraphDtype, Port, fingerprint
+from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
+from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
+from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
+from llama_adapter.runtime.operators import rotary_table
+from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.inference import FoldedPatches
+
+_VARIABLES: Final = "{}_variables"  # weights, and graphs beside a model's own two: MindSpore Lite takes no others
+_DECODER_WEIGHTS, _ENCODER_WEIGHTS = "data_0", "data_1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MindirExport:
+    """What was written."""
+
+    files: tuple[str, ...]
+    graphs: Mapping[str, str]  # prefill, increment, prefix, encoder -> file
+
+
+def export_mindir(
+    model: LoadedModel,
+    tensors: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    *,
+    name: str | None = None,
+    dtype: GraphDtype = "float32",
+    sampling: bool = True,
+    encoder: bool = True,
+    is_a2: bool = True,
+) -> MindirExport:
+    """Write a model with these tensors of its decoder as MindIR graphs over its weights, into an existing folder.
+
+    `<name>_prefill_graph.mindir`, `<name>_inc_graph.mindir`, `<name>_variables` with the weights and the graphs of
+    prefix and encoder, `<name>.yaml` and `config.ini`. Decoder tensors are read one by one.
+
+    Parameters:
+        name: of the files. Default: the model's.
+        dtype: of weights and cache; 8-bit weights are written as such numbers.
+        sampling: whether the graphs draw tokens themselves (`is_sample_acceleration`).
+        encoder: whether to write the picture encoder too.
+        is_a2: whether `config.ini` is for an Atlas 800T A2, else for an Atlas 800.
+
+    Raises GraphError without MindSpore and for weights that `dtype` cannot hold.
+    """
+    import_mindspore()
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.name)
+    config, variables = model.decoder_config, _VARIABLES.format(stem)
+    (folder / variables).mkdir()
+    weights_file = f"{variables}/{_DECODER_WEIGHTS}"
+    weights = _write_weights(folder / weights_file, tensors, dtype=dtype)
+    # float32 in every model, as normalisation is
+    cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
+    weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
+    decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
+    graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}
+    decoder.write_prefill(graphs[PREFILL], has_sampling=sampling)
+    decoder.write_increment(graphs[INCREMENT], has_sampling=sampling)
+    files = [weights_file, *graphs.values()]
+    if config.num_adapter_layers:
+        graphs[PREFIX] = f"{variables}/prefix_graph.mindir"
+        decoder.write_prefix(graphs[PREFIX])
+        files.append(graphs[PREFIX])
+        if encoder:
+            graphs[ENCODER] = f"{variables}/encoder_graph.mindir"
+            _write_encoder(model, folder / graphs[ENCODER], dtype=dtype)
+            files += [graphs[ENCODER], f"{variables}/{_ENCODER_WEIGHTS}"]
+    (folder / f"{stem}.yaml").write_text(_settings(config, stem, graphs, sampling=sampling), encoding="utf-8")
+    (folder / GE_CONFIG).write_text(recommended_ge_config(is_a2=is_a2), encoding="utf-8")
+    return MindirExport(files=tuple(files), graphs=graphs)
+
+
+def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None:
+    from llama_adapter.vision.mindspore_cells import Encoder
+
+    config, state = model.vision_config, {key: tensor.float() for key, tensor in model.vision_state.items()}
+    patches = FoldedPatches(encoder_from_state(config, state)).linear
+    state.pop("clip.patch_embedding.weight")
+    weights = _write_weights(path.parent / _ENCODER_WEIGHTS, state.items(), dtype=dtype)
+    folded = [("patches.weight", patches.weight), ("patches.bias", patches.bias)]
+    weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, folded)
+    own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
+    card = EncoderCard(name=model.name, vision=config, dtype=dtype, opset=0, fingerprint=own)
+    side = config.clip.image_size
+    write_mindir(
+        Encoder(config, getattr(import_mindspore(), dtype)),
+        path,
+        inputs=[Port(name=INPUT, dtype=dtype, shape=(-1, side, side, 3))],
+        outputs=[OUTPUT],
+        weights={key: External(_ENCODER_WEIGHTS, stored.offset, stored.num_bytes) for key, stored in weights.items()},
+        card=card.to_graph(),
+    )
+
+
+def _write_weights(path: Path, tensors: Iterable[tuple[str, Tensor]], *, dtype: GraphDtype) -> dict[str, Stored]:
+    with path.open("xb") as file:
+        file.write(weights_header())
+        weights = WeightsFile(file, precision=dtype)
+        weights.write(tensors, linears=())
+    return weights.tensors | {key: linear.weight for key, linear in weights.linears.items()}
+
+
+def _append_floats(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Stored]:
+    with path.open("ab") as file:
+        weights = WeightsFile(file, precision="float32")
+        weights.write(tensors, linears=())
+    return weights.tensors
+
+
+def _settings(config: DecoderConfig, stem: str, graphs: Mapping[str, str], *, sampling: bool) -> str:
+    """A file of settings as MindFormers has them. Paths are relative to it, so that the folder can be moved."""
+    values: dict[str, Any] = {
+        "infer": {
+            "prefill_model_path": graphs[PREFILL],
+            "increment_model_path": graphs[INCREMENT],
+            "infer_seq_length": config.context,
+            "model_type": "mindir",
+            "model_name": stem,
+            "ge_config_path": GE_CONFIG,
+        },
+        "model": {
+            "model_config": {
+                "type": "LlamaConfig",
+                "seq_length": config.context,
+                "hidden_size": config.dim,
+                "num_layers": config.num_layers,
+                "num_heads": config.num_heads,
+                "vocab_size": config.vocab_size,
+                "intermediate_size": config.ffn_dim,
+                "rms_norm_eps": config.norm_eps,
+                "use_past": True,
+                "is_sample_acceleration": sampling,
+            }
+        },
+    }
+    text: str = yaml.safe_dump(values, sort_keys=False)
+    return text

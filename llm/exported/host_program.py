@@ -1,0 +1,83 @@
+"""An exported decoder whose graphs return their keys and values: the host keeps the cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
+from llama_adapter.llm.exported.step import Step
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.graphs.session import GraphSession
+
+
+class HostProgram:
+    """See `DecoderProgram`. The graphs take open sizes; each step copies the cache in and new values out."""
+
+    def __init__(
+        self,
+        card: ExportCard,
+        *,
+        prefill: GraphSession,
+        increment: GraphSession,
+        prefix: GraphSession | None,
+        num_slots: int,
+    ) -> None:
+        """`prefill` takes a step without a cache, `increment` with one; `prefix` is None without adapter layers."""
+        self.card, self.name = card, increment.info.name
+        self._config, self._dtype = card.config, np.dtype(card.dtype)
+        self._prefill, self._increment, self._prefix = prefill, increment, prefix
+        self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+
+    @property
+    def capacity(self) -> int:
+        return self._slots.capacity
+
+    def project(self, visual_query_BQD: np.ndarray) -> Prefix:
+        outputs = [] if self._prefix is None else self._prefix.run([visual_query_BQD])
+        return stacked(outputs, self._config, num_pictures=len(visual_query_BQD))
+
+    def reserve(self, num_places: int) -> None:
+        self._slots.reserve(num_places)
+
+    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
+        self._slots.place(prefixes, first_slot=first_slot)
+
+    def run(self, step: Step, *, first_slot: int) -> Chosen:
+        num_rows, num_tokens = step.ids_RS.shape
+        rows = slice(first_slot, first_slot + num_rows)
+        prefix = [whole[rows] for whole in self._slots.prefix]
+        if num_tokens > 1 or not step.places_RS.any():  # a prompt: nothing is cached
+            chosen, new = self._step(self._prefill, step, step.mask_RSP[:, :, :num_tokens], prefix)
+        else:
+            # The step's own token stands behind the cache, not at its place in it.
+            is_cached_RSP = np.arange(self.capacity) < step.places_RS[:, :, None]
+            own_RSS = np.ones((num_rows, 1, 1), bool)
+            mask_RSP = np.concatenate([step.mask_RSP & is_cached_RSP, own_RSS], axis=-1)
+            cache = [whole[rows] for whole in self._slots.cache]
+            chosen, new = self._step(self._increment, step, mask_RSP, [*prefix, *cache])
+        self._slots.store(new, step, first_slot=first_slot)
+        return chosen
+
+    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
+        prefix = [part.astype(self._dtype) for part in by_ports(prefixes)]
+        return self._step(self._prefill, step, step.mask_RSP, prefix)[0].logits_TV
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        self._slots.move(source, target, num_tokens=num_tokens)
+
+    def clear(self, slot: int) -> None:
+        self._slots.clear(slot)
+
+    def close(self) -> None:
+        for session in (self._prefill, self._increment, self._prefix):
+            if session is not None:
+                session.close()
+
+    def _step(
+        self, graph: GraphSession, step: Step, mask: np.ndarray, state: Sequence[np.ndarray]
+    ) -> tuple[Chosen, list[np.ndarray]]:
+        """The tokens and logits of a step, and its keys and values."""
+        sampling = step.sampling if self.card.has_sampling else ()
+        tokens_T, logits_TV, *new = graph.run([step.ids_RS, step.positions_RS, mask, step.wanted_T, *sampling, *state])
+        return Chosen(tokens_T, logits_TV), new

@@ -1,0 +1,42 @@
+"""Opens the MindIR graphs of an exported decoder."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.host_program import HostProgram
+from llama_adapter.llm.exported.mindir_graphs import INCREMENT, PREFILL, PREFIX, step_inputs
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.runtime.graphs.session import GraphSession
+
+
+def open_mindir_program(card: ExportCard, folder: Path, runtime: MindirRuntime, *, num_slots: int) -> HostProgram:
+    """The decoder of a folder. Raises GraphError for graphs that cannot be run, or that are not those of the card."""
+    graphs: Mapping[str, Any] = card.settings or {}
+    with ExitStack() as stack:
+        opened: dict[str, GraphSession] = {}
+        for kind in (PREFILL, INCREMENT, *([PREFIX] if card.config.num_adapter_layers else [])):
+            if kind not in graphs:
+                raise GraphError(f"The card of `{folder}` names no {kind} graph", hint="export the decoder again")
+            opened[kind] = stack.enter_context(closing(runtime.open(folder / str(graphs[kind]))))
+        for kind, has_cache in ((PREFILL, False), (INCREMENT, True)):
+            _check_inputs(opened[kind], card, has_cache=has_cache)
+        program = HostProgram(
+            card, prefill=opened[PREFILL], increment=opened[INCREMENT], prefix=opened.get(PREFIX), num_slots=num_slots
+        )
+        stack.pop_all()
+    return program
+
+
+def _check_inputs(graph: GraphSession, card: ExportCard, *, has_cache: bool) -> None:
+    """MindSpore Lite has names of its own, so types and sizes are compared."""
+    ports = step_inputs(card.config, dtype=card.dtype, has_cache=has_cache, has_sampling=card.has_sampling)
+    wanted = [(port.dtype, port.shape) for port in ports]
+    if [(port.dtype, port.shape) for port in graph.info.inputs] != wanted:
+        raise GraphError(
+            f"`{graph.info.file}` has other inputs than a decoder of its card",
+            hint="the folder is mixed from two exports: copy it again, or export the decoder again",
+        )

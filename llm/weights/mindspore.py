@@ -1,0 +1,137 @@
+"""LLaMA as MindFormers has it: a `.ckpt` file beside a YAML with the sizes. Reads and writes it, without MindSpore."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, checked_source
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
+
+# MindFormers' names -> Meta's; those of layers differ in their prefix alone.
+_TOP = {
+    "model.tok_embeddings.embedding_weight": "tok_embeddings.weight",
+    "model.norm_out.weight": "norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_OURS = {meta: name for name, meta in _TOP.items()}
+_LAYER = "model.layers."
+_DEFAULTS = {"rms_norm_eps": 1e-5, "theta": 10000.0}  # of MindFormers' LlamaConfig
+_MAX_YAML = 1 << 20
+_MEANING = "the checkpoint is not MindFormers' LLaMA, or its YAML is that of another model"
+
+
+def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
+    """Open a folder with one `.ckpt` and one YAML, whose `model.model_config` has `num_heads`; mapped from the file.
+
+    MindFormers converts Hugging Face's checkpoints by name alone, so rows of q and k are in their order. Raises
+    CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that are computed
+    differently (grouped-query attention, scaled rotary embedding).
+    """
+    place = Path(folder)
+    file, settings = (_only(place, pattern) for pattern in ("*.ckpt", "*.y*ml"))
+    config = _read_settings(settings)
+    renamed = {_meta_name(name): tensor for name, tensor in read_ckpt(file).items()}
+    check_dense(renamed, what=f"`{file}`")
+    sizes = {
+        "vocab_size": _rows(renamed, "tok_embeddings.weight", file),
+        "dim": _rows(renamed, "layers.0.attention.wq.weight", file),
+        "num_layers": count_blocks(list(renamed), "layers.", what=f"`{file}`"),
+        "ffn_dim": _rows(renamed, "layers.0.feed_forward.w1.weight", file),
+    }
+    for name, key in (("hidden_size", "dim"), ("num_layers", "num_layers")):
+        if config.get(name, sizes[key]) != sizes[key]:
+            raise CheckpointError(
+                f"`{settings}` says {name} {config[name]}, and the weights beside it have {sizes[key]}", hint=_MEANING
+            )
+    return checked_source(
+        place,
+        [file],
+        {name: SplitTensor((tensor,)) for name, tensor in renamed.items()},
+        sizes=sizes,
+        config=settings.name,
+        meaning=_MEANING,
+        num_heads=config["num_heads"],
+        norm_eps=float(config["rms_norm_eps"]),
+        rope_theta=float(config["theta"]),
+        half_split=True,
+    )
+
+
+def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: Mapping[str, Tensor]) -> None:
+    """Write a decoder without adapter as MindFormers' LLaMA, in the types of `state`.
+
+    Raises CheckpointError for a decoder with an adapter or with biases, for which MindFormers has no names.
+    """
+    biased = [name for name, tensor in state.items() if name.endswith(".bias") and bool(tensor.any())]
+    if config.num_adapter_layers or biased:
+        what = f"biases ({list_keys(biased)})" if biased else "an adapter"
+        raise CheckpointError(
+            f"The decoder has {what}, for which MindFormers' LLaMA has no names", hint="write LLaMA alone"
+        )
+    write_ckpt(Path(path), _unpacked(config, state))
+
+
+def _unpacked(config: DecoderConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    yield _OURS["tok_embeddings.weight"], state["embedding.weight"]
+    for layer in range(config.num_layers):
+        own, theirs = f"layers.{layer}", f"{_LAYER}{layer}"
+        for name, part in zip(("wq", "wk", "wv"), state[f"{own}.attention.qkv.weight"].chunk(3), strict=True):
+            yield f"{theirs}.attention.{name}.weight", part
+        yield f"{theirs}.attention.wo.weight", state[f"{own}.attention.out.weight"]
+        for name, part in zip(("w1", "w3"), state[f"{own}.feed_forward.gate_up.weight"].chunk(2), strict=True):
+            yield f"{theirs}.feed_forward.{name}.weight", part
+        yield f"{theirs}.feed_forward.w2.weight", state[f"{own}.feed_forward.down.weight"]
+        yield f"{theirs}.attention_norm.weight", state[f"{own}.attention_norm.weight"]
+        yield f"{theirs}.ffn_norm.weight", state[f"{own}.feed_forward_norm.weight"]
+    yield _OURS["norm.weight"], state["norm.weight"]
+    yield _OURS["output.weight"], state["head.weight"]
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        names = list_keys([path.name for path in found]) if found else "none"
+        raise CheckpointError(
+            f"`{folder}` should have one file {pattern}, and has {names}",
+            hint="several checkpoints of a distributed training are to be merged first, by MindFormers",
+        )
+    return found[0]
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_YAML:
+            raise ValueError("it is too large")
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        model = values["model"]["model_config"]
+        config = {**_DEFAULTS, **{name: value for name, value in dict(model).items() if value is not None}}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
+        raise CheckpointError(
+            f"`{path}` has no `model.model_config`", hint="use the YAML that the checkpoint was made with"
+        ) from None
+    hint = "use the YAML that the checkpoint was made with"
+    require_numbers(config, path=path, whole=("num_heads",), real=("rms_norm_eps", "theta"), hint=hint)
+    check_heads(config, "num_heads", "n_kv_heads", folder=path.parent)
+    if config.get("scaling_factor", 1.0) not in (1, 1.0) or config.get("extend_method", "None") not in ("None", "none"):
+        raise CheckpointError(f"The LLaMA in `{path.parent}` scales its rotary embedding, which is not supported")
+    return config
+
+
+def _meta_name(name: str) -> str:
+    """Unknown names stay as they are, to be reported."""
+    return _TOP.get(name) or re.sub(r"^model\.(?=layers\.\d+\.)", "", name)
+
+
+def _rows(tensors: Mapping[str, Tensor], name: str, file: Path) -> int:
+    if name not in tensors or tensors[name].ndim != 2:
+        theirs = _OURS.get(name, f"model.{name}")
+        raise CheckpointError(f"`{file}` lacks the matrix `{theirs}`", hint=_MEANING)
+    return tensors[name].shape[0]

@@ -1,0 +1,132 @@
+"""`config.ini` of MindSpore Lite: options of the context and of the graph engine (GE) on Ascend chips."""
+
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llama_adapter.runtime.errors import UsageError
+
+FILE: Final = "config.ini"
+CONTEXT: Final = "ascend_context"
+GE_SECTIONS: Final = ("ge_global_options", "ge_session_options", "ge_graph_options")
+# As MindSpore's guide recommends them; the Atlas 800T A2 takes formatMode too.
+RECOMMENDED: Final[Mapping[str, Mapping[str, str]]] = {
+    CONTEXT: {"plugin_custom_ops": "All", "provider": "ge"},
+    "ge_session_options": {
+        "ge.externalWeight": "1",
+        "ge.exec.formatMode": "1",
+        "ge.exec.atomicCleanPolicy": "1",
+        "ge.event": "notify",
+        "ge.exec.staticMemoryPolicy": "2",
+        "ge.exec.precision_mode": "must_keep_origin_dtype",
+    },
+}
+_ONLY_A2: Final = ("ge.exec.formatMode",)
+_OTHER_SECTIONS: Final = (
+    "acl_build_options",
+    "acl_init_options",
+    "acl_option_cfg_param",
+    "aoe_global_options",
+    "aoe_tuning_options",
+    "common_context",
+    "execution_plan",
+    "gpu_context",
+    "model_file",
+    "ms_cache",
+    "weight",
+)
+_CONTEXT_KEYS: Final = frozenset(
+    "aoe_mode buffer_optimize dump_config_file dump_model_name dynamic_batch_size dynamic_dims dynamic_image_size "  # noqa: SIM905
+    "enable_custom_op fusion_switch_config_file_path ge_graph_memory_max_size ge_variable_memory_max_size input_format "
+    "input_shape insert_op_config_file_path max_weight_batch mixprecision_list_path model_cache_dir model_cache_mode "
+    "op_attrs op_select_impl_mode output_type parameter_as_refdata plugin_custom_ops precision_mode "
+    "profiling_config_file provider rank_table_file variable_weights_list".split()
+)
+_GE_KEYS: Final = frozenset(
+    "ge.aicoreNum ge.bufferOptimize ge.constLifecycle ge.customizeDtypes ge.debugDir ge.deterministic ge.dynamicDims "  # noqa: SIM905
+    "ge.dynamicNodeType ge.enableSingleStream ge.enableSmallChannel ge.event ge.exec.atomicCleanPolicy "
+    "ge.exec.disableReuseMemory ge.exec.dumpMode ge.exec.dumpPath ge.exec.dumpStep ge.exec.enableDump "
+    "ge.exec.enableScopeFusionPasses ge.exec.formatMode ge.exec.modify_mixlist ge.exec.op_precision_mode "
+    "ge.exec.overflow ge.exec.precision_mode ge.exec.profilingMode ge.exec.profilingOptions "
+    "ge.exec.reuseZeroCopyMemory ge.exec.staticMemoryPolicy ge.externalWeight ge.featureBaseRefreshable "
+    "ge.fusionSwitchFile ge.graphMemoryMaxSize ge.graphRunMode ge.graph_compiler_cache_dir ge.graph_key "
+    "ge.hcomParallel ge.inputShape ge.jit_compile ge.mdl_bank_path ge.opDebugLevel ge.opSelectImplmode ge.op_bank_path "
+    "ge.op_compiler_cache_dir ge.op_compiler_cache_mode ge.optypelistForImplmode ge.shape_generalized_build_mode "
+    "ge.socVersion ge.streamMaxParallelNum ge.topoSortingMode ge.variableMemoryMaxSize".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeConfig:
+    """A `config.ini`: sections with their options."""
+
+    path: str
+    sections: Mapping[str, Mapping[str, str]]
+
+    @property
+    def provider(self) -> str:
+        """What runs graphs on the chip: `ge`, or empty for ACL."""
+        return self.sections.get(CONTEXT, {}).get("provider", "")
+
+    @property
+    def ge_options(self) -> dict[str, dict[str, str]]:
+        """The options of the graph engine as MindSpore's context takes them."""
+        levels = {"global": GE_SECTIONS[0], "session": GE_SECTIONS[1]}
+        return {level: dict(self.sections[section]) for level, section in levels.items() if section in self.sections}
+
+
+def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
+    """Read a `config.ini`. Warns of sections and options that are not known, which are passed on.
+
+    Raises UsageError for a file that cannot be read, and for a line that is no section, option or comment.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"The configuration `{path}` cannot be read: {reason}") from None
+    sections: dict[str, dict[str, str]] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith(("#", ";")):
+            continue
+        place = f"`{path}`, line {number}"
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section = match[1]
+            sections.setdefault(section, {})
+            known = (CONTEXT, *GE_SECTIONS, *_OTHER_SECTIONS)
+            if section not in known:
+                warnings.warn(f"{place}: no section `{section}` is known{_similar(section, known)}", stacklevel=2)
+            continue
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not key:
+            raise UsageError(f"{place} is neither `[section]` nor `option=value`: {line!a}")
+        if not section:
+            raise UsageError(f"{place}: the option `{key}` stands before the first section")
+        if key in sections[section]:
+            raise UsageError(f"{place}: the option `{key}` is there twice")
+        options = _CONTEXT_KEYS if section == CONTEXT else _GE_KEYS if section in GE_SECTIONS else None
+        if options is not None and key not in options:
+            warnings.warn(f"{place}: `{section}` has no known option `{key}`{_similar(key, options)}", stacklevel=2)
+        sections[section][key] = value
+    return GeConfig(path=str(path), sections=sections)
+
+
+def recommended_ge_config(*, is_a2: bool = True) -> str:
+    """The text of a `config.ini` for an Atlas 800T A2 or, without `is_a2`, an Atlas 800."""
+    lines = []
+    for section, options in RECOMMENDED.items():
+        kept = {key: value for key, value in options.items() if is_a2 or key not in _ONLY_A2}
+        lines += [f"[{section}]", *(f"{key}={value}" for key, value in kept.items()), ""]
+    return "\n".join(lines)
+
+
+def _similar(name: str, known: tuple[str, ...] | frozenset[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; `{found[0]}` may be meant" if found else ""

@@ -1,0 +1,202 @@
+"""MindIR files: MindSpore cells -> graphs that share one file of weights, and what such a file says of itself."""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, find_card
+from llama_adapter.runtime.text import one_line
+
+PORTS_KEY: Final = "llama_adapter_ports"  # of a file's user_info: the names of inputs and outputs
+HINT: Final = "export the model again with `llama-adapter export decoder --format mindir`"
+_DTYPES: Final = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
+
+
+class External(NamedTuple):
+    """Where a tensor's bytes are: a file beside the graph or below, by its path from there."""
+
+    location: str
+    offset: int
+    length: int
+
+
+def weights_header() -> bytes:
+    """The first bytes of a file of weights."""
+    return bytes([sys.byteorder == "little"]).ljust(64, b"\0")
+
+
+def import_mindspore() -> Any:
+    """The package `mindspore`. Raises GraphError if it is missing or cannot be imported."""
+    if importlib.util.find_spec("mindspore") is None:
+        raise GraphError("This needs MindSpore, which is not installed", hint=install_hint("mindspore"))
+    os.environ.setdefault("GLOG_v", "3")  # errors only: the others have no consequence here
+    try:
+        return importlib.import_module("mindspore")
+    except Exception as error:
+        raise GraphError(
+            f"MindSpore is installed and cannot be imported: {one_line(str(error))}", hint=install_hint("mindspore")
+        ) from error
+
+
+def write_mindir(
+    cell: Any,
+    path: Path,
+    *,
+    inputs: Sequence[Port],
+    outputs: Sequence[str],
+    weights: Mapping[str, External],
+    card: GraphCard | None = None,
+) -> None:
+    """Write the graph of a cell whose parameters have no values; `weights` says where the values of each are.
+
+    Raises GraphError if MindSpore cannot compile the cell.
+    """
+    mindspore = import_mindspore()
+    placeholders = [open_tensor(mindspore, port) for port in inputs]
+
+    def finish(model: Any) -> None:
+        for parameter in model.graph.parameter:
+            external, place = parameter.external_data, weights[parameter.name.partition(":")[2]]
+            external.location, external.offset, external.length = place
+        model.user_info[PORTS_KEY] = json.dumps([[port.name for port in inputs], list(outputs)])
+        if card is not None:
+            model.user_info[METADATA_KEYS[card.part]] = card.to_json()
+        with atomic_write(path) as file:
+            file.write(model.SerializeToString())
+        del model.graph.parameter[:]  # the exporter would look for values
+
+    with graph_mode(mindspore), tempfile.TemporaryDirectory() as folder:
+        try:
+            # What the exporter writes itself is thrown away: it holds the weights of every graph again.
+            mindspore.export(cell, *placeholders, file_name=f"{folder}/graph", file_format="MINDIR", custom_func=finish)
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise GraphError(f"MindSpore cannot export the graph: {one_line(str(error))}") from error
+
+
+def open_tensor(mindspore: Any, port: Port) -> Any:
+    """A tensor without values that stands for a port, open where the port is."""
+    dtype = getattr(mindspore, "bool_" if port.dtype == "bool" else port.dtype)
+    return mindspore.Tensor(shape=[None if size < 0 else size for size in port.shape], dtype=dtype)
+
+
+@contextlib.contextmanager
+def graph_mode(mindspore: Any) -> Iterator[None]:
+    """Let MindSpore compile graphs in the block, and keep its warnings from stderr."""
+    before, logger = mindspore.get_context("mode"), logging.getLogger("MindSpore")
+    level = logger.level
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        mindspore.set_context(mode=before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MindirFile:
+    """What a MindIR file says of itself."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    card: GraphCard | None
+
+
+def read_mindir(path: Path) -> MindirFile:
+    """Read a MindIR file without its weights.
+
+    Raises GraphError if it, or a file of its weights, is missing or damaged.
+    """
+    import_mindspore()
+    proto = importlib.import_module("mindspore.train.mind_ir_pb2")
+    model = proto.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise GraphError(f"The MindIR file `{path}` {reason}", hint=HINT) from None
+    except Exception:  # protobuf's DecodeError
+        raise _no_mindir(path) from None
+    if not model.graph.node:
+        raise _no_mindir(path)
+    _check_weights(model, path)
+    names = _port_names(model, path)
+    inputs = [_port(value.tensor[0]) for value in model.graph.input if value.tensor]
+    outputs = [_port(tensor) for value in model.graph.output for tensor in _tensors(value)]
+    if len(inputs) != len(model.graph.input) or (
+        names and (len(names[0]), len(names[1])) != (len(inputs), len(outputs))
+    ):
+        raise _no_mindir(path)
+    if not names:
+        names = (
+            [value.name.rpartition(":")[2] for value in model.graph.input],
+            [f"output{number}" for number in range(len(outputs))],
+        )
+    return MindirFile(
+        inputs=tuple(_named(port, name) for port, name in zip(inputs, names[0], strict=True)),
+        outputs=tuple(_named(port, name) for port, name in zip(outputs, names[1], strict=True)),
+        card=find_card(dict(model.user_info), file=str(path)),
+    )
+
+
+def _check_weights(model: Any, path: Path) -> None:
+    """MindSpore itself ends the process when it reads beyond the end of a file."""
+    ends: dict[str, int] = {}
+    for parameter in model.graph.parameter:
+        external = parameter.external_data
+        if external.location:
+            ends[external.location] = max(ends.get(external.location, 0), external.offset + external.length)
+    for location, end in ends.items():
+        file = path.parent / location
+        if os.path.isabs(location) or ".." in Path(location).parts:
+            raise GraphError(f"`{path}` names weights outside of its folder: {location!a}", hint=HINT)
+        if not file.is_file():
+            raise GraphError(
+                f"`{path}` has its weights in `{file}`, which does not exist", hint="copy the whole folder"
+            )
+        if file.stat().st_size < end:
+            raise GraphError(
+                f"`{file}` ends before the weights of `{path.name}` do", hint="copy the whole folder again"
+            )
+
+
+def _port_names(model: Any, path: Path) -> tuple[list[str], list[str]] | None:
+    if PORTS_KEY not in model.user_info:
+        return None
+    try:
+        inputs, outputs = json.loads(model.user_info[PORTS_KEY])
+    except ValueError:
+        raise _no_mindir(path) from None
+    return [str(name) for name in inputs], [str(name) for name in outputs]
+
+
+def _no_mindir(path: Path) -> GraphError:
+    return GraphError(f"`{path}` is no MindIR file, or a damaged one", hint=HINT)
+
+
+def _tensors(value: Any) -> list[Any]:
+    """The tensors of an output, which may be a tuple of several."""
+    if value.tensor:
+        return list(value.tensor)
+    return [entry.tensors[0] for entry in value.attr_info.values if entry.tensors]
+
+
+def _port(tensor: Any) -> Port:
+    dtype = _DTYPES.get(tensor.data_type, f"type {tensor.data_type}")
+    return Port(name="", dtype=dtype, shape=tuple(int(size) for size in tensor.dims))
+
+
+def _named(port: Port, name: str) -> Port:
+    return Port(name=name, dtype=port.dtype, shape=port.shape)

@@ -1,0 +1,107 @@
+"""A MindIR file run by MindSpore, on the CPU or on an Ascend chip."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.ge_config import GeConfig
+from llama_adapter.runtime.graphs.mindir import HINT, graph_mode, import_mindspore, open_tensor, read_mindir
+from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, closed_error
+from llama_adapter.runtime.text import one_line
+
+MindsporeTarget = Literal["CPU", "Ascend"]
+TARGETS: Final = ("CPU", "Ascend")
+
+
+class MindsporeSession:
+    """See `GraphSession`. Inputs may have any sizes that the graph leaves open; it is compiled once for all of them.
+
+    A process has one device of MindSpore's. Ascend was not tried on hardware so far.
+    """
+
+    device_ms = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        target: MindsporeTarget = "CPU",
+        device_id: int = 0,
+        config: GeConfig | None = None,
+    ) -> None:
+        """`config` is for Ascend. Raises GraphError for a file, an installation or a device that cannot be used."""
+        file = str(path)
+        self._mindspore = mindspore = import_mindspore()
+        described = read_mindir(Path(path))
+        _set_device(mindspore, target, device_id=device_id, config=config)
+        try:
+            with graph_mode(mindspore):
+                graph = mindspore.load(file)
+                self._cell: Any = mindspore.nn.GraphCell(graph)
+        except Exception as error:
+            raise GraphError(f"MindSpore cannot open `{file}`: {one_line(str(error))}", hint=HINT) from error
+        # With open sizes declared, no new sizes compile the graph again.
+        self._cell.set_inputs(*(open_tensor(mindspore, port) for port in described.inputs))
+        self.info = GraphInfo(
+            name=f"mindspore ({target})",
+            file=file,
+            inputs=described.inputs,
+            outputs=described.outputs,
+            card=described.card,
+            batch_sizes=None,
+            hint=HINT,
+        )
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `GraphSession.run`."""
+        if self._cell is None:
+            raise closed_error(self.info.file)
+        arrays = as_inputs(inputs, self.info.inputs)
+        check_sizes(arrays, self.info.inputs, file=self.info.file)
+        try:
+            with graph_mode(self._mindspore):
+                given = self._cell(*(self._mindspore.Tensor(array) for array in arrays))
+                outputs = given if isinstance(given, tuple) else (given,)
+                return [output.asnumpy() for output in outputs]
+        except Exception as error:
+            shapes = ", ".join(
+                f"{port.name} {array.shape}" for port, array in zip(self.info.inputs, arrays, strict=True)
+            )
+            raise GraphError(
+                f"MindSpore failed on `{self.info.file}` with {shapes[:300]}: {one_line(str(error))}", hint=HINT
+            ) from error
+
+    def close(self) -> None:
+        """Release the memory of the graph."""
+        self._cell = None
+
+
+def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: str) -> None:
+    """Raise GraphError for an array with other sizes than the graph's, which the runtime would read beyond its end."""
+    for array, port in zip(arrays, ports, strict=True):
+        fits = len(array.shape) == len(port.shape) and all(
+            want in (-1, have) for want, have in zip(port.shape, array.shape, strict=True)
+        )
+        if not fits or not array.size:
+            given = Port(name="", dtype=array.dtype.name, shape=array.shape)
+            raise GraphError(f"`{file}` takes `{port.name}` {port}, and was given {given}", hint=HINT)
+
+
+def _set_device(mindspore: Any, target: str, *, device_id: int, config: GeConfig | None) -> None:
+    if target not in TARGETS:
+        raise GraphError(f"MindSpore has no target `{target}`", hint=" or ".join(TARGETS))
+    try:
+        if tuple(mindspore.get_current_device()) != (target, device_id):  # it cannot be set again once it has computed
+            mindspore.set_device(target, device_id)
+        if target == "Ascend" and config is not None and config.ge_options:
+            mindspore.set_context(ascend_config={"ge_options": config.ge_options})
+    except Exception as error:
+        raise GraphError(
+            f"MindSpore cannot use {target} {device_id}: {one_line(str(error))}",
+            hint="a process has one device of MindSpore's; on Ascend, CANN is needed (source its set_env.sh)",
+        ) from error

@@ -1,0 +1,127 @@
+"""A MindIR file run by MindSpore Lite. Tested against a stand-in that follows the documentation of release 2.10."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.ge_config import GeConfig
+from llama_adapter.runtime.graphs.mindir import HINT
+from llama_adapter.runtime.graphs.mindspore_session import check_sizes
+from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, closed_error
+from llama_adapter.runtime.text import one_line
+
+TARGETS: Final = ("cpu", "ascend")
+_INSTALL: Final = (
+    "MindSpore Lite is on no package index: install the wheel of its download page, for this Python and CANN"
+)
+
+
+class MsliteSession:
+    """See `GraphSession`. Inputs may have any sizes that the graph leaves open; new ones resize the model."""
+
+    device_ms = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        target: str = "cpu",
+        device_id: int = 0,
+        config: GeConfig | None = None,
+        threads: int = 0,
+    ) -> None:
+        """`config` is handed to MindSpore Lite as its file; `threads` of the CPU, 0 for as many as it thinks best.
+
+        Raises GraphError for a file, an installation or a device that cannot be used.
+        """
+        file = str(path)
+        if not Path(path).is_file():
+            raise GraphError(f"The MindIR file `{file}` does not exist", hint=HINT)
+        mslite = _import_mslite()
+        try:
+            context = _context(mslite, target, device_id=device_id, config=config, threads=threads)
+            self._model: Any = mslite.Model()
+            self._model.build_from_file(
+                file, mslite.ModelType.MINDIR, context, config_path="" if config is None else config.path
+            )
+            self._inputs: list[Any] = self._model.get_inputs()
+            inputs = tuple(_port(tensor) for tensor in self._inputs)
+            outputs = tuple(_port(tensor) for tensor in self._model.get_outputs())
+        except Exception as error:
+            self._model = None
+            raise GraphError(
+                f"MindSpore Lite cannot open `{file}` on {target}: {one_line(str(error))}",
+                hint="its log (GLOG_v=1) says more; on Ascend, CANN is needed (source its set_env.sh)",
+            ) from error
+        self._shapes = [list(port.shape) for port in inputs]
+        self.info = GraphInfo(
+            name=f"mindspore_lite ({target})",
+            file=file,
+            inputs=inputs,
+            outputs=outputs,
+            card=None,  # it cannot be read without MindSpore; the folder's card stands for it
+            batch_sizes=None,
+            hint=HINT,
+        )
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """See `GraphSession.run`."""
+        if self._model is None:
+            raise closed_error(self.info.file)
+        arrays = as_inputs(inputs, self.info.inputs)
+        check_sizes(arrays, self.info.inputs, file=self.info.file)
+        shapes = [list(array.shape) for array in arrays]
+        try:
+            if shapes != self._shapes:
+                self._model.resize(self._inputs, shapes)
+                self._shapes = shapes
+            for tensor, array in zip(self._inputs, arrays, strict=True):
+                tensor.set_data_from_numpy(array)
+            return [output.get_data_to_numpy().copy() for output in self._model.predict(self._inputs)]
+        except Exception as error:
+            self._shapes = []  # it may be resized in part
+            raise GraphError(
+                f"MindSpore Lite failed on `{self.info.file}`: {one_line(str(error))}",
+                hint="its log (GLOG_v=1) says more",
+            ) from error
+
+    def close(self) -> None:
+        """Release memory and device."""
+        self._model, self._inputs = None, []
+
+
+def _import_mslite() -> Any:
+    if importlib.util.find_spec("mindspore_lite") is None:
+        raise GraphError("This needs MindSpore Lite, which is not installed", hint=_INSTALL)
+    try:
+        return importlib.import_module("mindspore_lite")
+    except Exception as error:  # a library of CANN is missing, another Python, ...
+        raise GraphError(
+            f"mindspore_lite is installed and cannot be imported: {one_line(str(error))}", hint=_INSTALL
+        ) from error
+
+
+def _context(mslite: Any, target: str, *, device_id: int, config: GeConfig | None, threads: int) -> Any:
+    if target not in TARGETS:
+        raise GraphError(f"MindSpore Lite has no target `{target}` here", hint=" or ".join(TARGETS))
+    context = mslite.Context()
+    context.target = [target]
+    if target == "ascend":
+        context.ascend.device_id = device_id
+        if config is not None and config.provider:
+            context.ascend.provider = config.provider
+    else:
+        context.cpu.thread_num = threads
+    return context
+
+
+def _port(tensor: Any) -> Port:
+    """`DataType.FLOAT32` -> float32."""
+    return Port(name=tensor.name, dtype=tensor.dtype.name.lower(), shape=tuple(int(size) for size in tensor.shape))

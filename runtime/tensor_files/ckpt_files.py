@@ -1,0 +1,178 @@
+"""MindSpore's `.ckpt` files: a protobuf of named tensors, read mapped from the file, and written.
+
+    Checkpoint { repeated Value value = 1; }
+    Value { string tag = 1; TensorProto tensor = 2; }
+    TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
+
+Tensors above 512 MiB are written in parts, which have the same tag and follow each other. A file may end in a checksum.
+"""
+
+import math
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
+from llama_adapter.runtime.text import shown_excerpt
+
+_DTYPES: Final = {
+    "Float16": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Float32": torch.float32,
+    "Float64": torch.float64,
+    "Int8": torch.int8,
+    "UInt8": torch.uint8,
+    "Int32": torch.int32,
+    "Int64": torch.int64,
+    "Bool": torch.bool,
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_TEXT: Final = "str"  # the type of notes beside the tensors
+_CHECKSUM: Final = b"crc_num"
+_CHECKSUM_BYTES: Final = len(_CHECKSUM) + 10
+_PART_BYTES: Final = 512 << 20
+_VARINT, _BYTES = 0, 2  # kinds of protobuf's fields
+
+
+class _Part(NamedTuple):
+    """A tensor, or a part of one."""
+
+    name: str
+    kind: str
+    dims: tuple[int, ...]
+    start: int  # of its bytes in the file
+    end: int
+
+
+def read_ckpt(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, mapped from it. Raises CheckpointError for a missing, damaged or foreign file."""
+    require_file(path)
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    end = len(memory)
+    if end > _CHECKSUM_BYTES and memory[end - _CHECKSUM_BYTES :].startswith(_CHECKSUM):
+        end -= _CHECKSUM_BYTES
+    parts: dict[str, list[_Part]] = {}
+    previous = ""
+    try:
+        for part in _parts(memory, end):
+            if part.name in parts and part.name != previous:
+                raise ValueError
+            parts.setdefault(part.name, []).append(part)
+            previous = part.name
+        return {name: _tensor(memory, own) for name, own in parts.items() if own[0].kind != _TEXT}
+    except (ValueError, IndexError, UnicodeDecodeError):
+        raise damaged(path) from None
+
+
+def write_ckpt(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write tensors as MindSpore does, one by one; the file appears complete or not at all."""
+    with atomic_write(path) as file:
+        for name, tensor in tensors:
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            dims = b"".join(_field(1, _VARINT) + _varint(size) for size in tensor.shape or (0,))
+            kind = _with_length(2, _NAMES[tensor.dtype].encode())
+            for start in range(0, max(len(content), 1), _PART_BYTES):
+                part = content[start : start + _PART_BYTES]
+                head = dims + kind + _field(3, _BYTES) + _varint(len(part))
+                inside = _with_length(1, name.encode()) + _field(2, _BYTES) + _varint(len(head) + len(part)) + head
+                file.write(_field(1, _BYTES) + _varint(len(inside) + len(part)) + inside)
+                file.write(part)
+
+
+def _parts(memory: mmap.mmap, end: int) -> Iterator[_Part]:
+    for field, _, start, stop in _fields(memory, 0, end):
+        if field != 1:
+            raise ValueError
+        inside = {number: (first, last) for number, _, first, last in _fields(memory, start, stop)}
+        if inside.keys() != {1, 2}:  # 3 is a table of keys and values, which no LLaMA has
+            raise ValueError
+        dims: list[int] = []
+        kind, content = "", None
+        for number, form, first, last in _fields(memory, *inside[2]):
+            if number == 1 and form == _VARINT:
+                dims.append(first)
+            elif number == 1:
+                place = first
+                while place < last:
+                    size, place = _read_varint(memory, place, last)
+                    dims.append(size)
+            elif number == 2:
+                kind = memory[first:last].decode()
+            elif number == 3:
+                content = first, last
+        if content is None:
+            raise ValueError
+        yield _Part(memory[slice(*inside[1])].decode(), kind, () if dims == [0] else tuple(dims), *content)
+
+
+def _tensor(memory: mmap.mmap, parts: list[_Part]) -> Tensor:
+    first = parts[0]
+    if first.kind not in _DTYPES:
+        raise CheckpointError(
+            f"`{shown_excerpt(first.name)}` has numbers of type {shown_excerpt(first.kind)!r}, which are not read here"
+        )
+    dtype = _DTYPES[first.kind]
+    if any(part[:3] != first[:3] or (part.end - part.start) % dtype.itemsize for part in parts):
+        raise ValueError
+    if sum(part.end - part.start for part in parts) != math.prod(first.dims) * dtype.itemsize:
+        raise ValueError
+    pieces = [
+        torch.frombuffer(memory, dtype=dtype, offset=part.start, count=(part.end - part.start) // dtype.itemsize)
+        for part in parts
+        if part.end > part.start
+    ]
+    if not pieces:
+        return torch.empty(first.dims, dtype=dtype)
+    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).reshape(first.dims)
+
+
+def _fields(memory: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number and kind of each field, and the start and end of its bytes; of a whole number, it and 0."""
+    while start < end:
+        key, start = _read_varint(memory, start, end)
+        value, start = _read_varint(memory, start, end)
+        if key & 7 == _BYTES:
+            if value > end - start:
+                raise ValueError
+            yield key >> 3, _BYTES, start, start + value
+            start += value
+        elif key & 7 == _VARINT:
+            yield key >> 3, _VARINT, value, 0
+        else:
+            raise ValueError
+
+
+def _read_varint(memory: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 63, 7):
+        if start >= end:
+            raise ValueError
+        byte = memory[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+    raise ValueError
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _field(number: int, kind: int) -> bytes:
+    return bytes([number << 3 | kind])
+
+
+def _with_length(number: int, content: bytes) -> bytes:
+    return _field(number, _BYTES) + _varint(len(content)) + content

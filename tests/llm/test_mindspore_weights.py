@@ -1,0 +1,147 @@
+"""LLaMA in MindSpore's `.ckpt` files with MindFormers' names, written and read without MindSpore."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from llama_adapter import Captioner
+from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.llm.weights.mindspore import open_mindspore, write_mindspore
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files import ckpt_files
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from tests.llm.toys import GOLDEN, build_decoder
+
+META = GOLDEN / "LLaMA" / "TINY"
+SETTINGS = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "rms_norm_eps": 1e-6}
+
+
+def write_folder(folder: Path, **settings: object) -> Path:
+    """LLaMA-TINY as MindFormers has it, with the tokenizer."""
+    folder.mkdir(exist_ok=True)
+    config, state = build_decoder(open_meta(META), None, vocab_size=512)
+    write_mindspore(folder / "llama.ckpt", config, state)
+    model = {name: value for name, value in {**SETTINGS, **settings}.items() if value is not None}
+    (folder / "llama.yaml").write_text(yaml.safe_dump({"model": {"model_config": model}}))
+    shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", folder)
+    return folder
+
+
+def test_a_written_llama_is_the_one_that_it_was(tmp_path: Path) -> None:
+    config, wanted = build_decoder(open_meta(META), None, vocab_size=512)
+    made_config, made = build_decoder(open_mindspore(write_folder(tmp_path / "a")), None, vocab_size=512)
+    assert made_config == config
+    assert made.keys() == wanted.keys()
+    assert [name for name in made if not torch.equal(made[name], wanted[name])] == []
+
+
+def test_it_is_a_model_wherever_a_llama_is_named(tmp_path: Path) -> None:
+    folder, prompts = write_folder(tmp_path / "llama"), ["a small red star", "Below is"]
+    texts = []
+    for place in (META, folder):
+        with Captioner.load(llama_dir=place, device="cpu", dtype="float32") as captioner:
+            texts.append([answer.text for answer in captioner.generate_text(prompts, max_new_tokens=8)])
+    assert texts[0] == texts[1]
+
+
+def test_names_are_those_of_mindformers(tmp_path: Path, snapshot: object) -> None:
+    tensors = read_ckpt(write_folder(tmp_path / "a") / "llama.ckpt")
+    assert [
+        f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if ".layers." not in name or ".1." in name
+    ] == snapshot
+
+
+def test_tensors_of_every_kind_and_in_parts_are_read_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ckpt_files, "_PART_BYTES", 64)
+    tensors = {
+        f"{dtype}.{shape}": torch.arange(shape.numel(), dtype=torch.float32).reshape(shape).to(dtype)
+        for dtype in ckpt_files._DTYPES.values()
+        for shape in (torch.Size([]), torch.Size([1]), torch.Size([7, 13]), torch.Size([3, 1, 40]))
+    }
+    path = tmp_path / "all.ckpt"
+    write_ckpt(path, tensors.items())
+    found = read_ckpt(path)
+    assert found.keys() == tensors.keys()
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+    path.write_bytes(path.read_bytes() + b"crc_num" + bytes(10))
+    assert read_ckpt(path).keys() == tensors.keys()
+
+
+def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    write_ckpt(path, [("one", torch.ones(9, 5)), ("two", torch.zeros(300, dtype=torch.float16))])
+    whole, numbers = path.read_bytes(), random.Random(0)
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        try:
+            assert read_ckpt(path).keys() == {"one"}  # cut between the two
+        except CheckpointError:
+            continue
+    for _ in range(2000):
+        changed = bytearray(whole)
+        for _ in range(numbers.choice((1, 3))):
+            changed[numbers.randrange(60)] = numbers.randrange(256)
+        path.write_bytes(changed)
+        try:
+            read_ckpt(path)
+        except CheckpointError:
+            continue
+    for content in (b"no checkpoint at all", bytes(100), b"\xff" * 100):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError):
+            read_ckpt(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_heads": None},
+        {"num_heads": 0},
+        {"hidden_size": 128},
+        {"num_layers": 3},
+        {"n_kv_heads": 2},
+        {"extend_method": "NTK"},
+        {"rms_norm_eps": "x"},
+    ],
+)
+def test_settings_of_other_models_are_refused(settings: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        open_mindspore(write_folder(tmp_path / "a", **settings))
+
+
+@pytest.mark.parametrize("problem", ["two checkpoints", "no yaml", "no settings", "foreign names", "short"])
+def test_incomplete_folders_are_refused(problem: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "a")
+    tensors = read_ckpt(folder / "llama.ckpt")
+    if problem == "two checkpoints":
+        shutil.copy(folder / "llama.ckpt", folder / "rank_1.ckpt")
+    elif problem == "no yaml":
+        (folder / "llama.yaml").unlink()
+    elif problem == "no settings":
+        (folder / "llama.yaml").write_text("model: [1]\n")
+    elif problem == "foreign names":
+        write_ckpt(
+            folder / "llama.ckpt", {**tensors, "model.layers.0.attention.w_qkv.weight": torch.ones(2, 2)}.items()
+        )
+    else:
+        tensors.pop("model.layers.3.ffn_norm.weight")
+        write_ckpt(folder / "llama.ckpt", tensors.items())
+    with pytest.raises(CheckpointError):
+        open_mindspore(folder)
+
+
+def test_a_decoder_with_an_adapter_has_no_names_there(tmp_path: Path) -> None:
+    from llama_adapter.llm.weights.adapter import open_adapter
+
+    adapter = open_adapter(GOLDEN / "adapters" / "BIAS-TINY.pth")
+    config, state = build_decoder(open_meta(META), adapter, vocab_size=512)
+    with pytest.raises(CheckpointError):
+        write_mindspore(tmp_path / "a.ckpt", config, state)

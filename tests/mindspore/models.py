@@ -1,0 +1,99 @@
+"""Models exported as MindIR, once for all tests, and greedy answers of their graphs."""
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.host_program import HostProgram
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.runtime.graphs.session import GraphSession
+from tests.app.golden import model_options
+
+NUM_SLOTS = 8
+_FOLDER = tempfile.TemporaryDirectory(prefix="mindir-")
+
+
+@functools.cache
+def embedded() -> LoadedModel:
+    return load_bundle(embedded_model(), dtype=torch.float32)
+
+
+def exported(name: str = "embedded", *, precision: str = "float32", sampling: bool = True) -> Path:
+    """The folder of the embedded model, or of a golden adapter."""
+    return _exported(name, precision, sampling)
+
+
+@functools.cache
+def _exported(name: str, precision: Any, sampling: bool) -> Path:
+    place = Path(_FOLDER.name) / f"{name}-{precision}-{sampling}"
+    sources = {} if name == "embedded" else model_options(name)
+    job = DecoderJob(out=str(place), format="mindir", precision=precision, sampling=sampling, compare=False, **sources)
+    run_export_decoder(job)
+    return place
+
+
+@functools.cache
+def program(name: str = "embedded", *, precision: str = "float32", num_slots: int = NUM_SLOTS) -> HostProgram:
+    folder = exported(name, precision=precision)
+    return open_mindir_program(read_card(folder), folder, MindirRuntime(), num_slots=num_slots)
+
+
+@functools.cache
+def encoder(name: str = "embedded", *, precision: str = "float32") -> GraphSession:
+    folder = exported(name, precision=precision)
+    settings = read_card(folder).settings
+    assert settings is not None
+    return MindirRuntime().open(folder / settings["encoder"])
+
+
+def place(made: HostProgram, visual_query_BQD: np.ndarray) -> None:
+    """Put pictures into slots 0 and up."""
+    prefix = made.project(visual_query_BQD)
+    rows = [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(len(visual_query_BQD))]
+    made.place(rows, first_slot=0)
+
+
+def greedy(
+    made: HostProgram,
+    prompts: Sequence[Sequence[int]],
+    visual_query_BQD: np.ndarray,
+    *,
+    num_tokens: int,
+    window: int = 512,
+    eos_id: int = 2,
+) -> tuple[list[list[int]], list[list[np.ndarray]]]:
+    """Ids of each row up to its end, without it, and the logits that chose each token."""
+    place(made, visual_query_BQD)
+    made.reserve(max(map(len, prompts)))
+    no_draws = [None] * len(prompts)
+    chosen = made.run(prefill_step(prompts, no_draws, capacity=made.capacity), first_slot=0)
+    ids: list[list[int]] = [[] for _ in prompts]
+    logits: list[list[np.ndarray]] = [[] for _ in prompts]
+    has_ended = [False] * len(prompts)
+    for number in range(num_tokens):
+        for row, prompt in enumerate(prompts):
+            token = int(chosen.tokens_T[row])
+            has_ended[row] |= token == eos_id or len(prompt) + number >= window
+            logits[row].append(chosen.logits_TV[row])
+            if not has_ended[row]:
+                ids[row].append(token)
+        if all(has_ended) or number + 1 == num_tokens:
+            break
+        positions = [min(len(prompt) + number, window - 1) for prompt in prompts]
+        made.reserve(max(positions) + 1)
+        step = decode_step(chosen.tokens_T.tolist(), positions, no_draws, capacity=made.capacity)
+        chosen = made.run(step, first_slot=0)
+    return ids, logits

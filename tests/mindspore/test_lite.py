@@ -1,0 +1,198 @@
+"""MindSpore Lite's session on a stand-in that runs the same graphs through MindSpore, and its documented calls."""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llama_adapter import Captioner, InferConfig, InferTask, pipeline
+from llama_adapter.app.captioning.captioner import TextDelta
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.runtime.errors import GraphError, UsageError
+from llama_adapter.runtime.graphs.ge_config import read_ge_config
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.runtime.graphs.mslite_session import MsliteSession
+from tests.mindspore.models import encoder, exported, greedy
+from tests.mindspore.test_graphs import PICTURES
+from tests.parity.golden import GENERATE, pixels
+
+FAKE = Path(__file__).resolve().parents[1] / "fakes" / "mindspore_lite"
+TEXTS = ["a small red star", "Below is"]
+
+
+@pytest.fixture
+def mslite(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in, with one Ascend device."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.setenv("FAKE_ASCENDS", "1")
+    yield importlib.import_module("mindspore_lite")
+    del sys.modules["mindspore_lite"]
+
+
+def graph(kind: str, *, folder: Path | None = None) -> Path:
+    place = exported() if folder is None else folder
+    settings = read_card(place).settings
+    assert settings is not None
+    return place / str(settings[kind])
+
+
+@pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed", "caption_b1"])
+def test_ids_are_those_of_the_reference(name: str, mslite: Any) -> None:
+    case, folder = GENERATE[name], exported(GENERATE[name]["adapter"])
+    made = open_mindir_program(read_card(folder), folder, MindirRuntime(backend="mslite"), num_slots=3)
+    runtime = MindirRuntime(backend="mslite")
+    [query] = runtime.open(graph("encoder", folder=folder)).run([pixels(case["images"]).numpy()])
+    prompts = [prompt["ids"] for prompt in case["prompts"]]
+    ids, _ = greedy(made, prompts, query, num_tokens=case["max_gen_len"], window=case["max_seq_len"])
+    assert ids == case["output_ids"]
+
+
+def test_options_reach_the_context_and_the_build(mslite: Any) -> None:
+    config = read_ge_config(exported() / "config.ini")
+    session = MsliteSession(graph("prefix"), target="ascend", device_id=0, config=config)
+    assert session.info.name == "mindspore_lite (ascend)"
+    built = mslite.RECORD.built[-1]
+    assert (built["target"], built["device_id"], built["provider"]) == (["ascend"], 0, "ge")
+    assert built["options"] == config.sections
+    MsliteSession(graph("prefix"), threads=2)
+    assert mslite.RECORD.built[-1]["thread_num"] == 2
+
+
+def test_only_new_sizes_resize_the_model(mslite: Any) -> None:
+    session = MsliteSession(graph("encoder"))
+    for num_pictures in (1, 1, 2, 2, 1):
+        picture = pixels(PICTURES[:num_pictures]).numpy()
+        assert np.array_equal(session.run([picture])[0], encoder().run([picture])[0])
+    assert [dims[0][0] for dims in mslite.RECORD.resized] == [1, 2, 1]
+
+
+def test_failures_name_the_file(mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.mindir"
+    damaged.write_bytes(b"no graph")
+    for path, options in (
+        (damaged, {}),
+        (tmp_path / "missing.mindir", {}),
+        (graph("prefix"), {"target": "ascend", "device_id": 1}),
+    ):
+        with pytest.raises(GraphError) as failure:
+            MsliteSession(path, **options)
+        assert str(path) in failure.value.message
+    session = MsliteSession(graph("prefix"))
+    query = np.zeros((1, 10, 192), np.float32)
+    monkeypatch.setenv("FAKE_FAIL", "predict")
+    with pytest.raises(GraphError):
+        session.run([query])
+    monkeypatch.delenv("FAKE_FAIL")
+    session.run([query])
+    session.close()
+    with pytest.raises(GraphError):
+        session.run([query])
+
+
+def test_without_the_package_its_source_is_told() -> None:
+    with pytest.raises(GraphError) as failure:
+        MsliteSession(graph("prefix"))
+    assert "download page" in (failure.value.hint or "")
+
+
+@pytest.mark.parametrize("backend", ["ms", "mslite"])
+def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the guide of MindSpore Lite has them: by name, by the pair of graphs, by folder, and by an InferConfig."""
+    folder = exported()
+    monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(folder.parent))
+    paths = {"prefill_model_path": str(graph("prefill")), "increment_model_path": str(graph("increment"))}
+    common: dict[str, Any] = {"ge_config_path": str(folder / "config.ini"), "device_id": 0, "infer_seq_length": 512}
+    config = InferConfig(**paths, **common, model_type="mindir", model_name="embedded", target="CPU")
+    with Captioner.load(device="cpu") as ours:
+        wanted = pipeline("text_generation", ours)(TEXTS, max_new_tokens=8, add_special_tokens=False)
+    for form in (folder.name, tuple(paths.values()), folder, config):
+        if form is config:
+            made = InferTask.get_infer_task("text_generation", config, tokenizer=ours.tokenizer, backend=backend)
+        else:
+            made = pipeline(
+                task="text_generation",
+                model=form,
+                tokenizer=ours.tokenizer,
+                backend=backend,
+                model_name="embedded",
+                target="CPU",
+                **common,
+            )
+        with made:
+            assert made.captioner.info.device.startswith("mindspore_lite" if backend == "mslite" else "mindspore (")
+            assert made.captioner.spec.ge_config == common["ge_config_path"]
+            assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
+
+
+def test_pictures_are_captioned_drawn_streamed_and_chosen_as_by_torch(mslite: Any) -> None:
+    pictures, question = sorted(sample_pictures().iterdir())[:10], "Is there a red star?"
+
+    def answers(captioner: Captioner) -> tuple[Any, ...]:
+        texts = [answer.text for answer in captioner.generate(pictures, "Describe this image.", max_new_tokens=24)]
+        drawn = captioner.generate(pictures, question, temperature=1.5, top_k=9, seed=3)
+        events = captioner.stream(pictures[0], question, max_new_tokens=6)
+        pieces = [event.text for event in events if isinstance(event, TextDelta)]
+        chosen = captioner.generate(pictures, question, choices=["Yes", "No"])
+        shares = [pytest.approx(answer.choice["Yes"], abs=1e-4) for answer in chosen if answer.choice is not None]
+        return texts, [answer.text for answer in drawn], pieces, shares
+
+    with Captioner.load(device="cpu", dtype="float32") as ours:
+        wanted = answers(ours)
+    assert all(map(len, wanted))
+    for backend in ("ms", "mslite"):
+        with pipeline("caption", exported(), backend=backend, target="CPU").captioner as theirs:
+            made = answers(theirs)
+        assert made[:3] == wanted[:3]
+        assert [share.expected for share in made[3]] == wanted[3]
+
+
+def test_infer_task_runs_graphs_by_mindspore_lite(mslite: Any) -> None:
+    config = InferConfig(
+        prefill_model_path=str(graph("prefill")), increment_model_path=str(graph("increment")), target="Ascend"
+    )
+    with InferTask.get_infer_task("caption", config) as describe:
+        assert describe.captioner.info.device == "mindspore_lite (ascend)"
+        assert describe.captioner.info.context == 512
+
+
+def test_forms_that_are_no_graphs_are_refused(tmp_path: Path) -> None:
+    folder = exported()
+    prefill, increment = str(graph("prefill")), str(graph("increment"))
+    shutil.copytree(folder, tmp_path / "two yaml")
+    (tmp_path / "two yaml" / "b.yaml").write_text("infer: {}\n")
+    shutil.copytree(folder, tmp_path / "three graphs")
+    shutil.copy(prefill, tmp_path / "three graphs" / "other.mindir")
+    (tmp_path / "foreign").mkdir()
+    for path in (prefill, increment):
+        shutil.copy(path, tmp_path / "foreign")
+    forms: list[tuple[Any, dict[str, Any]]] = [
+        (None, {}),
+        (17, {}),
+        (tmp_path / "two yaml", {}),
+        (tmp_path / "three graphs", {}),
+        (tmp_path / "foreign", {}),
+        (tmp_path, {}),
+        ((increment, prefill), {}),
+        ((prefill, "nowhere.mindir"), {}),
+        (folder, {"model_type": "mindir_lite"}),
+        (folder, {"rank_id": 1}),
+        (folder, {"target": "TPU"}),
+        (folder, {"target": "GPU"}),
+    ]
+    for form, settings in forms:
+        with pytest.raises(UsageError):
+            pipeline("caption", form, backend="ms", **settings)
+
+
+def test_fewer_tokens_than_asked_for_are_told() -> None:
+    with pytest.warns(UserWarning, match="512 tokens"):
+        made = pipeline("caption", exported(), backend="ms", infer_seq_length=600, target="CPU")
+    with made:
+        assert made.captioner.info.context == 512

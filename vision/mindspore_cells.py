@@ -1,0 +1,152 @@
+"""The picture encoder as MindSpore cells.
+
+Importing this module imports MindSpore: do it inside of functions. Parameters hold no values and have the names of the
+state dict of `PictureEncoder`; only `patches` stands for the patch embedding with the normalisation folded into it, as
+in `vision/inference.py`.
+"""
+
+# B pictures, T tokens (class token first, then patches row by row), W width, N heads, H head size, D output width.
+# Tokens of all pictures are one matrix (B * T, W).
+
+from typing import Any
+
+import mindspore
+from mindspore import nn, ops
+
+from llama_adapter.runtime.graphs.mindspore_layers import LayerNorm, Linear, Scores, parameter
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+
+_EPS = 1e-5  # of every layer norm of this model
+
+
+class SelfAttention(nn.Cell):  # type: ignore[misc]
+    """Multi-head attention without a mask."""
+
+    def __init__(self, width: int, dtype: Any, *, num_heads: int) -> None:
+        super().__init__()
+        self.qkv, self.out = Linear(3 * width, width, dtype), Linear(width, width, dtype)
+        self.num_heads, self.width, self.dtype = num_heads, width, dtype
+        self.scores, self.softmax, self.multiply = Scores(width // num_heads), ops.Softmax(-1), ops.BatchMatMul()
+
+    def construct(self, x: Any, num_tokens: int) -> Any:
+        shape = (-1, num_tokens, 3, self.num_heads, self.width // self.num_heads)
+        q, k, v = ops.transpose(ops.reshape(self.qkv(x), shape), (2, 0, 3, 1, 4))
+        probabilities = ops.cast(self.softmax(self.scores(q, k)), self.dtype)
+        heads = ops.transpose(self.multiply(probabilities, v), (0, 2, 1, 3))
+        return self.out(ops.reshape(heads, (-1, self.width)))
+
+
+class Mlp(nn.Cell):  # type: ignore[misc]
+    """Two linear layers around CLIP's quick GELU, or around the exact one."""
+
+    def __init__(self, width: int, hidden: int, dtype: Any, *, is_quick: bool) -> None:
+        super().__init__()
+        self.up, self.down = Linear(hidden, width, dtype), Linear(width, hidden, dtype)
+        self.is_quick, self.dtype = is_quick, dtype
+
+    def construct(self, x: Any) -> Any:
+        up = self.up(x)
+        if self.is_quick:
+            up = up * ops.sigmoid(1.702 * up)
+        else:
+            up_float = ops.cast(up, mindspore.float32)
+            up = ops.cast(0.5 * up_float * (1.0 + ops.erf(up_float * 0.5**0.5)), self.dtype)
+        return self.down(up)
+
+
+class Block(nn.Cell):  # type: ignore[misc]
+    """x += Attention(LN(x)); x += MLP(LN(x))."""
+
+    def __init__(self, width: int, hidden: int, dtype: Any, *, num_heads: int, is_quick: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = LayerNorm(width, dtype, eps=_EPS), LayerNorm(width, dtype, eps=_EPS)
+        self.attention = SelfAttention(width, dtype, num_heads=num_heads)
+        self.mlp = Mlp(width, hidden, dtype, is_quick=is_quick)
+
+    def construct(self, x: Any, num_tokens: int) -> Any:
+        x = x + self.attention(self.norm1(x), num_tokens)
+        return x + self.mlp(self.norm2(x))
+
+
+class ClipTower(nn.Cell):  # type: ignore[misc]
+    """Embedded patches (B, T - 1, W) -> features (B * T, D) of all tokens."""
+
+    def __init__(self, config: ClipConfig, dtype: Any) -> None:
+        super().__init__()
+        width = config.width
+        self.num_tokens, self.width = config.num_patches + 1, width
+        self.class_embedding = parameter((width,), dtype)
+        self.position_embedding = parameter((self.num_tokens, width), dtype)
+        self.pre_norm, self.post_norm = LayerNorm(width, dtype, eps=_EPS), LayerNorm(width, dtype, eps=_EPS)
+        self.blocks = nn.CellList(
+            [
+                Block(width, 4 * width, dtype, num_heads=config.num_heads, is_quick=True)
+                for _ in range(config.num_layers)
+            ]
+        )
+        self.projection = Linear(config.output_dim, width, dtype, has_bias=False)
+
+    def construct(self, patches: Any) -> Any:
+        x = prepend(self.class_embedding, patches) + self.position_embedding
+        x = self.pre_norm(ops.reshape(x, (-1, self.width)))
+        for block in self.blocks:
+            x = block(x, self.num_tokens)
+        return self.projection(self.post_norm(x))
+
+
+class VisualQueryBlocks(nn.Cell):  # type: ignore[misc]
+    """Features (B * T, C) -> visual query (B, Q, D)."""
+
+    def __init__(self, config: QueryConfig, dtype: Any, *, input_dim: int, num_features: int) -> None:
+        super().__init__()
+        width = config.width
+        self.num_features, self.num_queries, self.width = num_features, config.num_queries, width
+        self.output_dim = config.output_dim
+        self.input_projection = Linear(width, input_dim, dtype)
+        self.input_norm = LayerNorm(width, dtype, eps=_EPS)
+        self.queries = parameter((config.num_queries, width), dtype)
+        self.blocks = nn.CellList(
+            [
+                Block(width, config.mlp_dim, dtype, num_heads=config.num_heads, is_quick=False)
+                for _ in range(config.depth)
+            ]
+        )
+        self.output_projection = Linear(config.output_dim, width, dtype)
+        self.output_norm = LayerNorm(config.output_dim, dtype, eps=_EPS)
+
+    def construct(self, features: Any) -> Any:
+        num_tokens = self.num_queries + self.num_features
+        x = self.input_norm(self.input_projection(features))
+        x = prepend(self.queries, ops.reshape(x, (-1, self.num_features, self.width)))
+        x = ops.reshape(x, (-1, self.width))
+        for block in self.blocks:
+            x = block(x, num_tokens)
+        x = ops.reshape(x, (-1, num_tokens, self.width))[:, : self.num_queries]
+        x = self.output_norm(self.output_projection(ops.reshape(x, (-1, self.width))))
+        return ops.reshape(x, (-1, self.num_queries, self.output_dim))
+
+
+class Encoder(nn.Cell):  # type: ignore[misc]
+    """Pixels (B, S, S, 3) RGB, 0..255, in the type of the weights -> visual query (B, Q, D)."""
+
+    def __init__(self, config: VisionConfig, dtype: Any) -> None:
+        super().__init__()
+        self.patch, self.width = config.clip.patch_size, config.clip.width
+        self.side, self.dtype = config.clip.image_size // config.clip.patch_size, dtype
+        self.patches = Linear(self.width, 3 * self.patch**2, mindspore.float32)
+        self.clip = ClipTower(config.clip, dtype)
+        self.query = VisualQueryBlocks(
+            config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_patches + 1
+        )
+
+    def construct(self, pixels: Any) -> Any:
+        side, patch = self.side, self.patch
+        cut = ops.reshape(ops.cast(pixels, mindspore.float32), (-1, side, patch, side, patch, 3))
+        cut = ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4, 5)), (-1, 3 * patch * patch))
+        embedded = ops.reshape(ops.cast(self.patches(cut), self.dtype), (-1, side * side, self.width))
+        return self.query(self.clip(embedded))
+
+
+def prepend(tokens: Any, x: Any) -> Any:
+    """[tokens ; x] for every picture; the batch comes by broadcasting."""
+    return ops.concat((x[:, :1] * 0 + tokens, x), 1)
