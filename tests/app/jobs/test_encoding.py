@@ -77,6 +77,21 @@ def test_records_over_prefixes_are_those_over_the_pictures(
         assert sum(record["error"] is not None for record in ours.records) == 3
 
 
+def test_a_run_over_prefixes_continues_one_over_the_pictures(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    model, out = ["--model", str(bundle), "--max-new-tokens", "4"], ["--out", str(tmp_path / "answers.jsonl")]
+    prefixes = str(tmp_path / "prefixes")
+    run("encode", str(folder), "--model", str(bundle), "--out", prefixes, HERE)
+
+    run("caption", str(folder), model, out, "--limit", "2")
+    rest = run("caption", prefixes, model, out, "--format", "jsonl")
+    again = run("caption", str(folder), model, out, "--format", "jsonl")
+
+    assert len(rest.records) == 1
+    assert again.records == []
+
+
 def test_the_decoder_needs_no_clip_and_the_encoder_no_llama(run: Run, folder: Path, tmp_path: Path) -> None:
     prefixes = str(tmp_path / "prefixes")
 
