@@ -1,6 +1,7 @@
 """`export decoder`: a model's decoder as static graphs, with its tokenizer and its picture encoder, in one folder."""
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -23,7 +24,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import TOKENIZER_FILE, ExportCard, file_mark
-from llama_adapter.llm.exported.export import WEIGHTS_FILE, export_decoder
+from llama_adapter.llm.exported.export import DECODER_FILE, WEIGHTS_FILE, export_decoder
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import DecoderParity, compare
 from llama_adapter.llm.exported.weights_file import ExportPrecision
@@ -89,6 +90,7 @@ def run_export_decoder(job: DecoderJob) -> None:
     started = time.perf_counter()
     model, tensors = _open(job.spec)
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         card = _write(job, model, tensors, partial)
@@ -105,9 +107,10 @@ def run_export_decoder(job: DecoderJob) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     give(job.out)
     if job.format == "onnx":
-        tell(f"next: llama-adapter caption PICTURE --decoder {job.out}")
+        task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"
+        tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
-        tell(f"next: llama-adapter export om {os.path.join(job.out, 'decoder.onnx')}")
+        tell(f"next: llama-adapter export om {shlex.quote(os.path.join(job.out, DECODER_FILE))}")
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:

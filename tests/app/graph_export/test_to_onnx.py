@@ -56,7 +56,7 @@ def test_named_pictures_are_not_decoded_in_this_process(
     expected = preprocess(load_picture(picture()).image, size=28)
     monkeypatch.delattr("PIL.Image.open")
 
-    pixels_BHWC = to_onnx._pixels([picture(), str(broken), "/none.png"], size=28)
+    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], size=28)
 
     assert np.array_equal(pixels_BHWC, expected[None])
     said = capsys.readouterr().err
