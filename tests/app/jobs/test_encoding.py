@@ -217,6 +217,21 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
 
 
+def test_a_table_of_questions_gives_each_picture_once(run: Run, folder: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"pictures/{name},What is {number}?" for number in range(2) for name in NAMES]
+    table.write_text("\n".join(["picture,prompt", *lines, ""]))
+    command = ["encode", "--manifest", str(table), *ENCODER, "--out", str(tmp_path / "prefixes"), *HERE]
+
+    first = run(command, "--format", "jsonl")
+    again = run(command, "--format", "jsonl")
+
+    assert sorted(Path(record["picture"]).name for record in first.records) == sorted(NAMES)
+    assert {record["prompt"] for record in first.records} == {""}
+    assert "3 pictures encoded" in first.err
+    assert again.records == []
+
+
 def test_a_run_that_dies_before_its_records_loses_and_repeats_nothing(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
