@@ -23,6 +23,8 @@ WITHOUT = {
     ("graphs", "CPU"),
     ("asynchronous read-back", "CPU"),
     ("several batch sizes", "CPU"),
+    ("execution providers", "CPU"),
+    ("execution providers", "OM"),
     ("graphs", "ONNX"),
     ("asynchronous read-back", "ONNX"),
     ("traces", "ONNX"),
@@ -65,7 +67,14 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "Encoder": (
         ENCODER,
-        ("visual query of the reference", "any number of pictures", "several batch sizes", "prefix files", "doctor"),
+        (
+            "visual query of the reference",
+            "any number of pictures",
+            "several batch sizes",
+            "execution providers",
+            "prefix files",
+            "doctor",
+        ),
     ),
     "Programs": (
         HOST,

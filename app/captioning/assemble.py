@@ -26,7 +26,7 @@ from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
-from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
@@ -48,6 +48,11 @@ def assemble_parts(
 
     Raises DeviceError, CheckpointError and GraphError.
     """
+    if spec.decoder is not None:
+        raise UsageError(
+            "An exported decoder is not measured operator by operator",
+            hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
+        )
     if vision is None and spec.is_llama_alone:
         vision = NoEncoder()
     encoding: Encoding | None = None

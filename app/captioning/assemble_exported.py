@@ -2,7 +2,6 @@
 
 import dataclasses
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,8 @@ class GraphBackend:
     def mark(self) -> None:
         """Nothing is queued."""
 
-    def profiler(self, folder: Path) -> Any:
+    @property
+    def profiler(self) -> Any:
         """Raises UsageError: the profiler is torch's."""
         raise UsageError(
             "An exported decoder has no trace: the profiler is torch's", hint="leave out --trace, or --decoder"

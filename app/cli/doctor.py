@@ -42,7 +42,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
     alone = {"--encoder-device": options.encoder_device, "--provider-option": options.provider_option or None}
     alone["--provider-config"] = options.provider_config
     for flag, value in alone.items():
-        if options.encoder is None and value is not None:
+        if options.encoder is None and options.decoder is None and value is not None:
             raise UsageError(f"{flag} goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
     values = vars(options) | ({"vision": None} if options.encoder is None else {})

@@ -110,7 +110,9 @@ def run_export_decoder(job: DecoderJob) -> None:
         task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"
         tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
-        tell(f"next: llama-adapter export om {shlex.quote(os.path.join(job.out, DECODER_FILE))}")
+        file = shlex.quote(os.path.join(job.out, DECODER_FILE))
+        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # an example: a prompt, and a token of an answer
+        tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
@@ -125,7 +127,7 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
 
 
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:
-    storing: Any = "in_place" if job.format == "onnx" else "returned"
+    storing: Any = "in_place" if job.format == "onnx" else "stacked"
     config = model.decoder_config
     written = export_decoder(config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling)
     files = [*written.files, TOKENIZER_FILE]

@@ -41,7 +41,8 @@ def export_decoder(
     """Write the decoder with these tensors of its state dict, of floats or 8-bit, into an existing folder.
 
     Tensors are read one by one, so memory holds one of them. `storing` is `in_place` for onnxruntime. It is `returned`
-    for a compiler whose runtime copies inputs and outputs, such as ATC; that graph has no branch.
+    for a compiler whose runtime copies inputs and outputs; that graph has no branch. `stacked` is the same for ATC: its
+    runtime takes 128 dimensions of all inputs together.
 
     Raises GraphError without onnx and onnxscript, and for numbers that are not finite in `precision`.
     """

@@ -44,6 +44,11 @@ def layer_ports(name: str, num_layers: int) -> list[str]:
     return [f"{name}_{part}_{layer:02}" for layer in range(num_layers) for part in "kv"]
 
 
+def stacked_ports(name: str) -> list[str]:
+    """Names of the ports of all layers together: `cache_k`, `cache_v`."""
+    return [f"{name}_k", f"{name}_v"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """The arrays of one step; `mask_RSP` is over the places of the cache, where the step's tokens are stored too."""

@@ -61,6 +61,7 @@ def test_without_the_libraries_of_cann_the_provider_is_registered_and_does_not_s
     assert "onnxruntime-gpu" in on_cuda["hint"]
 
 
+@pytest.mark.proves("execution providers", "ONNX")
 def test_the_options_are_those_that_the_wheel_takes(cann: wheel.FakeNpu, tmp_path: Path) -> None:
     taken = {"npu_mem_limit": "1000000000", "arena_extend_strategy": "kSameAsRequested", "enable_cann_graph": "0"}
     cases = [("npu:0", *(f"{name}={value}" for name, value in taken.items())), ("npu:1",)]
