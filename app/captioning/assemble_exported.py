@@ -110,7 +110,8 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         notes=(),
         context=config.context,
         default_prompt=card.prompt,
-        has_adapter=config.num_adapter_layers > 0,
+        has_adapter=bool(card.fingerprint),
+        has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
     )
     backend = GraphBackend(program.name)
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
@@ -137,7 +138,7 @@ def _open_vision(
     spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
 ) -> tuple[VisionBackend, str | None]:
     """The picture encoder, and its identity in records; None where it is the model's own."""
-    if not exported.card.config.num_adapter_layers:
+    if not exported.card.fingerprint:  # LLaMA alone, or with an adapter for texts
         return NoEncoder(), None
     if spec.encoder is not None and spec.vision_kind == "prefixes":
         return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)

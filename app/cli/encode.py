@@ -83,6 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         "spec": spec,
         "inputs": inputs,
         "questions": (Question(raw=""),),
+        "is_encoding": True,
         "out": os.path.join(options.out, ""),
         "settings": to_run_again(options.effective, command="encode"),
     }

@@ -148,7 +148,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
     if model.ood_detector is not None:
         model.ood_detector.save(folder / FAMILIAR_FILE)
         files.append(FAMILIAR_FILE)
-    if job.encoder and config.num_adapter_layers and not is_mindir:
+    if job.encoder and config.num_adapter_layers and model.vision_state and not is_mindir:
         files += _write_encoder(job, model, folder)
     own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
     return ExportCard(

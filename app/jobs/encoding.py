@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.inputs import may_wait
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
@@ -28,6 +29,7 @@ from llama_adapter.app.prefixes.file import (
 )
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.app.reading.prefetch import Prefetcher
+from llama_adapter.app.records.picture_names import name_key
 from llama_adapter.app.records.record import is_part, read_records
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.runtime.errors import UsageError
@@ -60,6 +62,7 @@ class EncodeRunner:
         self.about: Mapping[str, Any] = {"encode": {"keeps": keeps, **dataclasses.asdict(sources)}}
         self._sources, self._keeps = sources, keeps
         self._waited_s = 0.0
+        self._met, self._lock = set[int](), threading.Lock()  # pictures of this run, by digest and name
 
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
@@ -107,7 +110,7 @@ class EncodeRunner:
         count, is_slow = self.spec.batch_size, may_wait(self._job.inputs)
         waiting: list[_Kept] = []
         begun = time.monotonic()
-        look = partial(look_at, reader=self._reader, wants=None if planner.earlier is None else planner.wants)
+        look = partial(look_at, reader=self._reader, wants=partial(self._wants, planner=planner))
         with Prefetcher(
             items,
             look,
@@ -133,6 +136,15 @@ class EncodeRunner:
                     waiting = []
         if waiting:
             yield from self._write(waiting)
+
+    def _wants(self, item: WorkItem, digest: str, *, planner: JobPlanner) -> tuple[WorkQuestion, ...]:
+        """As `JobPlanner.wants`, once for each picture: tables of questions have a line for each. Thread-safe."""
+        key = name_key(f"{digest} {item.label}")
+        with self._lock:
+            if key in self._met:
+                return ()
+            self._met.add(key)
+        return planner.wants(item, digest)
 
     def _encode(self, readable: Sequence[Looked]) -> list[_Kept]:
         if not readable:

@@ -13,6 +13,7 @@ import torch
 from llama_adapter import Answer, Captioner, RawPrompt, TextDelta, UsageError
 from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
 from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources, read_encoder
 from llama_adapter.app.models.spec import TextPrefix
@@ -236,6 +237,22 @@ def test_an_adapter_of_v1_answers_as_a_naive_float64_loop(heads: int, operators:
             expected.append(int(logits_of_v1(adapter, prompt + expected).argmax()))
         assert list(answer.token_ids) == [one for one in expected if one != captioner.tokenizer.eos_id]
     assert [answer.token_ids for answer in bare] != [answer.token_ids for answer in answers]
+
+
+@pytest.mark.slow
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "ONNX")
+def test_an_exported_adapter_of_v1_answers_as_torchs(tmp_path: Path) -> None:
+    v1_adapter(tmp_path / "v1.pth")
+    adapter = str(tmp_path / "v1.pth")
+    run_export_decoder(DecoderJob(**LLAMA, adapter=adapter, out=str(tmp_path / "decoder")))  # type: ignore[arg-type]
+
+    with Captioner.load(**LLAMA, adapter=adapter) as torchs, Captioner.load(decoder=tmp_path / "decoder") as exported:
+        wanted = torchs.generate_text(PROMPTS, max_new_tokens=8)
+        made = exported.generate_text(PROMPTS, max_new_tokens=8)
+        with pytest.raises(UsageError):
+            exported.caption(picture())
+
+    assert [answer.token_ids for answer in made] == [answer.token_ids for answer in wanted]
 
 
 def test_an_adapter_of_v1_sees_no_pictures_and_others_learned_no_text(captioner: Captioner, tmp_path: Path) -> None:

@@ -77,6 +77,21 @@ def test_records_over_prefixes_are_those_over_the_pictures(
         assert sum(record["error"] is not None for record in ours.records) == 3
 
 
+def test_a_run_over_prefixes_continues_one_over_the_pictures(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    model, out = ["--model", str(bundle), "--max-new-tokens", "4"], ["--out", str(tmp_path / "answers.jsonl")]
+    prefixes = str(tmp_path / "prefixes")
+    run("encode", str(folder), "--model", str(bundle), "--out", prefixes, HERE)
+
+    run("caption", str(folder), model, out, "--limit", "2")
+    rest = run("caption", prefixes, model, out, "--format", "jsonl")
+    again = run("caption", str(folder), model, out, "--format", "jsonl")
+
+    assert len(rest.records) == 1
+    assert again.records == []
+
+
 def test_the_decoder_needs_no_clip_and_the_encoder_no_llama(run: Run, folder: Path, tmp_path: Path) -> None:
     prefixes = str(tmp_path / "prefixes")
 
@@ -200,6 +215,21 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     over = run(command, "--overwrite", "--format", "jsonl")
     assert len(over.records) == 4
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
+
+
+def test_a_table_of_questions_gives_each_picture_once(run: Run, folder: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"pictures/{name},What is {number}?" for number in range(2) for name in NAMES]
+    table.write_text("\n".join(["picture,prompt", *lines, ""]))
+    command = ["encode", "--manifest", str(table), *ENCODER, "--out", str(tmp_path / "prefixes"), *HERE]
+
+    first = run(command, "--format", "jsonl")
+    again = run(command, "--format", "jsonl")
+
+    assert sorted(Path(record["picture"]).name for record in first.records) == sorted(NAMES)
+    assert {record["prompt"] for record in first.records} == {""}
+    assert "3 pictures encoded" in first.err
+    assert again.records == []
 
 
 def test_a_run_that_dies_before_its_records_loses_and_repeats_nothing(
