@@ -16,7 +16,7 @@ MARK = "pytest.mark.proves"
 
 # Columns, and what a passing test says of them: the real device or program ran, or a stand-in did.
 RUN, CONTRACT = "run", "contract"
-COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT}
+COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT, "MindSpore": RUN}
 
 # What a device has nothing of.
 WITHOUT = {
@@ -25,13 +25,16 @@ WITHOUT = {
     ("several batch sizes", "CPU"),
     ("execution providers", "CPU"),
     ("execution providers", "OM"),
-    ("graphs", "ONNX"),
-    ("asynchronous read-back", "ONNX"),
-    ("traces", "ONNX"),
+    ("execution providers", "MindSpore"),
+    *(
+        (feature, runs)
+        for feature in ("graphs", "asynchronous read-back", "traces")
+        for runs in ("ONNX", "OM", "MindSpore")
+    ),
 }
 
 # Sections of the page, their features, and the columns that have a meaning for them.
-EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), ("CPU", "CUDA", "NPU", "ONNX"), ("CPU", "ONNX", "OM"), ("CPU",)
+EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), tuple(COLUMNS), ("CPU", "ONNX", "OM", "MindSpore"), ("CPU",)
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Models": (
         EVERYWHERE,

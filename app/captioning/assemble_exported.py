@@ -9,15 +9,23 @@ import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.exported_encoder import encoder_graph
-from llama_adapter.app.models.exported_model import MINDIR, ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.exported_model import (
+    FOR_ATC,
+    MINDIR,
+    ExportedModel,
+    check_fingerprint,
+    read_exported_model,
+)
 from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.llm.exported.om_program import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
 from llama_adapter.runtime.graphs.open_session import default_threads
@@ -78,10 +86,14 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         )
     config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
+    notes: tuple[str, ...] = ()
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
-        program = open_program(spec, exported, num_slots=num_slots, runtime=runtime)
+        program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime)
+        if most_tokens < config.context:
+            notes = (f"the gears of the decoder take {most_tokens} tokens of prompt and answer together",)
+            config = dataclasses.replace(config, context=most_tokens)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
@@ -107,7 +119,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         mode=EXPORTED,
         operators="graph",
         encoder=identity,
-        notes=(),
+        notes=notes,
         context=config.context,
         default_prompt=card.prompt,
         has_adapter=bool(card.fingerprint),
@@ -119,18 +131,23 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
 
 def open_program(
     spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None
-) -> DecoderProgram:
-    """The graphs of an exported decoder, loaded, with `num_slots` slots; `runtime` is for MindIR. Raises GraphError."""
+) -> tuple[DecoderProgram, int]:
+    """The graphs of an exported decoder, loaded, with `num_slots` slots, and the most tokens that a row may have.
+
+    `runtime` is for MindIR. Raises GraphError.
+    """
+    card, folder = exported.card, exported.folder
     if runtime is not None:
-        return open_mindir_program(exported.card, exported.folder, runtime, num_slots=num_slots)
-    if exported.card.format != "onnx":
-        raise GraphError(
-            f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
-            hint="export the decoder with --format onnx",
-        )
-    provider = decoder_provider(spec)
-    return OnnxProgram(
-        exported.card, exported.folder, threads=default_threads(), num_slots=num_slots, provider=provider
+        return open_mindir_program(card, folder, runtime, num_slots=num_slots), card.config.context
+    if card.format == "onnx":
+        provider, threads = decoder_provider(spec), default_threads()
+        program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider)
+        return program, card.config.context
+    if card.format == FOR_ATC:
+        _, device_id = split_device("npu" if spec.device == AUTO else spec.device)
+        return open_om_program(card, folder, device_id=device_id or 0, num_slots=num_slots)
+    raise GraphError(
+        f"`{folder}` is an export as {card.format}, which is not run here", hint="export it with --format onnx"
     )
 
 

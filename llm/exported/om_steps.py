@@ -39,15 +39,19 @@ class OmStep:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """ids, positions, mask, wanted, settings, prefixes, and keys and values if there are any -> as the graph gives.
 
-        Raises GraphError for a step that is larger than every gear, and if ais_bench fails.
+        A step of more rows than a gear has is run in parts. Raises GraphError for a row that is longer than every gear,
+        and if ais_bench fails.
         """
+        num_rows, num_wanted = len(inputs[0]), len(inputs[3])
+        if num_rows > 1 and (num_rows > self.most("R") or num_wanted > self.most("T") or not self._has_gear(inputs)):
+            return self._in_parts(inputs)
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
         num_prefixes = 2 * num_prefix_layers(self._config)
         prefix, cache = state[:num_prefixes], state[num_prefixes:]
         (num_rows, num_tokens), num_wanted = ids_RS.shape, len(wanted_T)
         num_cached = mask_RSP.shape[2] - num_tokens
-        gear = self._session.pick({"R": num_rows, "S": num_tokens, "P": max(num_cached, 1), "T": num_wanted})
+        gear = self._session.pick(_needed(inputs))
         rows, tokens, cached, wanted = (gear[name] for name in "RSPT")
 
         mask = np.zeros((rows, tokens, cached + tokens), bool)
@@ -76,9 +80,33 @@ class OmStep:
             ),
         ]
 
+    def most(self, name: str) -> int:
+        """The largest size of an open dimension in any gear."""
+        return max(gear[name] for gear in self._session.gears)
+
     def close(self) -> None:
         """See `GraphSession.close`."""
         self._session.close()
+
+    def _has_gear(self, inputs: Sequence[np.ndarray]) -> bool:
+        return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)
+
+    def _in_parts(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run the first half of the rows, then the others."""
+        ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
+        settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        num_tokens, results = ids_RS.shape[1], []
+        places = []
+        middle = len(ids_RS) // 2
+        for rows in (slice(0, middle), slice(middle, len(ids_RS))):
+            of_rows = wanted_T // num_tokens
+            (own_T,) = np.nonzero((of_rows >= rows.start) & (of_rows < rows.stop))
+            places.append(own_T)
+            own = [ids_RS[rows], positions_RS[rows], mask_RSP[rows], wanted_T[own_T] - rows.start * num_tokens]
+            results.append(self.run([*own, *(one[own_T] for one in settings), *(part[rows] for part in state)]))
+        order = np.argsort(np.concatenate(places))
+        joined = [np.concatenate(parts) for parts in zip(*results, strict=True)]
+        return [joined[0][order], joined[1][order], *joined[2:]]
 
     def _stacked(self, name: str, layers: Sequence[np.ndarray], *, num_rows: int, gear: Gear) -> list[np.ndarray]:
         """k and v of layers in turn, (R, N, P, H) -> all k and all v in a gear, (R, layers * N, P, H)."""
@@ -114,6 +142,13 @@ class OmPrefix:
     def close(self) -> None:
         """See `GraphSession.close`."""
         self._session.close()
+
+
+def _needed(inputs: Sequence[np.ndarray]) -> dict[str, int]:
+    """The sizes of a step by the names of open dimensions."""
+    ids_RS, _, mask_RSP, wanted_T, *_ = inputs
+    num_rows, num_tokens = ids_RS.shape
+    return {"R": num_rows, "S": num_tokens, "P": max(mask_RSP.shape[2] - num_tokens, 1), "T": len(wanted_T)}
 
 
 def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

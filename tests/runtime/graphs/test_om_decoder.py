@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.om_program import open_om_program
 from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
 from llama_adapter.llm.exported.program import stacked
+from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
@@ -27,7 +33,17 @@ from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 from llama_adapter.runtime.graphs.onnx_session import open_inference_session
 from llama_adapter.runtime.graphs.toolkit import find_atc
 from tests.llm.exported import exported_card
-from tests.llm.toys import CONFIG, forward, toy_decoder, toy_visual_queries
+from tests.llm.toys import (
+    CONFIG,
+    EOS_ID,
+    drain,
+    forward,
+    toy_decoder,
+    toy_engine,
+    toy_prompts,
+    toy_requests,
+    toy_visual_queries,
+)
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes"
 SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
@@ -152,3 +168,50 @@ def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
     with pytest.raises(ValueError, match="256 dimensions together, and ACL takes 128"):
         check_gears(ports(layer_ports("cache", 32), heads=32), gears)
     check_gears(ports(stacked_ports("cache"), heads=32 * 32), gears)
+
+
+def test_the_engine_gives_torchs_answers(acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    decoder = toy_decoder()
+    card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
+    # Fewer rows than slots for prompts, fewer wanted tokens than continuations have.
+    steps = [(1, 32, 1, 2), (2, 32, 1, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
+    gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
+    for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
+        graph = read_graph(tmp_path / name)
+        place = (tmp_path / name).with_suffix("")
+        make_om(plan_dims(graph, tmp_path / name, place, SETTINGS, sizes), atc=find_atc(), graph=graph)
+    program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4)
+    config = dataclasses.replace(decoder.config, context=most_tokens)
+    runner = ExportedRunner(program, EngineConfig(decoder=config, dtype=np.dtype("float32"), num_slots=4))
+    settings = [SamplingParams(max_new_tokens=4 + row, temperature=row % 2, seed=row) for row in range(9)]
+
+    with closing(program):
+        found = []
+        for engine in (toy_engine(decoder, num_slots=4), Engine(runner, eos_id=EOS_ID)):
+            requests = toy_requests(engine, toy_prompts(9, longest=20), sampling=settings)
+            for request in requests[:3]:
+                score = ScoreRequest(
+                    id=100 + request.id,
+                    prompt_ids=request.prompt_ids,
+                    prefix=request.prefix,
+                    continuations=((5,), (6,))[: 1 + request.id % 2],
+                )
+                engine.submit(score)
+            for request in requests:
+                engine.submit(request)
+            found.append(sorted((one.request_id, one.token_id or -1, one.logprobs) for one in drain(engine)))
+        with pytest.raises(PromptTooLongError):
+            engine.submit(dataclasses.replace(requests[0], prompt_ids=(5,) * 33))
+
+    assert most_tokens == 32
+    for wanted, made in zip(*found, strict=True):
+        assert made[:2] == wanted[:2]
+        assert made[2] == pytest.approx(wanted[2], abs=1e-4)
+
+
+def test_a_folder_without_its_om_says_how_to_make_it(tmp_path: Path) -> None:
+    card = dataclasses.replace(exported_card(toy_decoder(), tmp_path, storing="stacked"), format="onnx-atc")
+
+    with pytest.raises(GraphError, match=r"has no `decoder\.om`"):
+        open_om_program(card, tmp_path, device_id=0, num_slots=1)
