@@ -16,6 +16,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
 from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.card import CARD_FILE
 from llama_adapter.runtime.errors import UsageError
 
 _SPEC = frozenset(field.name for field in dataclasses.fields(CaptionerSpec)) | {"allowed_hosts"}
@@ -85,9 +86,11 @@ def _settings_of(model: Any) -> dict[str, Any]:
 
 
 def _of_path(place: Path) -> dict[str, Any]:
-    """The settings of a file of settings, or of a folder: with exactly one YAML, that has precedence."""
+    """The settings of a file of settings, or of a folder: an exported decoder, or one with a YAML."""
     if place.suffix in (".yaml", ".yml"):
         return _of_mapping(read_yaml(str(place)), source=str(place))
+    if (place / CARD_FILE).is_file():
+        return {"decoder": str(place)}
     files = sorted(path for path in place.glob("*.y*ml")) if place.is_dir() else []
     if len(files) != 1:
         try:
@@ -136,7 +139,8 @@ def _of_files(paths: list[str]) -> dict[str, Any]:
     if foreign := [path for path in paths if path.endswith(FOREIGN_WEIGHTS)]:
         raise UsageError(
             f"`{foreign[0]}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="a model of files is (llama_dir, adapter) or (llama_dir, adapter, clip)",
+            hint="a model of files is (llama_dir, adapter) or (llama_dir, adapter, clip); MindIR graphs of "
+            '`export decoder` run with backend="ms" or "mslite"',
         )
     if not 2 <= len(paths) <= 3:
         raise UsageError(f"A model of files is (llama_dir, adapter) or (llama_dir, adapter, clip), got {len(paths)}")

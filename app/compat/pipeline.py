@@ -74,9 +74,9 @@ def pipeline(
     Parameters:
         task: `"caption"`, `"ask"`, `"choose"`, `"text_generation"`, or the name of an installed one.
         model: None for the embedded model; a name, which is a folder on the search path `LLAMA_ADAPTER_HOME`; a bundle;
-            a LLaMA folder of Meta's or Hugging Face's form; a folder with exactly one YAML, or a YAML file; a tuple
-            (llama_dir, adapter) or (llama_dir, adapter, clip); a mapping of settings, an `InferConfig` or a
-            `CaptionerSpec`; or a `Captioner`, which stays yours to close.
+            a LLaMA folder of Meta's or Hugging Face's form; the folder of an exported decoder; a folder with exactly
+            one YAML, or a YAML file; a tuple (llama_dir, adapter) or (llama_dir, adapter, clip); a mapping of settings,
+            an `InferConfig` or a `CaptionerSpec`; or a `Captioner`, which stays yours to close.
         tokenizer: None, or the model's own in another library's form, such as a transformers `LlamaTokenizer`. It is
             checked against the model's.
         image_processor: called with each picture before the model's own resizing; returns a picture, not normalised.

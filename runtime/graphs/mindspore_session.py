@@ -1,6 +1,7 @@
 """A MindIR file run by MindSpore, on the CPU or on an Ascend chip."""
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -42,11 +43,14 @@ class MindsporeSession:
         try:
             with graph_mode(mindspore):
                 graph = mindspore.load(file)
-                self._cell: Any = mindspore.nn.GraphCell(graph)
+                cell = mindspore.nn.GraphCell(graph)
         except Exception as error:
             raise GraphError(f"MindSpore cannot open `{file}`: {one_line(str(error))}", hint=HINT) from error
         # With open sizes declared, no new sizes compile the graph again.
-        self._cell.set_inputs(*(open_tensor(mindspore, port) for port in described.inputs))
+        cell.set_inputs(*(open_tensor(mindspore, port) for port in described.inputs))
+        self._held: list[Any] = [cell]
+        # At the end of the program too, before MindSpore itself is gone: a cell needs it.
+        self._finalizer = weakref.finalize(self, self._held.clear)
         self.info = GraphInfo(
             name=f"mindspore ({target})",
             file=file,
@@ -59,13 +63,14 @@ class MindsporeSession:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`."""
-        if self._cell is None:
+        if not self._held:
             raise closed_error(self.info.file)
         arrays = as_inputs(inputs, self.info.inputs)
         check_sizes(arrays, self.info.inputs, file=self.info.file)
         try:
             with graph_mode(self._mindspore):
-                given = self._cell(*(self._mindspore.Tensor(array) for array in arrays))
+                # Memory is shared, not copied: all outputs are there when the call returns.
+                given = self._held[0](*(self._mindspore.Tensor.from_numpy(array) for array in arrays))
                 outputs = given if isinstance(given, tuple) else (given,)
                 return [output.asnumpy() for output in outputs]
         except Exception as error:
@@ -78,7 +83,7 @@ class MindsporeSession:
 
     def close(self) -> None:
         """Release the memory of the graph."""
-        self._cell = None
+        self._finalizer()
 
 
 def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: str) -> None:

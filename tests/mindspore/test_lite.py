@@ -196,3 +196,8 @@ def test_fewer_tokens_than_asked_for_are_told() -> None:
         made = pipeline("caption", exported(), backend="ms", infer_seq_length=600, target="CPU")
     with made:
         assert made.captioner.info.context == 512
+
+
+def test_an_exported_folder_is_a_model_without_a_backend_too() -> None:
+    with pipeline("caption", exported(), device="cpu") as describe:
+        assert describe.captioner.info.device == "mindspore (CPU)"

@@ -1,0 +1,71 @@
+"""MindIR decoders where MindSpore is not installed: what is told. tests/mindspore runs them."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter import Captioner, pipeline
+from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.exported.card import CARD_FILE
+from llama_adapter.runtime.errors import GraphError, UsageError
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
+
+
+@pytest.fixture(autouse=True)
+def without_mindspore(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if "mindspore" in name else found(name, *rest)
+    )
+
+
+def test_an_export_says_what_to_install_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GraphError) as failure:
+        run_export_decoder(DecoderJob(out=str(tmp_path / "made"), format="mindir"))
+    assert "[mindspore]" in (failure.value.hint or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_floats_are_exported() -> None:
+    for precision in ("int8", "int4"):
+        with pytest.raises(ValueError, match="precision"):
+            DecoderJob(out="made", format="mindir", precision=precision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"decoder_backend": "ms"}, {"ge_config": "config.ini"}, {"decoder": "made", "decoder_backend": "tensorrt"}],
+)
+def test_settings_that_exclude_each_other(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="decoder"):
+        CaptionerSpec(**values)
+
+
+def test_devices_of_mindir_graphs() -> None:
+    made = mindir_runtime("npu:3", backend="mslite", config_path=None)
+    assert made == MindirRuntime(backend="mslite", is_ascend=True, device_id=3)
+    assert made.device == "npu:3"
+    assert mindir_runtime("cpu", backend="ms", config_path=None).device == "cpu"
+    for device in ("cuda", "cuda:1", "npu:x"):
+        with pytest.raises(UsageError):
+            mindir_runtime(device, backend="ms", config_path=None)
+
+
+def test_missing_graphs_and_those_of_other_programs_are_told(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    pair = [foreign / f"bloom_{kind}_graph.mindir" for kind in ("prefill", "inc")]
+    for model in (None, pair, foreign, "nowhere"):
+        with pytest.raises(UsageError):
+            pipeline("caption", model, backend="mslite")
+    for path in pair:
+        path.write_bytes(b"graph")
+    for model in (pair, foreign):
+        with pytest.raises(UsageError) as failure:
+            pipeline("caption", model, backend="mslite")
+        assert CARD_FILE in failure.value.message
+    with pytest.raises(GraphError):
+        Captioner.load(decoder=foreign, decoder_backend="ms")
