@@ -82,6 +82,7 @@ print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules})
 FLAGS = {
     "sizes": "of models with random weights",
     "rounds": "of processes and rates",
+    "engines": "programs to compare",
     "budget": "seconds for the repetitions of one figure",
     "work": "working folder",
 }
@@ -93,6 +94,7 @@ class Settings:
 
     sizes: tuple[str, ...] = ("160M", "1B")
     rounds: int = 3
+    engines: tuple[str, ...] = ENGINES
     budget: float = 2.5
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-graphs")
 
@@ -174,7 +176,7 @@ def measure_rates(settings: Settings, *, threads: int) -> dict[str, Any]:
     plan = Plan(
         sections=("decode",),
         sizes=settings.sizes,
-        engines=ENGINES,
+        engines=settings.engines,
         rounds=settings.rounds,
         threads=threads,
         budget=settings.budget,
@@ -215,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         full=Settings(),
         quick=Settings(sizes=("tiny",), rounds=1, budget=0.1),
         flags=FLAGS,
-        choices={"sizes": ("tiny", "160M", "1B")},
+        choices={"sizes": ("tiny", "160M", "1B"), "engines": ENGINES},
     )
     return 0
 
