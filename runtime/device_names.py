@@ -1,6 +1,9 @@
-"""Names that other systems have for devices -> ours. Imports no torch."""
+"""Names of devices: those of other systems, and the parts of ours. Imports no torch."""
+
+import re
 
 _OURS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "npu": "npu", "ascend": "npu"}
+_NAME = re.compile(r"(cpu)|(cuda|npu)(?::([0-9]{1,3}))?")
 
 
 def our_device(name: str, *, index: int | None = None) -> str | None:
@@ -13,3 +16,19 @@ def our_device(name: str, *, index: int | None = None) -> str | None:
         return ours
     number = own_index if colon else "" if index is None else str(index)
     return f"{ours}:{number}" if number else ours
+
+
+def split_device(device: str) -> tuple[str, int | None]:
+    """`npu:2` -> npu, 2; `npu` -> npu, 0; `cpu` -> cpu, None. Raises ValueError."""
+    match = _NAME.fullmatch(device)
+    if match is None or int(match[3] or 0) > 255:
+        raise ValueError(f"wanted cpu, cuda:N or npu:N with N from 0 to 255, got {device!r}")
+    return (match[1], None) if match[1] else (match[2], int(match[3] or 0))
+
+
+def om_device_id(device: int | str) -> int:
+    """The number of a device that runs OM files: 2, `npu:2` -> 2. Raises ValueError."""
+    kind, number = ("npu", device) if isinstance(device, int) else split_device(device)
+    if kind != "npu" or number is None or not 0 <= number <= 255:
+        raise ValueError(f"wanted a number from 0 to 255 or npu:N, got {device!r}")
+    return number

@@ -60,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     if any(mark in options.adapter for mark in "*?[") and not Path(options.adapter).exists():
         raise UsageError(f"Nothing matches `{options.adapter}`", hint="name the adapter's file, such as BIAS-7B.pth")
-    from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.graph_export.to_onnx import OnnxJob, run_export_onnx
+    from llama_adapter.app.models.spec import EncoderSources
 
     sources = settings(EncoderSources, vars(options), shown={"adapter": "ADAPTER"})
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": sources}

@@ -32,6 +32,7 @@ ALLOWED_SKIPS = re.compile(
     r"this processor has no |they are for Linux on x86_64|this machine's oneDNN does not compute in "
     r"|no CUDA device here"
     r"|torch_npu (has no wheel for|\S+ does not go with|refuses a torch)|the torch_npu in .* is for another Python"
+    r"|onnxruntime-cann (has no wheel for|needs numpy 1)"
     r"|torch_npu is installed here|llama-cpp-python is compiled for minutes"
     r"|root may open every file|only root may |this file system takes no such names"
     r"|needs (named pipes|Linux|a file)|only glibc |Linux has it"

@@ -16,20 +16,25 @@ MARK = "pytest.mark.proves"
 
 # Columns, and what a passing test says of them: the real device or program ran, or a stand-in did.
 RUN, CONTRACT = "run", "contract"
-COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT}
+COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT, "MindSpore": RUN}
 
 # What a device has nothing of.
 WITHOUT = {
     ("graphs", "CPU"),
     ("asynchronous read-back", "CPU"),
     ("several batch sizes", "CPU"),
-    ("graphs", "ONNX"),
-    ("asynchronous read-back", "ONNX"),
-    ("traces", "ONNX"),
+    ("execution providers", "CPU"),
+    ("execution providers", "OM"),
+    ("execution providers", "MindSpore"),
+    *(
+        (feature, runs)
+        for feature in ("graphs", "asynchronous read-back", "traces")
+        for runs in ("ONNX", "OM", "MindSpore")
+    ),
 }
 
 # Sections of the page, their features, and the columns that have a meaning for them.
-EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), ("CPU", "CUDA", "NPU", "ONNX"), ("CPU", "ONNX", "OM"), ("CPU",)
+EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), tuple(COLUMNS), ("CPU", "ONNX", "OM", "MindSpore"), ("CPU",)
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Models": (
         EVERYWHERE,
@@ -43,6 +48,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "CAPTION adapters (one query)",
             "adapters with CLIP inside",
             "LLaMA without adapter",
+            "LLaMA-Adapter V1 for texts",
         ),
     ),
     "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights")),
@@ -62,12 +68,23 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "traces",
         ),
     ),
-    "Encoder": (ENCODER, ("visual query of the reference", "any number of pictures", "several batch sizes", "doctor")),
+    "Encoder": (
+        ENCODER,
+        (
+            "visual query of the reference",
+            "any number of pictures",
+            "several batch sizes",
+            "execution providers",
+            "prefix files",
+            "doctor",
+        ),
+    ),
     "Programs": (
         HOST,
         (
             "caption, ask: resume after kill -9",
             "generate: resume after kill -9",
+            "encode: resume after kill -9",
             "demo_bsz.py",
             "settings from files and the environment",
             "pipeline, InferTask",

@@ -31,7 +31,7 @@ class EncoderCard:
         try:
             if card.part != "vision":
                 raise ValueError(f"it is that of another part of a model, {card.part}")
-            vision = _read_config(card.config)
+            vision = read_vision_config(card.config)
         except ValueError as error:
             raise card_error(file, error) from None
         return cls(name=card.name, vision=vision, dtype=card.dtype, opset=card.opset, fingerprint=card.fingerprint)
@@ -59,7 +59,8 @@ class EncoderCard:
         return self.vision.query.num_queries, self.vision.query.output_dim
 
 
-def _read_config(values: Mapping[str, Any]) -> VisionConfig:
+def read_vision_config(values: Mapping[str, Any]) -> VisionConfig:
+    """The configuration in a file. Raises ValueError for missing, unknown and wrong fields."""
     check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
     for half, kind in (("clip", ClipConfig), ("query", QueryConfig)):
         check_fields(values[half], dict.fromkeys((field.name for field in fields(kind)), int), what=half)

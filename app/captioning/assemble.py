@@ -12,22 +12,24 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
-    check_encoder_exists,
+    check_encoding,
     check_sizes,
-    encoder_identity,
     encoder_spec,
     examine,
     om_card,
 )
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
+from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
+from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
@@ -46,16 +48,28 @@ def assemble_parts(
 
     Raises DeviceError, CheckpointError and GraphError.
     """
+    if spec.decoder is not None:
+        raise UsageError(
+            "An exported decoder is not measured operator by operator",
+            hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
+        )
     if vision is None and spec.is_llama_alone:
         vision = NoEncoder()
+    encoding: Encoding | None = None
+    if vision is None and spec.vision_kind == "prefixes":
+        check_encoder_exists(spec)
+        encoding = read_encoding(str(spec.encoder))
+        vision = EncodedBefore(encoding.vision)
+        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
+    identity: str | None = None
     with ExitStack() as stack:
         exported: ExportedEncoder | None = None
-        card: EncoderCard | None = None
+        card: EncoderCard | None = None if encoding is None else encoding.card
         if vision is None and spec.vision_kind == "onnx":
             exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
             card = exported.card
@@ -65,11 +79,19 @@ def assemble_parts(
             model = load_model(spec, dtype=choice, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
             model = load(choice)
-        if card is not None:
+        if encoding is not None:
+            identity = check_encoding(encoding, model, spec=spec)
+        elif card is not None:
             check_card(card, model, spec=spec)
+        if not model.vision_state and vision is None:
+            if exported is not None or spec.encoder is not None:
+                raise CheckpointError(
+                    f"The adapter `{spec.adapter}` is for texts and sees no pictures, so `{spec.encoder}` has no use"
+                )
+            vision, is_encoded_elsewhere = NoEncoder(), True
         placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
-        foreign_note, identity = "", None
+        foreign_note = ""
         if placed.vision is not None:
             vision = placed.vision
         elif vision is None:
@@ -88,6 +110,7 @@ def assemble_parts(
             title = find_scheme(model.precision).title
             widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
         stack.pop_all()
+    has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
@@ -114,7 +137,8 @@ def assemble_parts(
             notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=model.decoder_config.context,
             default_prompt=model.prompt,
-            has_adapter=model.decoder_config.num_adapter_layers > 0,
+            has_adapter=has_adapter and not is_for_texts,
+            has_text_adapter=has_adapter and is_for_texts,
         ),
         model=dataclasses.replace(model, vision_state={}, decoder_state={}),
         backend=backend,

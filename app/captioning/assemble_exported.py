@@ -8,17 +8,28 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.exported_model import MINDIR, ExportedModel, check_fingerprint, read_exported_model
+from llama_adapter.app.models.exported_encoder import encoder_graph
+from llama_adapter.app.models.exported_model import (
+    FOR_ATC,
+    MINDIR,
+    ExportedModel,
+    check_fingerprint,
+    read_exported_model,
+)
+from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
+from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.llm.exported.om_program import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
-from llama_adapter.runtime.graphs.open_session import GraphSpec, default_threads
-from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
+from llama_adapter.runtime.graphs.open_session import default_threads
+from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
 
 
@@ -37,7 +48,8 @@ class GraphBackend:
     def mark(self) -> None:
         """Nothing is queued."""
 
-    def profiler(self, folder: Path) -> Any:
+    @property
+    def profiler(self) -> Any:
         """Raises UsageError: the profiler is torch's."""
         raise UsageError(
             "An exported decoder has no trace: the profiler is torch's", hint="leave out --trace, or --decoder"
@@ -56,11 +68,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     runtime = None
     if card.format == MINDIR:
         runtime = mindir_runtime(spec.device, backend=spec.decoder_backend or "ms", config_path=spec.ge_config)
-    if runtime is None and spec.device not in (AUTO, "cpu"):
-        raise UsageError(
-            f"device {spec.device}: an ONNX decoder runs on the CPU here", hint="leave out --device, or --decoder"
-        )
-    if runtime is None and (spec.decoder_backend or spec.ge_config):
+    elif spec.decoder_backend or spec.ge_config:
         raise UsageError(
             f"`{spec.decoder}` is an export as {card.format}, and decoder_backend and ge_config are for MindIR",
             hint="leave them out, or export the decoder with --format mindir",
@@ -78,18 +86,24 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         )
     config = dataclasses.replace(config, context=spec.context or config.context)
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
+    notes: tuple[str, ...] = ()
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
-        program = open_program(exported, num_slots=num_slots, runtime=runtime)
+        program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime)
+        if most_tokens < config.context:
+            notes = (f"the gears of the decoder take {most_tokens} tokens of prompt and answer together",)
+            config = dataclasses.replace(config, context=most_tokens)
         engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
-    kind: Any = "torch" if not isinstance(vision, ArrayEncoder) else _kind(vision.inner)
+    if spec.vision_kind == "prefixes" and spec.encoder is not None:
+        encoding = read_encoding(spec.encoder)
+        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     spec = dataclasses.replace(
         spec,
-        vision=kind if kind == "torch" or spec.encoder is not None else None,
-        device="cpu" if runtime is None else runtime.device,
+        vision=spec.vision_kind,
+        device=("cpu" if spec.device == AUTO else spec.device) if runtime is None else runtime.device,
         dtype=card.dtype,
         batch_size=num_slots,
         context=config.context,
@@ -105,63 +119,89 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         mode=EXPORTED,
         operators="graph",
         encoder=identity,
-        notes=(),
+        notes=notes,
         context=config.context,
         default_prompt=card.prompt,
-        has_adapter=config.num_adapter_layers > 0,
+        has_adapter=bool(card.fingerprint),
+        has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
     )
     backend = GraphBackend(program.name)
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
-def open_program(exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None) -> DecoderProgram:
-    """The graphs of an exported decoder, loaded, with `num_slots` slots; `runtime` is for MindIR. Raises GraphError."""
+def open_program(
+    spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None
+) -> tuple[DecoderProgram, int]:
+    """The graphs of an exported decoder, loaded, with `num_slots` slots, and the most tokens that a row may have.
+
+    `runtime` is for MindIR. Raises GraphError.
+    """
+    card, folder = exported.card, exported.folder
     if runtime is not None:
-        return open_mindir_program(exported.card, exported.folder, runtime, num_slots=num_slots)
-    if exported.card.format != "onnx":
-        raise GraphError(
-            f"`{exported.folder}` is an export as {exported.card.format}, which is not run here",
-            hint="export the decoder with --format onnx",
-        )
-    return OnnxProgram(exported.card, exported.folder, threads=default_threads(), num_slots=num_slots)
+        return open_mindir_program(card, folder, runtime, num_slots=num_slots), card.config.context
+    if card.format == "onnx":
+        provider, threads = decoder_provider(spec), default_threads()
+        program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider)
+        return program, card.config.context
+    if card.format == FOR_ATC:
+        _, device_id = split_device("npu" if spec.device == AUTO else spec.device)
+        return open_om_program(card, folder, device_id=device_id or 0, num_slots=num_slots)
+    raise GraphError(
+        f"`{folder}` is an export as {card.format}, which is not run here", hint="export it with --format onnx"
+    )
 
 
 def _open_vision(
     spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
 ) -> tuple[VisionBackend, str | None]:
     """The picture encoder, and its identity in records; None where it is the model's own."""
-    if not exported.card.config.num_adapter_layers:
+    if not exported.card.fingerprint:  # LLaMA alone, or with an adapter for texts
         return NoEncoder(), None
-    if spec.encoder is not None:
-        kind: Any = spec.vision_kind
-        graph = GraphSpec(
-            kind=kind, path=spec.encoder, device_id=spec.encoder_device or 0, own_process=spec.encoder_process
-        )
-        encoder = _open_checked(graph, exported)
-        return ArrayEncoder(encoder), None
-    if spec.model is not None or spec.llama_dir is not None:
+    if spec.encoder is not None and spec.vision_kind == "prefixes":
+        return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)
+    if spec.vision_kind == "torch":
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
 
         return open_torch_encoder(spec, exported), None
-    if exported.encoder is None:
+    path = spec.encoder or exported.encoder
+    if path is None:
         raise GraphError(
             f"`{exported.folder}` has no picture encoder",
             hint="name an exported one as --encoder, or the model that the decoder was exported from",
         )
-    if runtime is not None:
-        return ArrayEncoder(ExportedEncoder(runtime.open(exported.encoder))), None
-    graph = GraphSpec(kind="onnx", path=str(exported.encoder), own_process=spec.encoder_process)
-    return ArrayEncoder(_open_checked(graph, exported)), None
-
-
-def _open_checked(graph: GraphSpec, exported: ExportedModel) -> ExportedEncoder:
-    encoder = open_encoder(graph)
+    if runtime is not None and spec.encoder is None:
+        encoder = ExportedEncoder(runtime.open(Path(path)))
+    else:
+        encoder = open_encoder(encoder_graph(dataclasses.replace(spec, encoder=str(path))))
     try:
-        check_encoder(encoder, exported, path=graph.path)
+        check_encoder(encoder, exported, path=str(path))
     except BaseException:
         encoder.close()
         raise
-    return encoder
+    return ArrayEncoder(encoder), None
+
+
+def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:
+    """What passes the visual queries of prefix files on. Raises GraphError for those of another model."""
+    card = exported.card
+    if encoding.keeps == "queries":
+        check_fingerprint(encoding.fingerprint, exported, what=f"The encoder of `{path}`", name=encoding.name)
+    elif encoding.digest != card.digest:
+        raise GraphError(
+            f"The prefixes `{path}` hold keys and values of the model {encoding.name} ({encoding.digest[:12]}), and "
+            f"the decoder in `{exported.folder}` is of {card.name} ({card.digest[:12]})",
+            hint="name the decoder of the model that encoded them, or encode again without --keys-values",
+        )
+    made, wanted = encoding.card.output_shape, (card.config.num_queries, card.config.dim)
+    order = encoding.vision.channel_order
+    if made != wanted or order != card.channel_order:
+        raise GraphError(
+            f"The prefixes `{path}` hold {made[0]} visual queries of width {made[1]} in the colour order {order}, and "
+            f"the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]} in {card.channel_order}",
+            hint="encode the pictures again with the decoder's model",
+        )
+    is_own = encoding.encoder is not None or (encoding.dtype, encoding.precision) == (card.dtype, card.precision)
+    return EncodedBefore(encoding.vision), None if is_own else f"{encoding.dtype} {encoding.precision}"
 
 
 def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: str) -> None:
@@ -176,7 +216,3 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
         )
     if encoder.card is not None:
         check_fingerprint(encoder.card.fingerprint, exported, what=f"The encoder `{path}`", name=encoder.card.name)
-
-
-def _kind(encoder: ExportedEncoder) -> str:
-    return "om" if encoder.session.info.file.endswith(".om") else "onnx"

@@ -15,12 +15,15 @@ from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, TextPr
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.spec import TextPrefix
+from llama_adapter.app.prefixes.file import StoredPicture
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.out_of_distribution import OodDetector
+
+Content = np.ndarray | StoredPicture | TextPrefix  # pixels as the encoder takes them, or what stands for a picture
 
 
 class CaptionLoop:
@@ -68,7 +71,7 @@ class CaptionLoop:
         num_missing = self.num_rows - num_pictures
         return num_missing if 2 * num_missing >= self.num_rows else 0
 
-    def start(self, asked: Sequence[tuple[np.ndarray | TextPrefix, Sequence[ActiveRequest]]]) -> None:
+    def start(self, asked: Sequence[tuple[Content, Sequence[ActiveRequest]]]) -> None:
         """Encode pictures, and hand the requests about each to the engine."""
         encoded, clip_ms = self.encode([picture for picture, _ in asked])
         for (_, requests), picture in zip(asked, encoded, strict=True):
@@ -76,7 +79,7 @@ class CaptionLoop:
                 request.ms["clip"] = clip_ms
                 self.submit(request, picture)
 
-    def encode(self, pictures: Sequence[np.ndarray | TextPrefix]) -> tuple[list[EncodedPicture], float]:
+    def encode(self, pictures: Sequence[Content]) -> tuple[list[EncodedPicture], float]:
         """Encode pictures, or what stands for them; returns them and the encoder's milliseconds.
 
         Pixels are as the encoder takes them. The prefixes are views into shared tensors. After an out-of-memory error,
@@ -92,13 +95,14 @@ class CaptionLoop:
         return [known[one] if isinstance(one, str) else next(rest) for one in pictures], clip_ms
 
     def _encode_text_prefix(self, wanted: TextPrefix) -> tuple[EncodedPicture, float]:
-        if wanted == "none":
+        if wanted != "zeros":
             self._clock.enter("pre")
-            return EncodedPicture(self._engine.empty_prefix()), 0.0
+            engine = self._engine
+            return EncodedPicture(engine.empty_prefix() if wanted == "none" else engine.learned_prefix()), 0.0
         [picture], clip_ms = self._encode_pixels([self._text_prefixes.zeros])
         return picture._replace(unfamiliar=None), clip_ms
 
-    def _encode_pixels(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
+    def _encode_pixels(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         pictures: list[EncodedPicture] = []
         clip_ms = 0.0
         while len(pictures) < len(pixels):
@@ -112,13 +116,19 @@ class CaptionLoop:
             clip_ms += encoded[1]
         return pictures, clip_ms
 
-    def _encode_batch(self, pixels: Sequence[np.ndarray]) -> tuple[list[EncodedPicture], float]:
+    def _encode_batch(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
-        visual_query_BQD = self._vision.encode(np.stack(pixels))
+        # A run has pictures or stored ones; of the latter, `EncodedBefore` takes the visual queries.
+        whole = np.stack([one.query_QD if isinstance(one, StoredPicture) else one for one in pixels])
+        visual_query_BQD = self._vision.encode(whole)
         clip_ms = (time.perf_counter() - started) * 1e3
         self._clock.enter("pre")
-        prefixes = self._engine.project_prefix(visual_query_BQD)
+        stored = [one.keys_values for one in pixels if isinstance(one, StoredPicture) and one.keys_values is not None]
+        if stored:
+            prefixes = [self._engine.stored_prefix(*keys_values) for keys_values in stored]
+        else:
+            prefixes = self._engine.project_prefix(visual_query_BQD)
         if self._ood_detector is None:
             return [EncodedPicture(prefix) for prefix in prefixes], clip_ms
         # After the projection is queued, so that the device is busy while the host waits.

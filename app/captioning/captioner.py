@@ -10,16 +10,17 @@ from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
+from llama_adapter.app.captioning.looking import Looked, Wants, carried_bytes, is_shareable, look_at
 from llama_adapter.app.captioning.open_parts import open_parts
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, RemotePicture, given_pictures
+from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.trace import Trace
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items, work_items
@@ -34,8 +35,9 @@ from llama_adapter.app.models.spec import (
     TextPrefix,
     VisionKind,
 )
+from llama_adapter.app.prefixes.file import StoredPicture
 from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.reading.reader import PictureReader, PictureReading, Reader
+from llama_adapter.app.reading.reader import PictureReader, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
@@ -68,9 +70,6 @@ __all__ = [
     "work_items",
 ]
 
-# Takes an item and its picture's digest ("" if the picture cannot be read); returns the questions to answer.
-Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]
-
 StrPath = str | os.PathLike[str]
 DEFAULTS = CaptionerSpec()
 
@@ -102,14 +101,6 @@ class TextOptions(AskOptions, total=False):
     """The keyword arguments of `Captioner.generate_text`, all optional."""
 
     text_prefix: TextPrefix | None
-
-
-class _Reading(NamedTuple):
-    """An item with its picture read, and its questions to answer."""
-
-    item: WorkItem
-    questions: tuple[WorkQuestion, ...]
-    picture: PictureReading
 
 
 class Captioner:
@@ -154,7 +145,9 @@ class Captioner:
         ge_config: StrPath | None = DEFAULTS.ge_config,
         encoder: StrPath | None = DEFAULTS.encoder,
         encoder_process: bool = DEFAULTS.encoder_process,
-        encoder_device: int | None = DEFAULTS.encoder_device,
+        encoder_device: int | str | None = DEFAULTS.encoder_device,
+        provider_option: Sequence[str] = DEFAULTS.provider_option,
+        provider_config: StrPath | None = DEFAULTS.provider_config,
         device: "str | torch.device" = DEFAULTS.device,
         dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
@@ -176,13 +169,17 @@ class Captioner:
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
-            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`.
+            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
+                pictures come from prefix files.
             decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
             decoder_backend: what runs MindIR graphs: `"ms"` (default), MindSpore, or `"mslite"`, MindSpore Lite.
             ge_config: a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend.
-            encoder: file of an exported encoder, for `vision` onnx and om.
+            encoder: file of an exported encoder, for `vision` onnx and om; a prefix file or folder, for prefixes.
             encoder_process: run the exported encoder in its own process. Default: False.
-            encoder_device: device of an OM, 0 to 255. Default: the decoder's device if it can run an OM, else 0.
+            encoder_device: device of an OM, 0 to 255; default: the decoder's device if it can run an OM, else 0. For
+                onnx `"cpu"` (default), `"cuda:0"` or `"npu:0"`.
+            provider_option: options of onnxruntime's execution provider, such as `"gpu_mem_limit=1000000000"`.
+            provider_config: INI file with the same, in sections such as `[CUDAExecutionProvider]`.
             device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
                 or a `torch.device`.
             dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a
@@ -303,7 +300,8 @@ class Captioner:
         Parameters:
             pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
                 PIL images, and arrays or tensors of pixels. A folder means the pictures in it, a pattern such as
-                `"photos/**/*.jpg"` those that it matches, a tar archive its members. Pixels are RGB of any size, uint8
+                `"photos/**/*.jpg"` those that it matches, a tar archive its members, a prefix file or folder the
+                pictures that `llama-adapter encode` encoded. Pixels are RGB of any size, uint8
                 or floats (0 to 1, or 0 to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
@@ -416,8 +414,8 @@ class Captioner:
             prompts: one or several. A text is an instruction; a tuple (instruction, input), a `RawPrompt` and a list of
                 token ids are one prompt too. Several come in a list or another iterable.
             text_prefix: what the model attends to in place of a picture. `"zeros"`: a picture of zeros, as in the
-                training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero. Default:
-                zeros for a model with adapter, none for LLaMA alone.
+                training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero.
+                `"learned"`: what an adapter of LLaMA-Adapter V1 learned. Default: what the model was trained with.
 
         The other parameters are those of `generate`. Raises, before anything is computed, ValueError, TypeError,
         PromptTooLongError, PromptError and ImportError as `generate`.
@@ -497,15 +495,15 @@ class Captioner:
         comes after all earlier answers.
         """
         clock = clock or StageClock()
-        look = partial(_look, reader=reader or self.reader, wants=wants)
+        look = partial(look_at, reader=reader or self.reader, wants=wants)
         with (
             self.open_loop(clock) as loop,
             Prefetcher(
                 iter(items),
                 look,
                 ahead=2 * self.batch_size,
-                shareable=_is_shareable,
-                num_bytes=_carried_bytes,
+                shareable=is_shareable,
+                num_bytes=carried_bytes,
                 may_wait=may_wait,
                 stop=stop,
             ) as prefetcher,
@@ -557,10 +555,10 @@ class Captioner:
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
-    def _admit(self, readings: Sequence[_Reading], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
+    def _admit(self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before."""
         errors: list[Answer] = []
-        asked: list[tuple[np.ndarray | TextPrefix, list[ActiveRequest]]] = []
+        asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
@@ -576,7 +574,7 @@ class Captioner:
         return errors
 
     def _begin(
-        self, question: WorkQuestion, reading: _Reading, *, sampling: SamplingParams
+        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams
     ) -> tuple[ActiveRequest, AnswerError | None]:
         """The request of a question, and the error that prevents its answer. Its times start with the reading."""
         picture, error = reading.picture, reading.picture.error
@@ -644,34 +642,3 @@ def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Eve
             if isinstance(event, Answer):
                 shown.update()
             yield event
-
-
-def _look(item: WorkItem, *, reader: Reader, wants: Wants | None) -> _Reading:
-    """Read an item's picture, as far as its questions need it."""
-    picture = item.picture
-    if isinstance(picture, RemotePicture):
-        picture = picture.read(reader, name=item.label)
-    if isinstance(picture, PictureReading):
-        return _Reading(item, item.questions if wants is None else wants(item, picture.digest), picture)
-    if wants is None:
-        return _Reading(item, item.questions, reader.read(picture, name=item.label))
-    questions: tuple[WorkQuestion, ...] | None = None
-
-    def wants_pixels(digest: str) -> bool:
-        nonlocal questions
-        questions = wants(item, digest)
-        return bool(questions)
-
-    reading = reader.read(picture, name=item.label, wants_pixels=wants_pixels)
-    # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
-    return _Reading(item, wants(item, reading.digest) if questions is None else questions, reading)
-
-
-def _carried_bytes(item: WorkItem) -> int:
-    """Bytes of a picture that is in memory before it is read, such as a member of a compressed archive."""
-    return len(item.picture) if isinstance(item.picture, bytes) else 0
-
-
-def _is_shareable(item: WorkItem) -> bool:
-    """Whether another thread may read the picture: an image object may be in use, or in several items."""
-    return not hasattr(item.picture, "getpixel")

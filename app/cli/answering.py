@@ -1,6 +1,7 @@
 """The commands of tasks (`caption`, `ask`, `generate`): flags -> a job."""
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +11,8 @@ from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, a
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
-from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, CaptionerSpec
+from llama_adapter.app.prefixes import is_prefixes
 from llama_adapter.app.tasks.entry import TaskEntry
 from llama_adapter.app.tasks.registry import entries_by_command, installed, question_of, tasks
 from llama_adapter.app.terminal.stderr_lines import say
@@ -57,7 +59,7 @@ def _add_task(commands: Any, name: str, entries: Sequence[TaskEntry]) -> None:
 def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
     sees_pictures = entries[0].needs_picture
     if sees_pictures:
-        _add_pictures(parser)
+        add_pictures(parser)
     prompt = parser.add_argument_group("prompt", section="prompt")
     for option in (option for entry in entries for option in entry.options):
         prompt.add_argument(
@@ -110,9 +112,10 @@ def _add_prompt_files(group: Any) -> None:
     group.add_argument("--raw", action="store_true", help="prompts without the instruction template")
     group.add_argument(
         "--text-prefix",
-        choices=("none", "zeros"),
-        help="what the model attends to in place of a picture: nothing, or a picture of zeros, as in the training of "
-        "LLaMA-Adapter V2 on texts (default: zeros with an adapter, none without)",
+        choices=("none", "zeros", "learned"),
+        help="what the model attends to in place of a picture: nothing, a picture of zeros, as in the training of "
+        "LLaMA-Adapter V2 on texts, or what an adapter of LLaMA-Adapter V1 learned (default: what the model was "
+        "trained with)",
     )
     group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
 
@@ -129,7 +132,7 @@ def _list_tasks(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _add_pictures(parser: Parser) -> None:
+def add_pictures(parser: Parser) -> None:
     parser.add_argument(
         "paths",
         key="pictures",
@@ -137,7 +140,7 @@ def _add_pictures(parser: Parser) -> None:
         first=True,
         metavar="PICTURES",
         nargs="*",
-        help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset)",
+        help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset), or what `encode` wrote",
     )
     group = parser.add_argument_group("pictures", section="input")
     group.add_argument("--recursive", action="store_true", first=True, help="include sub-folders")
@@ -191,18 +194,7 @@ def _add_output(parser: Parser) -> None:
         help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
         "questions with an answer there are skipped",
     )
-    earlier = output.add_mutually_exclusive_group()
-    earlier.add_argument(
-        "--resume",
-        action="store_const",
-        const=False,
-        default=False,
-        dest="overwrite",
-        help="continue the records in --out (default)",
-    )
-    earlier.add_argument("--overwrite", action="store_true", help="delete the records in --out and start over")
-    output.add_argument("--max-errors", metavar="N", type=int, help="stop after N failures (default: never)")
-    output.add_argument("--retry-errors", action="store_true", help="retry pictures whose record in --out is an error")
+    add_resuming(output)
     output.add_argument(
         "--output-ids", action="store_true", help="records have the token ids of their text, as `output_ids`"
     )
@@ -230,6 +222,22 @@ def _add_output(parser: Parser) -> None:
     output.add_argument(
         "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
     )
+
+
+def add_resuming(output: Any) -> None:
+    """The flags of what a later run does with the records of earlier ones."""
+    earlier = output.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume",
+        action="store_const",
+        const=False,
+        default=False,
+        dest="overwrite",
+        help="continue the records in --out (default)",
+    )
+    earlier.add_argument("--overwrite", action="store_true", help="delete the records in --out and start over")
+    output.add_argument("--max-errors", metavar="N", type=int, help="stop after N failures (default: never)")
+    output.add_argument("--retry-errors", action="store_true", help="retry pictures whose record in --out is an error")
 
 
 def _add_sampling(group: Any) -> None:
@@ -301,7 +309,10 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     spec = spec_from(options, sees_pictures=sees_pictures)
     if not sees_pictures and options.text_prefix == "zeros" and spec.is_llama_alone:
         raise UsageError("--text-prefix zeros needs --adapter")
-    inputs = _inputs_from(options) if sees_pictures else _prompts_from(options)
+    inputs = inputs_from(options) if sees_pictures else _prompts_from(options)
+    is_encoded = sees_pictures and are_encoded(inputs)
+    if is_encoded:
+        spec = _for_prefixes(spec, inputs, options)
     sheet = () if sheet_file is None else read_question_sheet(sheet_file)
     values = {
         "spec": spec,
@@ -311,7 +322,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "needs_question": needs_question,
         "settings": to_run_again(options.effective, command=entries[0].command),
     }
-    if not sees_pictures:
+    if not sees_pictures or is_encoded:
         values["reader"] = "thread"  # no processes for reading pictures
     job = settings(Job, {**vars(options), **values})
     from llama_adapter.app.jobs.run import run_job
@@ -359,8 +370,30 @@ def _calibrate(options: argparse.Namespace) -> int:
     return run_calibration(settings(CalibrationJob, {**vars(options), **values}))
 
 
+def are_encoded(inputs: "InputSpec") -> bool:
+    """Whether the inputs are prefix files. Raises UsageError if only some are."""
+    encoded = [name for name in inputs.paths if is_prefixes(name)]
+    if encoded and (len(encoded) < len(inputs.paths) or inputs.lists or inputs.manifests):
+        raise UsageError(
+            f"`{encoded[0]}` holds encoded pictures, and other inputs are pictures: a run takes one or the other",
+            hint="answer for them in two runs; --out may name the same file",
+        )
+    return bool(encoded)
+
+
+def _for_prefixes(spec: CaptionerSpec, inputs: "InputSpec", options: argparse.Namespace) -> CaptionerSpec:
+    """The spec of a decoder without its encoder."""
+    if options.engine == "ray":
+        raise UsageError("Encoded pictures do not go with --engine ray", hint="one process answers for them")
+    if options.encoder is not None or options.vision is not None or options.encoder_process:
+        raise UsageError("--vision, --encoder and --encoder-process have no meaning for pictures that are encoded")
+    return dataclasses.replace(spec, vision="prefixes", encoder=inputs.paths[0])
+
+
 def _check_out(out: str | None) -> None:
-    """Raise UsageError for a file name that promises another format than records."""
+    """Raise UsageError for a file name that promises another format than records, and for a folder of prefixes."""
+    if out is not None and os.path.isdir(out) and is_prefixes(out):
+        raise UsageError(f"`{out}` holds encoded pictures and their records", hint="name another place for the answers")
     kind = _DERIVED.get(os.path.splitext(out or "")[1].lower())
     if kind is not None:
         raise UsageError(
@@ -377,7 +410,7 @@ def _prompts_from(options: argparse.Namespace) -> "InputSpec":
         return InputSpec(is_text=True, prompt_files=files, are_raw=options.raw, limit=options.limit)
 
 
-def _inputs_from(options: argparse.Namespace) -> "InputSpec":
+def inputs_from(options: argparse.Namespace) -> "InputSpec":
     from llama_adapter.app.inputs import InputSpec
 
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}

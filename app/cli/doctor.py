@@ -39,8 +39,11 @@ def _run_doctor(options: argparse.Namespace) -> int:
     if options.environment and (named := _model_flags(options)):
         goes = "goes" if len(named) == 1 else "go"
         raise UsageError(f"--environment looks at the installation only, and {', '.join(named)} {goes} with a model")
-    if options.encoder is None and options.encoder_device is not None:
-        raise UsageError("--encoder-device goes with --encoder, which is missing")
+    alone = {"--encoder-device": options.encoder_device, "--provider-option": options.provider_option or None}
+    alone["--provider-config"] = options.provider_config
+    for flag, value in alone.items():
+        if options.encoder is None and options.decoder is None and value is not None:
+            raise UsageError(f"{flag} goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
     values = vars(options) | ({"vision": None} if options.encoder is None else {})
     spec = check_adapter(settings(CaptionerSpec, values))

@@ -140,6 +140,15 @@ def _declare_om(parser: Parser) -> None:
     )
     om.add_argument("--gears", action="store_true", help="one OM for all batch sizes")
     om.add_argument(
+        "--sizes",
+        section="computation",
+        metavar="NAME=N,...",
+        action="append",
+        default=[],
+        help="a gear of a decoder's graph, such as R=1,S=256,P=1,T=1 (rows, step tokens, cached positions, wanted "
+        "tokens); given at least twice",
+    )
+    om.add_argument(
         "--soc-version", metavar="CHIP", help="such as Ascend310P3 or Ascend910B3 (default: what npu-smi reports)"
     )
     om.add_argument(
@@ -185,7 +194,8 @@ def _declare_om(parser: Parser) -> None:
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
-    from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, run_export_onnx
+    from llama_adapter.app.graph_export.to_onnx import OnnxJob, run_export_onnx
+    from llama_adapter.app.models.spec import EncoderSources
 
     values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
     run_export_onnx(settings(OnnxJob, values))

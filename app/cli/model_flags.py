@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
-from llama_adapter.app.cli.values import parse_batch_size
+from llama_adapter.app.cli.values import parse_batch_size, parse_encoder_device
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import PRECISIONS
 
@@ -59,7 +59,8 @@ def add_batch_size(group: Any) -> None:
     )
 
 
-def add_computation(compute: Any) -> None:
+def add_computation(compute: Any, *, decoder: bool = True) -> None:
+    """Add the flags of how a model is computed. Without `decoder`, those of an encoder alone."""
     compute.add_argument(
         "--device",
         metavar="D",
@@ -73,14 +74,19 @@ def add_computation(compute: Any) -> None:
         default=SPEC.dtype,
         help=default("float32, bfloat16 or float16, as the device allows; auto: what it computes best"),
     )
-    add_precision(compute)
-    add_encoder(compute)
+    if decoder:
+        add_precision(compute)
+    add_encoder(compute, decoder=decoder)
     compute.add_argument(
         "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
     )
-    compute.add_argument(
-        "--mode", metavar="M", default=SPEC.mode, help=default("eager, graph, or a graph mode of the device by name")
-    )
+    if decoder:
+        compute.add_argument(
+            "--mode",
+            metavar="M",
+            default=SPEC.mode,
+            help=default("eager, graph, or a graph mode of the device by name"),
+        )
     compute.add_argument(
         "--operators", choices=("auto", "aten"), default=SPEC.operators, help=default("aten avoids fused operators")
     )
@@ -104,10 +110,11 @@ def add_precision(group: Any) -> None:
     )
 
 
-def add_encoder(group: Any) -> None:
-    group.add_argument(
-        "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
-    )
+def add_encoder(group: Any, *, decoder: bool = True) -> None:
+    if decoder:
+        group.add_argument(
+            "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
+        )
     group.add_argument(
         "--decoder-backend",
         choices=("ms", "mslite"),
@@ -121,5 +128,22 @@ def add_encoder(group: Any) -> None:
     )
     group.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
     group.add_argument(
-        "--encoder-device", metavar="N", type=int, help="device of an OM (default: that of --device npu:N, else 0)"
+        "--encoder-device",
+        metavar="N|D",
+        type=parse_encoder_device,
+        help="number of an OM's device (default: that of --device npu:N, else 0); for an .onnx cpu, cuda:N or npu:N "
+        "(default: cpu)",
+    )
+    group.add_argument(
+        "--provider-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=SPEC.provider_option,
+        help="option of onnxruntime's execution provider, or a session configuration entry such as "
+        "session.disable_cpu_ep_fallback=1; may be given several times",
+    )
+    group.add_argument(
+        "--provider-config",
+        metavar="FILE.ini",
+        help="the same from a file, in sections such as [CANNExecutionProvider] and [session]",
     )

@@ -72,6 +72,11 @@ def parse_batch_size(text: str) -> BatchSize:
     return int(text)
 
 
+def parse_encoder_device(text: str) -> int | str:
+    """`1` -> 1, `npu:0` -> "npu:0"."""
+    return int(text) if text.isdecimal() else text
+
+
 def parse_batch_sizes(text: str) -> tuple[int, ...]:
     """`1,2,4` -> (1, 2, 4)."""
     try:

@@ -1,7 +1,7 @@
 """The command `doctor`: the table of the environment, the findings about a model, and the exit code.
 
-`environment.py`, `model.py` and `encoder.py` do the checks; here they are weighed by what the user's flags need, and
-printed. torch is imported only after the table says that it is usable.
+`environment.py`, `model.py`, `encoder.py` and `decoder.py` do the checks; here they are weighed by what the user's
+flags need, and printed. torch is imported only after the table says that it is usable.
 """
 
 import shutil
@@ -118,6 +118,10 @@ def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
 
 
 def _diagnose(spec: CaptionerSpec) -> list[Finding]:
+    if spec.decoder is not None:
+        from llama_adapter.app.doctor.decoder import diagnose_decoder
+
+        return diagnose_decoder(spec)
     from llama_adapter.app.doctor.encoder import diagnose_with_encoder
     from llama_adapter.app.doctor.model import diagnose
     from llama_adapter.app.models.checkpoints import sources_of

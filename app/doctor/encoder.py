@@ -16,15 +16,16 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
-    check_encoder_exists,
     check_sizes,
-    encoder_files,
     examine,
     has_clip,
 )
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files
+from llama_adapter.app.models.providers import encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.devices import accelerator_kind
-from llama_adapter.runtime.graphs.open_session import GraphSpec
+from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
@@ -58,7 +59,7 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
 def om_device_of(spec: CaptionerSpec) -> int | None:
     """The device on which the OM of `spec` is loaded; None if the decoder's device is of another kind."""
     beside = om_device((accelerator_kind() or "") if spec.device == AUTO else spec.device)
-    return beside if beside is None or spec.encoder_device is None else spec.encoder_device
+    return beside if beside is None or spec.encoder_device is None else om_device_id(spec.encoder_device)
 
 
 def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple[list[_Part], ExportedEncoder | None]:
@@ -87,7 +88,10 @@ def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: i
     assert spec.encoder is not None
     is_om = spec.vision_kind == "om"
     # A device may take the process down with it.
-    graph = GraphSpec(kind="om" if is_om else "onnx", path=spec.encoder, device_id=device_id, own_process=is_om)
+    kind: GraphKind = "om" if is_om else "onnx"
+    graph = GraphSpec(
+        kind=kind, path=spec.encoder, device_id=device_id, provider=encoder_provider(spec), own_process=is_om
+    )
     encoder = report.attempt(_WHAT, lambda: stack.enter_context(closing(open_encoder(graph))))
     if encoder is not None:
         sizes = " or ".join(map(str, encoder.batch_sizes or ["any"]))

@@ -107,11 +107,11 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if place is not None:
         tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.require_tokenizer()))
         llama = report.attempt("llama", lambda: open_llama(place))
-    adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter))
+    adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter, for_texts=True))
     clip: ClipSource | None = None
-    if adapter is not None:
+    if adapter is not None and adapter.sees_pictures:
         clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter))
-    elif sources.clip is not None:
+    elif adapter is None and sources.clip is not None:
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
         if clip is None:
             _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
@@ -129,7 +129,7 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         sizes += f", {config.num_layers} layers, features of width {config.output_dim}"
         report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
-    if adapter is not None:
+    if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
         _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
 
@@ -151,6 +151,8 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
         "with LoRA" if adapter.has_lora else "without LoRA",
         "with biases" if any(name.endswith(".bias") for name in adapter.llama) else "without biases",
     ]
+    if not adapter.sees_pictures:
+        parts.append("for texts alone (LLaMA-Adapter V1)")
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
     report.add("ok", "adapter", f"The adapter has {', '.join(parts)}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_adapter.runtime.child_process import absent, broken, last_line, ok, run_program
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
 from llama_adapter.runtime.text import one_line
 
@@ -31,7 +32,6 @@ IMPORT_NAMES = {
     "python-multipart": "python_multipart",
     "pyyaml": "yaml",
 }
-PROVIDER = "CPUExecutionProvider"  # of runtime/graphs/onnx_session.py
 DEVICE_FILES = (Path("/dev"), "davinci[0-9]*")
 HOME_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")  # of CANN, set by its set_env.sh
 LIBRARY = "libascendcl.so"
@@ -157,7 +157,7 @@ def look_at_packages(*names: str) -> dict[str, Any]:
 
 
 def look_at_package(name: str) -> dict[str, Any]:
-    """A package by its name for pip; for onnxruntime also its provider."""
+    """A package by its name for pip; for onnxruntime also its providers."""
     module_name = IMPORT_NAMES.get(name, name)
     if importlib.util.find_spec(module_name) is None:
         return absent()
@@ -165,11 +165,12 @@ def look_at_package(name: str) -> dict[str, Any]:
     version = version_of(name) or str(module.__version__)
     if name != "onnxruntime":
         return ok(version)
-    if PROVIDER not in module.get_available_providers():
+    registered = set(module.get_available_providers())
+    if CPU.name not in registered:
         return broken(
-            f"{version}, without {PROVIDER}", hint="install the package onnxruntime, which computes on the CPU"
+            f"{version}, without {CPU.name}", hint="install the package onnxruntime, which computes on the CPU"
         )
-    return ok(f"{version}, {PROVIDER}")
+    return ok(", ".join([version, *(name for name in BY_NAME if name in registered)]))
 
 
 # Asked in this process: files, and programs with a time limit.

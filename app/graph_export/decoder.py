@@ -1,6 +1,7 @@
 """`export decoder`: a model's decoder as static graphs, with its tokenizer and its picture encoder, in one folder."""
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -24,7 +25,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import TOKENIZER_FILE, ExportCard, file_mark
-from llama_adapter.llm.exported.export import Written, export_decoder
+from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import DecoderParity, compare
@@ -93,6 +94,7 @@ def run_export_decoder(job: DecoderJob) -> None:
     started = time.perf_counter()
     model, tensors = _open(job.spec)
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         card = _write(job, model, tensors, partial)
@@ -109,9 +111,12 @@ def run_export_decoder(job: DecoderJob) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     give(job.out)
     if job.format != "onnx-atc":
-        tell(f"next: llama-adapter caption PICTURE --decoder {job.out}")
+        task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"
+        tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
-        tell(f"next: llama-adapter export om {os.path.join(job.out, 'decoder.onnx')}")
+        file = shlex.quote(os.path.join(job.out, DECODER_FILE))
+        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # an example: a prompt, and a token of an answer
+        tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
@@ -134,7 +139,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         made = export_mindir(model, tensors, folder, dtype=dtype, sampling=job.sampling, encoder=with_encoder)
         written, graphs = Written(files=made.files, dtype=dtype, precision="float"), dict(made.graphs)
     else:
-        storing: Any = "in_place" if job.format == "onnx" else "returned"
+        storing: Any = "in_place" if job.format == "onnx" else "stacked"
         written = export_decoder(
             config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling
         )
@@ -143,7 +148,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
     if model.ood_detector is not None:
         model.ood_detector.save(folder / FAMILIAR_FILE)
         files.append(FAMILIAR_FILE)
-    if job.encoder and config.num_adapter_layers and not is_mindir:
+    if job.encoder and config.num_adapter_layers and model.vision_state and not is_mindir:
         files += _write_encoder(job, model, folder)
     own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
     return ExportCard(

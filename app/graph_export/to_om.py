@@ -10,8 +10,18 @@ from pathlib import Path
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_complaints, told_next
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
+from llama_adapter.runtime.graphs.atc import (
+    AtcRequest,
+    AtcSettings,
+    DimsRequest,
+    adopt_om,
+    command,
+    make_om,
+    plan,
+    plan_dims,
+)
 from llama_adapter.runtime.graphs.defaults import PRECISION_MODE
+from llama_adapter.runtime.graphs.gears import parse_gear
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
@@ -25,6 +35,7 @@ class OmJob:
 
     onnx: str
     settings: AtcSettings  # without a chip: that of this machine
+    sizes: Sequence[str] = ()  # gears such as R=1,S=256 of a graph with several open sizes, such as a decoder's
     out: str | None = None  # None: beside the ONNX file, under its name
     print_command: bool = False
     adopt: str | None = None
@@ -33,6 +44,10 @@ class OmJob:
     def __post_init__(self) -> None:
         if self.out is not None and os.path.basename(self.out) in ("", ".", ".."):
             raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
+        for text in self.sizes:
+            parse_gear(text)
+        if self.sizes and (self.settings.gears or self.adopt is not None):
+            raise ValueError("sizes exclude gears and adopt")
         if self.adopt is None:
             return
         if not self.adopt:
@@ -53,12 +68,13 @@ def run_export_om(job: OmJob) -> None:
     graph = read_graph(job.onnx)
     if graph.card is not None:
         EncoderCard.from_graph(graph.card, file=job.onnx)
-    requests = plan_om(job, graph)
+    requests: Sequence[AtcRequest | DimsRequest]
+    requests = [_plan_dims(job, graph)] if job.sizes else plan_om(job, graph)
     if job.adopt is not None:
         _adopt(requests[0], graph=graph, force=job.force)
         return
     _check_names(requests)
-    complaints = lint_graph(graph)
+    complaints = lint_graph(graph, has_dims=bool(job.sizes))
     for line in told_complaints(complaints):
         tell(line)
     if job.print_command:
@@ -76,13 +92,24 @@ def run_export_om(job: OmJob) -> None:
     _tell_of_foreign(job.onnx, graph)
     for request in requests:
         _convert(request, atc=atc, graph=graph)
-    tell(told_next(requests[0].output))
+    if not job.sizes:
+        tell(told_next(requests[0].output))
 
 
-def _convert(request: AtcRequest, *, atc: Path, graph: Graph) -> None:
+def _plan_dims(job: OmJob, graph: Graph) -> DimsRequest:
+    """The run of ATC for a graph with several open sizes."""
+    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
+    settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
+    return plan_dims(graph, Path(job.onnx), output, settings, [parse_gear(text) for text in job.sizes])
+
+
+def _convert(request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph) -> None:
     start = time.perf_counter()
-    sizes = ", ".join(map(str, request.batch_sizes))
-    tell(f"ATC compiles for {request.settings.soc_version}, batch {sizes}; this takes minutes")
+    if isinstance(request, DimsRequest):
+        sizes = f"{len(request.gears)} gears"
+    else:
+        sizes = f"batch {', '.join(map(str, request.batch_sizes))}"
+    tell(f"ATC compiles for {request.settings.soc_version}, {sizes}; this takes minutes")
     made = make_om(
         request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC has been running for {seconds:.0f} s")
     )
@@ -90,10 +117,12 @@ def _convert(request: AtcRequest, *, atc: Path, graph: Graph) -> None:
     give(str(request.output))
 
 
-def _print_commands(job: OmJob, requests: Sequence[AtcRequest]) -> None:
+def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) -> None:
     for request in requests:
         give(shlex.join(["atc", *command(request)]))
     for request in requests:
+        if isinstance(request, DimsRequest):
+            continue  # its side-car needs the weights beside it: convert where they are
         tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
 
 
@@ -107,7 +136,7 @@ def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
     return [*arguments, *(f"--atc-flag={flag}" for flag in settings.extra)]
 
 
-def _adopt(request: AtcRequest, *, graph: Graph, force: bool) -> None:
+def _adopt(request: AtcRequest | DimsRequest, *, graph: Graph, force: bool) -> None:
     refuse_to_replace([sidecar_path(request.output)], force=force, other="")
     _tell_of_foreign(str(request.onnx), graph)
     made = adopt_om(request, graph=graph)
@@ -131,7 +160,7 @@ def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
     return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 
-def _check_names(requests: Sequence[AtcRequest]) -> None:
+def _check_names(requests: Sequence[AtcRequest | DimsRequest]) -> None:
     """Raise GraphError for a path that InferSession would refuse later."""
     for request in requests:
         try:

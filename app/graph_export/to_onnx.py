@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from llama_adapter.app.inputs import expand_inputs
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import CheckpointError, GraphError
@@ -29,26 +28,6 @@ from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
 
 _MAX_PICTURES = 4  # of the samples; enough for two batch sizes, and a float16 encoder is slow on a CPU
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSources:
-    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
-
-    model: str | None = None
-    adapter: str | None = None
-    clip: str | None = None
-    visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.model is not None and self.adapter is not None:
-            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
-        if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
-            raise ValueError("clip and visual_heads go with adapter, which is missing")
-        for name in ("model", "adapter", "clip"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} is empty: name a path, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

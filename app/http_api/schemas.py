@@ -269,8 +269,8 @@ class CommonRequest(IgnoredParameters):
     )
     text_prefix: TextPrefix | None = Field(
         None,
-        description="Extension, without a picture: what the model attends to instead, a picture of zeros or nothing. "
-        "Default: zeros for a model with adapter.",
+        description="Extension, without a picture: what the model attends to instead, a picture of zeros, nothing, or "
+        "what an adapter for texts learned. Default: as the model was trained.",
     )
     stream: bool | None = None
 

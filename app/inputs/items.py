@@ -8,6 +8,7 @@ from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 if TYPE_CHECKING:  # imports Pillow
+    from llama_adapter.app.prefixes.file import PrefixRow
     from llama_adapter.app.reading.sources import FileSlice
 
 
@@ -22,7 +23,7 @@ class InputsError(LlamaAdapterError):
 class InputSpec:
     """Where pictures come from: `paths`, then `lists`, then `manifests`. With `is_text`, there are prompts alone."""
 
-    paths: tuple[str, ...] = ()  # files, folders, patterns and tar archives
+    paths: tuple[str, ...] = ()  # files, folders, patterns, tar archives and prefix files
     lists: tuple[str, ...] = ()  # files with a file, folder or archive in each line; `-` is stdin
     manifests: tuple[str, ...] = ()  # JSONL, CSV or TSV with a picture in each line
     is_text: bool = False  # no pictures: the rows of `prompt_files`, or without them the job's own prompt
@@ -55,13 +56,14 @@ class QuestionFields:
 class PictureInput:
     """One picture to answer for, readable or not; or a prompt without one."""
 
-    source: "str | bytes | FileSlice | None"  # a path, or the bytes of the file; None: there is no picture
+    source: "str | bytes | FileSlice | PrefixRow | None"  # a path, bytes, an encoded picture; None: there is no picture
     label: str  # its name in records; bytes that are not UTF-8 are surrogates
     root: str | None = None  # the folder or archive that the user named and this lies in, if any
     found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that led to it
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; empty: the job's
     error: AnswerError | None = None  # why there is nothing to open
+    digest: str = ""  # of a picture with an error that was read elsewhere
 
     @classmethod
     def failed(cls, label: str, code: str, message: str, *, source: str | None = None, root: str | None = None) -> Self:

@@ -23,6 +23,7 @@ from llama_adapter.app.inputs.lines import (
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from llama_adapter.app.inputs.prompts import check_prompts, prompt_inputs
+from llama_adapter.app.prefixes import is_prefixes
 from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
@@ -141,7 +142,11 @@ def _listed(line: bytes) -> bytes:
 
 def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
     """A name without wildcards. `root` is for files that a pattern found; folders and archives are roots themselves."""
-    if os.path.isdir(name):
+    if is_prefixes(name):
+        from llama_adapter.app.inputs.encoded import prefix_inputs  # brings numpy with it
+
+        yield from prefix_inputs(name)
+    elif os.path.isdir(name):
         for item in folder_inputs(name, recursive=recursive):
             yield _explained(item, recursive=recursive) if item.source == name else item
     elif is_archive_name(name) and os.path.isfile(name):

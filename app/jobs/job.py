@@ -26,6 +26,7 @@ class Job:
     spec: CaptionerSpec
     inputs: InputSpec
     questions: tuple[Question, ...]  # about every picture that has none of its own
+    is_encoding: bool = False  # pictures are encoded, and their own questions are not asked
     needs_question: bool = False  # a picture without a question fails; else it is captioned
     text_prefix: TextPrefix | None = None  # of prompts without a picture; None: what the model was trained with
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -67,7 +67,7 @@ class JobPlanner:
     def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
         """The work for a picture, and failed answers to questions that cannot be asked."""
         questions, failures = [], []
-        common, own = self.job.questions, picture.questions
+        common, own = self.job.questions, () if self.job.is_encoding else picture.questions
         supersedes = self._superseded_by(picture)
         for question in questions_about(own, common=common) if own else common:
             filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
@@ -90,7 +90,7 @@ class JobPlanner:
                 failures.append(failed_answer(index, left, error))
         source: Source | PictureReading
         if picture.error is not None:
-            source = PictureReading(error=picture.error)
+            source = PictureReading(digest=picture.digest, error=picture.error)
         elif picture.source is None:
             source = PictureReading(digest=self._text_prefix or "")
         else:

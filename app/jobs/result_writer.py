@@ -162,11 +162,12 @@ class ResultWriter:
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
         if is_in_sight and not self.num_failed and self._file is None:
             return
-        parts = [counted(tally.num_pictures, "answered", what=self._what)]
+        done = "encoded" if self._job.is_encoding else "answered"
+        parts = [counted(tally.num_pictures, done, what=self._what)]
         if tally.num_failed:
             parts.append(f"{tally.num_failed:,} failed")
         if known - known_failed:
-            parts.append(f"{known - known_failed:,} answered by an earlier run")
+            parts.append(f"{known - known_failed:,} {done} by an earlier run")
         if known_failed:
             parts.append(f"{known_failed:,} failed in an earlier run (--retry-errors tries them again)")
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""

@@ -15,6 +15,7 @@ from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.inputs import (
+    PictureInput,
     check_inputs,
     count_in_sub_folders,
     count_inputs,
@@ -261,5 +262,8 @@ def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
 
 def count_answers(job: Job, *, addresses: bool = False) -> int | None:
     """The number of answers of the whole job; None if that is not known before."""
-    size = lambda picture: len(questions_about(picture.questions, common=job.questions))  # noqa: E731 - an argument
+
+    def size(picture: PictureInput) -> int:
+        return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
+
     return count_inputs(job.inputs, size=size, addresses=addresses)

@@ -90,6 +90,9 @@ class MeteredRunner:
         with self._meter.note("prefix", num_pictures, work):
             return self._inner.project_prefix(visual_query_BQD)
 
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        return self._inner.stored_prefix(k_ANQH, v_ANQH)
+
     def run(self, plan: Plan) -> Result:
         """Note the plan's program and the choice of tokens that follows it."""
         if not plan.rows:

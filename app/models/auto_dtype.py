@@ -66,6 +66,13 @@ class DtypeChoice:
         return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
 
 
+def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
+    """The dtype for an encoder whose language model is not at hand: what one of that size computes best."""
+    first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
+    is_large = first == "float32" and large is not None and num_weights >= LARGE_MODEL
+    return DTYPES[large if is_large and large is not None else first]
+
+
 def _num_weights(sizes: ModelSizes) -> int:
     """Weights of the decoder."""
     return sum(math.prod(form.shape) for form in expected_forms(sizes.decoder, dtype=torch.float32).values())

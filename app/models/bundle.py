@@ -91,6 +91,11 @@ def convert(
     """
     check_target(directory, overwrite=overwrite)
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
+    if not model.vision_state:
+        raise CheckpointError(
+            f"The adapter `{sources.adapter}` is for texts, and a bundle has a picture half",
+            hint="name it as --adapter beside --llama-dir",
+        )
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
         if claimed_digest(file.path) not in (None, file.sha256):

@@ -163,15 +163,18 @@ def stream_sources(
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
     tokenizer = Tokenizer.load(tokenizer_file)
-    adapter = open_adapter(sources.adapter)
-    clip = find_clip(sources.clip, adapter)
+    adapter = open_adapter(sources.adapter, for_texts=True)
+    clip = find_clip(sources.clip, adapter) if adapter.sees_pictures else None
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     context = DEFAULT_CONTEXT if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
     dtype = dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
-    if clip is None and exported:
+    vision_state: Mapping[str, Tensor]
+    if not adapter.sees_pictures:
+        vision_config, vision_state = _no_vision(decoder_config), {}
+    elif clip is None and exported:
         vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
         vision_config, vision_state = build_vision(
@@ -215,8 +218,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Ite
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     dtype = dtype_of(dtype, decoder=config, encoder=())
-    query = QueryConfig(num_queries=1, width=1, depth=0, num_heads=1, mlp_dim=1, output_dim=config.dim)
-    vision = VisionConfig(clip=VIT_L_14, query=query)
+    vision = _no_vision(config)
     files = (
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
@@ -234,6 +236,12 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Ite
         merged=(),
     )
     return model, decoder_tensors(config, source=llama, adapter=None, dtype=dtype)
+
+
+def _no_vision(config: DecoderConfig) -> VisionConfig:
+    """Nominal sizes of the picture half of a model without one."""
+    sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
+    return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
 
 
 def query_heads(

@@ -1,6 +1,5 @@
 """Exported encoders beside a model: whether they are its own picture half, by their cards or by what they compute."""
 
-import hashlib
 import mmap
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -9,13 +8,16 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
+from llama_adapter.app.models.exported_encoder import encoder_files, encoder_graph
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same
-from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.exported import ExportedEncoder
 from llama_adapter.vision.card import GRAPH_NAME, EncoderCard
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
@@ -23,6 +25,7 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.pixels import PIXEL_STD
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
+_ENCODE_AGAIN = "name the model that encoded them, or encode the pictures again with this one by `llama-adapter encode`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
 # The exporter of the ModelZoo's demo divides green by another standard deviation than CLIP.
 _MODEL_ZOO_STD: Final = (PIXEL_STD[0], 0.24130258, PIXEL_STD[2])
@@ -33,43 +36,10 @@ _SAME, _RELATED = 0.03, 0.3
 
 def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
     """The exported encoder that `spec` names, beside a decoder on `backend`."""
-    assert spec.encoder is not None, "the spec checks that there is one"
-    kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
-    shares_device = backend.capabilities.runs_om and kind == "om"
+    shares_device = backend.capabilities.runs_om and spec.vision_kind == "om"
     beside_decoder = (backend.device.index or 0) if shares_device else 0
-    return GraphSpec(
-        kind=kind,
-        path=spec.encoder,
-        device_id=beside_decoder if spec.encoder_device is None else spec.encoder_device,
-        # An OM's session changes how streams made after it compute, and graphs make theirs late.
-        own_process=spec.encoder_process or (shares_device and mode != EAGER),
-    )
-
-
-def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise GraphError for an encoder that does not exist, before a device is opened or gigabytes are read."""
-    if spec.encoder is not None and not Path(spec.encoder).exists():
-        raise GraphError(
-            f"The encoder `{spec.encoder}` does not exist",
-            hint=f"`llama-adapter export {spec.vision_kind}` makes one",
-        )
-
-
-def encoder_files(spec: CaptionerSpec) -> list[Path]:
-    """The file of an exported encoder, or the OM files of its folder."""
-    assert spec.encoder is not None
-    place = Path(spec.encoder)
-    return sorted(place.glob("*.om")) if place.is_dir() else [place]
-
-
-def encoder_identity(spec: CaptionerSpec, *, channel_order: ChannelOrder = "rgb") -> str:
-    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names.
-
-    `channel_order` is that of the pixels it is given.
-    """
-    stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in encoder_files(spec))]
-    given = () if channel_order == "rgb" else (channel_order,)
-    return hashlib.sha256(repr((spec.vision_kind, stats, *given)).encode()).hexdigest()[:16]
+    # An OM's session changes how streams made after it compute, and graphs make theirs late.
+    return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
 
 
 def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> int:
@@ -96,8 +66,16 @@ def om_card(spec: CaptionerSpec) -> EncoderCard | None:
 def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) -> None:
     """Raise GraphError unless the encoder of `spec` was exported from this model's picture half.
 
-    Only the halves that the model's files hold are compared: beside an exported encoder, CLIP may be missing.
+    Only the halves that the model's files hold are compared: beside an exported encoder, CLIP may be missing. Prefix
+    files, which `spec` may name in its place, carry the card of what encoded them.
     """
+    are_prefixes, model_name = spec.vision_kind == "prefixes", model.name
+    they, hint = f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
+    came_from, reads, made_with, maker = f"was exported from {card.name}", "reads", "was exported with", "export"
+    if are_prefixes:
+        they, hint = f"The prefixes `{spec.encoder}`", _ENCODE_AGAIN
+        came_from = f"were encoded by {card.name}"
+        reads, made_with, maker = f"{came_from}, which reads", f"{came_from} with", "encode"
     made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
     if made != wanted:
         raise _other_queries(spec, model, made=made, wanted=wanted)
@@ -106,31 +84,48 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     for half, own in own_halves.items():
         if not is_same(card.fingerprint.get(half), own):
             raise GraphError(
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {_HALVES[half]} are not those "
-                f"of the model {model.name}",
-                hint=_EXPORT_AGAIN,
+                f"{they} {came_from}, and its {_HALVES[half]} are not those of the model {model_name}", hint=hint
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(
-            f"The encoder `{spec.encoder}` reads colours in the order {card.vision.channel_order}, and the model "
-            f"{model.name} was trained on {model.vision_config.channel_order}",
-            hint="pass the same --channel-order here and to `llama-adapter export`",
+            f"{they} {reads} colours in the order {card.vision.channel_order}, and the model {model_name} was trained "
+            f"on {model.vision_config.channel_order}",
+            hint=f"pass the same --channel-order here and to `llama-adapter {maker}`",
         )
     if card.vision != model.vision_config:
+        difference = _differences(card.vision, model.vision_config)
+        raise GraphError(f"{they} {made_with} {difference} for the model {model_name}", hint=hint)
+
+
+def check_encoding(encoding: Encoding, model: LoadedModel, *, spec: CaptionerSpec) -> str | None:
+    """The identity of what encoded a run's prefixes, for records: None if it is what this model encodes with.
+
+    Raises GraphError for visual queries of another encoder, and for keys and values of another model.
+    """
+    if encoding.keeps == "queries":
+        check_card(encoding.card, model, spec=spec)
+    if encoding.keeps == "keys_values" and encoding.digest != model.digest:
         raise GraphError(
-            f"The encoder `{spec.encoder}` was exported with {_differences(card.vision, model.vision_config)} for the "
-            f"model {model.name}",
-            hint=_EXPORT_AGAIN,
+            f"The prefixes `{spec.encoder}` hold keys and values of the model {encoding.name} "
+            f"({encoding.digest[:12]}), and this is {model.name} ({model.digest[:12]})",
+            hint="load the bundle that encoded them, or encode again without --keys-values",
         )
+    if encoding.encoder is not None:
+        return encoding.encoder
+    own = (dtype_name(model.dtype), model.precision)
+    return None if (encoding.dtype, encoding.precision) == own else f"{encoding.dtype} {encoding.precision}"
 
 
 def _other_queries(
     spec: CaptionerSpec, model: LoadedModel, *, made: tuple[int, ...], wanted: tuple[int, ...]
 ) -> GraphError:
+    them, make, hint = (
+        ("prefixes", "hold", _ENCODE_AGAIN) if spec.vision_kind == "prefixes" else ("encoder", "makes", _EXPORT_AGAIN)
+    )
     return GraphError(
-        f"The encoder `{spec.encoder}` makes {made[0]} visual queries of width {made[1]}, and the model "
+        f"The {them} `{spec.encoder}` {make} {made[0]} visual queries of width {made[1]}, and the model "
         f"{model.name} reads {wanted[0]} of width {wanted[1]}",
-        hint=_EXPORT_AGAIN,
+        hint=hint,
     )
 
 

@@ -16,6 +16,7 @@ from llama_adapter.vision.out_of_distribution import OodDetector, read_familiari
 _HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
 MINDIR: Final = "mindir"  # the format
+FOR_ATC: Final = "onnx-atc"  # graphs that ATC compiles to OMs
 FAMILIAR_FILE: Final = "familiar.safetensors"
 
 

@@ -3,8 +3,10 @@
 If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
@@ -16,10 +18,11 @@ from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
-from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices import Backend, OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
+from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 
@@ -101,10 +104,20 @@ def _place(
     runner, backend = decoder.runner(num_rows), decoder.backend
     if has_encoder:
         return Placed(runner=runner, vision=None)
-    encoder = encoder_from_state(model.vision_config, model.vision_state)
+    vision = place_encoder(
+        model.vision_config, model.vision_state, num_rows=num_rows, operators=spec.operators, backend=backend
+    )
+    return Placed(runner=runner, vision=vision)
+
+
+def place_encoder(
+    config: VisionConfig, state: Mapping[str, Tensor], *, num_rows: int, operators: OperatorChoice, backend: Backend
+) -> TorchVisionBackend:
+    """The picture half of a model on its device, for batches of up to `num_rows` pictures."""
+    encoder = encoder_from_state(config, state)
     sizes = powers_of_two(num_rows) if backend.capabilities.static_shapes else None
     vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
-    backend.prepare(vision.module, wanted=spec.operators)
+    backend.prepare(vision.module, wanted=operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
-    return Placed(runner=runner, vision=vision)
+    return vision

@@ -1,17 +1,21 @@
 """What a captioner is made of, as plain values: the one place of the defaults."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import MindirBackend
+from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
 Orientation = Literal["upright", "ignore"]
-VisionKind = Literal["torch", "onnx", "om"]
+VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
 Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-TextPrefix = Literal["none", "zeros"]  # what a text without a picture attends to: nothing, or a picture of zeros
+# What a text without a picture attends to: nothing, a picture of zeros, or what an adapter for texts learned.
+TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
 EXPORTED: Final = "exported"  # the mode of a decoder as static graphs
@@ -42,9 +46,12 @@ class CaptionerSpec:
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
     ge_config: str | None = None  # a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
-    encoder: str | None = None  # exported encoder, for onnx and om
+    encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
-    encoder_device: int | None = None  # of an OM; None: the decoder's if it can run one, else 0
+    # By number for an OM, or by name. None: for an OM the decoder's if it can run one, else 0; for ONNX the CPU.
+    encoder_device: int | str | None = None
+    provider_option: Sequence[str] = ()  # key=value, for onnxruntime's execution provider
+    provider_config: str | None = None  # INI file with the same
     device: str = AUTO  # the first accelerator, or the CPU
     dtype: str = AUTO  # what the device computes best, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
@@ -70,11 +77,13 @@ class CaptionerSpec:
         if self.vision is not None:
             return self.vision
         if self.encoder is None:
-            return "torch"
+            # An exported decoder alone has its encoder in its folder.
+            return "onnx" if self.decoder is not None and self.model is None and self.llama_dir is None else "torch"
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "ge_config", "encoder"):
+        configs = ("ge_config", "provider_config")
+        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder", *configs):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
@@ -94,13 +103,23 @@ class CaptionerSpec:
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
-        if self.vision_kind != "torch" and self.encoder is None:
-            kind = self.vision_kind
-            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter export {kind}` writes")
+        kind = self.vision_kind
+        if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
+            maker = "encode" if kind == "prefixes" else f"export {kind}"
+            raise ValueError(f"vision {kind} needs encoder, the file that `llama-adapter {maker}` writes")
         if self.vision_kind == "torch" and (self.encoder is not None or self.encoder_process):
             raise ValueError("encoder and encoder_process go with vision onnx or om")
-        if self.encoder_device is not None and (self.vision_kind != "om" or not 0 <= self.encoder_device <= 255):
-            raise ValueError(f"encoder_device is 0 to 255 and goes with vision om, got {self.encoder_device}")
+        if self.encoder_device is not None:
+            self._check_encoder_device(self.encoder_device)
+        if (
+            self.vision_kind != "onnx"
+            and self.decoder is None
+            and (self.provider_option or self.provider_config is not None)
+        ):
+            raise ValueError("provider_option and provider_config go with vision onnx")
+        object.__setattr__(self, "provider_option", tuple(self.provider_option))  # lists come from flags and files
+        for text in self.provider_option:
+            split_option(text)
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
@@ -113,6 +132,38 @@ class CaptionerSpec:
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
             raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
+
+    def _check_encoder_device(self, device: int | str) -> None:
+        """Raise ValueError for a device that does not run this kind of encoder."""
+        if self.vision_kind == "torch":
+            raise ValueError("encoder_device goes with vision onnx or om")
+        try:
+            if self.vision_kind == "om":
+                om_device_id(device)
+            else:
+                split_device(str(device))
+        except ValueError as error:
+            raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderSources:
+    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
+
+    model: str | None = None
+    adapter: str | None = None
+    clip: str | None = None
+    visual_heads: int | None = None
+    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.adapter is not None:
+            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
+        if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
+            raise ValueError("clip and visual_heads go with adapter, which is missing")
+        for name in ("model", "adapter", "clip"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a path, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +182,16 @@ class ModelInfo:
     context: int  # tokens of prompt and answer together
     default_prompt: str  # for captions
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
-    has_adapter: bool = True  # False: LLaMA alone, which answers texts and sees no pictures
+    has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
+    has_text_adapter: bool = False  # of LLaMA-Adapter V1
 
     def require_adapter(self) -> None:
-        """Raise UsageError if this is LLaMA alone, which sees no pictures."""
+        """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""
+        if self.has_text_adapter:
+            raise UsageError(
+                f"The adapter `{self.name}` is one of LLaMA-Adapter V1 for texts, and sees no pictures",
+                hint="`llama-adapter generate` answers prompts with it",
+            )
         if not self.has_adapter:
             raise UsageError(
                 f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
@@ -144,9 +201,11 @@ class ModelInfo:
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
         """What a text without a picture attends to; by default what the model was trained with.
 
-        Trainers of LLaMA-Adapter give examples without a picture an all-zeros one. Raises ValueError if a LLaMA
-        without adapter is asked for one.
+        Trainers of LLaMA-Adapter V2 give examples without a picture an all-zeros one. Raises ValueError for a prefix
+        that the model does not have.
         """
         if wanted == "zeros" and not self.has_adapter:
             raise ValueError("text_prefix zeros needs a model with adapter")
-        return wanted or ("zeros" if self.has_adapter else "none")
+        if wanted == "learned" and not self.has_text_adapter:
+            raise ValueError("text_prefix learned needs an adapter for texts, of LLaMA-Adapter V1")
+        return wanted or ("zeros" if self.has_adapter else "learned" if self.has_text_adapter else "none")

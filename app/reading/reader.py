@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.models.spec import CaptionerSpec, TextPrefix
+from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_encoding
 from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
@@ -25,6 +26,15 @@ from llama_adapter.vision.image import (
 from llama_adapter.vision.preprocess import preprocess
 
 BACKGROUND: Final = (128, 128, 128)  # of transparent pictures in a view
+
+_NO_ENCODER: Final = (
+    "Wanted an encoded picture, because this run began with prefix files and loaded no encoder; answer for pictures in "
+    "a run of their own."
+)
+_HAS_ENCODER: Final = (
+    "This picture is encoded already, and the model was loaded to encode pictures; load it with vision prefixes and "
+    "the prefix file as encoder."
+)
 
 # Of `AnswerError` for one picture, beside `vision.errors.PICTURE_ERROR_CODES`.
 TIMEOUT: Final = "timeout"  # it was not read in time
@@ -45,6 +55,7 @@ class PictureReading:
 
     digest: str = ""  # SHA-256 of the file's bytes in hex; empty when they could not be read
     pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) of a view
+    encoded: StoredPicture | None = None  # in place of pixels, from a prefix file
     error: AnswerError | None = None
     elapsed_ms: float = 0.0
     width: int = 0  # of the whole picture, in pixels; 0 without pixels
@@ -53,13 +64,16 @@ class PictureReading:
     @property
     def is_only_digest(self) -> bool:
         """Whether nothing was decoded, because the digest was enough."""
-        return self.pixels is None and self.error is None and self.digest not in get_args(TextPrefix)
+        has_content = self.pixels is not None or self.encoded is not None or self.error is not None
+        return not has_content and self.digest not in get_args(TextPrefix)
 
     @property
-    def content(self) -> np.ndarray | TextPrefix:
+    def content(self) -> np.ndarray | StoredPicture | TextPrefix:
         """What is encoded, of a reading without error: pixels, or what stands for a picture."""
         if self.pixels is not None:
             return self.pixels
+        if self.encoded is not None:
+            return self.encoded
         assert self.digest in get_args(TextPrefix), "a picture without pixels has an error"
         return cast(TextPrefix, self.digest)
 
@@ -113,7 +127,15 @@ class PictureReader:
         started = time.perf_counter()
         max_bytes = self._limits.max_bytes
         digest, pixels, problem, width, height = "", None, None, 0, 0
+        encoded: StoredPicture | None = None
         try:
+            if isinstance(source, PrefixRow):
+                digest = source.digest
+                if wants_pixels is None or wants_pixels(digest):
+                    encoded = self._encoded(source)
+                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=(time.perf_counter() - started) * 1e3)
+            if self._spec.vision_kind == "prefixes" and side is None:
+                raise PictureError("unsupported", _NO_ENCODER)
             if isinstance(source, FileSlice):
                 source = source.read(max_bytes=max_bytes)
             elif wants_pixels is not None and isinstance(source, (str, os.PathLike)):
@@ -143,6 +165,15 @@ class PictureReader:
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _encoded(self, source: PrefixRow) -> StoredPicture:
+        """Raises `PictureError`, also for prefixes of another encoding than the captioner was loaded for."""
+        if self._spec.vision_kind != "prefixes" or self._spec.encoder is None:
+            raise PictureError("unsupported", _HAS_ENCODER)
+        try:
+            return source.read(read_encoding(self._spec.encoder))
+        except PrefixFileError as error:
+            raise PictureError("unreadable", f"{error.message}; {error.hint}.") from None
 
     def _square(self, loaded: LoadedPicture) -> np.ndarray:
         return preprocess(

@@ -5,6 +5,7 @@ import zlib
 from dataclasses import dataclass
 from tarfile import BLOCKSIZE
 
+from llama_adapter.app.prefixes.file import PrefixRow
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import PictureSource
@@ -57,5 +58,5 @@ class FileSlice:
         return data
 
 
-# What a reader takes: a path, the bytes of a file, an opened picture, or a part of a file.
-Source = PictureSource | FileSlice
+# What a reader takes: a path, the bytes of a file, an opened picture, a part of a file, or an encoded picture.
+Source = PictureSource | FileSlice | PrefixRow

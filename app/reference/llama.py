@@ -36,6 +36,7 @@ __all__ = ["LLaMA_adapter", "Tokenizer", "available_models", "format_prompt", "l
 RELEASES: Final = "https://github.com/OpenGVLab/LLaMA-Adapter/releases/download"
 CACHED_CLIP: Final = Path("~/.cache/clip/ViT-L-14.pt")  # where OpenAI's package downloads it to
 STAGES: Final = ("clip", "pre", "forward", "post", "decode")
+_OF_ENCODER: Final = ("clip", "vision", "encoder", "provider")  # the names of its settings start so
 _SOURCES: Final = ("llama_dir", "llama_type", "adapter", "clip", "visual_heads", "context")  # a bundle replaces them
 
 # The reference has these as modules of its package.
@@ -244,8 +245,7 @@ class LLaMA_adapter(nn.Module):
             if "model" not in values and "adapter" not in values:
                 raise UsageError("The model has no adapter", hint="call `load_state_dict`, or load it by `llama.load`")
             if encodes:
-                for name in ("clip", "vision", "encoder", "encoder_process", "encoder_device"):
-                    values.pop(name, None)
+                values = {name: value for name, value in values.items() if not name.startswith(_OF_ENCODER)}
             parts = assemble_parts(CaptionerSpec(**values), vision=self._session if encodes else None)
             self._session.query_shape = parts.model.decoder_config.num_queries, parts.model.decoder_config.dim
             info = parts.info

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from llama_adapter.llm.engine.requests import Output, Request, ScoreRequest
 from llama_adapter.llm.engine.scheduler import Scheduler
 from llama_adapter.llm.engine.sequence import Sequence
@@ -42,6 +44,16 @@ class Engine:
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        """The prefix of a picture whose keys and gated values were projected before."""
+        return self._runner.stored_prefix(k_ANQH, v_ANQH)
+
+    def learned_prefix(self) -> Prefix:
+        """The prefix of the adapter's own queries, without a visual query: that of an adapter for texts."""
+        sizes = self._runner.config.decoder
+        [prefix] = self._runner.project_prefix(np.zeros((1, sizes.num_queries, sizes.dim), np.float32))
+        return prefix
 
     def empty_prefix(self) -> Prefix:
         """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""

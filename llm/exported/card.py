@@ -39,7 +39,7 @@ class ExportCard:
     has_sampling: bool  # whether the graph draws tokens; else it takes the best ones, and the host draws
     prompt: str  # of captions
     channel_order: str  # of the pixels that the model was trained on
-    fingerprint: Mapping[str, str]  # of the picture half, see runtime/graphs/card.py; empty for LLaMA alone
+    fingerprint: Mapping[str, str]  # of the picture half, see runtime/graphs/card.py; empty for models without one
     files: Mapping[str, str]  # name in the folder -> `file_mark`
     gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; none: it takes any
     settings: Mapping[str, Any] | None = None  # of the format

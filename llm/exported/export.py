@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DECODER_FILE: Final = "decoder.onnx"
 PREFIX_FILE: Final = "prefix.onnx"
+SLOTS_FILE: Final = "slots.onnx"  # copies rows where the cache is in the memory of a device
 WEIGHTS_FILE: Final = "decoder.weights"
 
 
@@ -40,7 +41,8 @@ def export_decoder(
     """Write the decoder with these tensors of its state dict, of floats or 8-bit, into an existing folder.
 
     Tensors are read one by one, so memory holds one of them. `storing` is `in_place` for onnxruntime. It is `returned`
-    for a compiler whose runtime copies inputs and outputs, such as ATC; that graph has no branch.
+    for a compiler whose runtime copies inputs and outputs; that graph has no branch. `stacked` is the same for ATC: its
+    runtime takes 128 dimensions of all inputs together.
 
     Raises GraphError without onnx and onnxscript, and for numbers that are not finite in `precision`.
     """
@@ -54,6 +56,9 @@ def export_decoder(
     branch: Any = "never" if not sampling else "branch" if storing == "in_place" else "always"
     ir.save(builder.step(sampling=branch), folder / DECODER_FILE)
     files = [WEIGHTS_FILE, DECODER_FILE]
+    if storing == "in_place":
+        ir.save(builder.slots(), folder / SLOTS_FILE)
+        files.append(SLOTS_FILE)
     if num_prefix_layers(config):
         ir.save(builder.prefix(), folder / PREFIX_FILE)
         files.append(PREFIX_FILE)

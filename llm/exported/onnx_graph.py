@@ -20,19 +20,23 @@ from llama_adapter.llm.exported.step import (
     PLACES,
     POSITIONS,
     SAMPLING,
+    SOURCE,
+    TARGET,
     TOKENS,
     VISUAL_QUERY,
     WANTED,
     layer_ports,
     num_prefix_layers,
+    stacked_ports,
 )
 from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile, external
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Where a step's keys and values go: into the cache, or out of the graph for the host to store.
-Storing = Literal["in_place", "returned"]
+# Where a step's keys and values go: into the cache, or out of the graph for the host to store. `stacked` is the latter
+# with one input and one output for the keys of all layers, and one for the values: (R, layers * N, P, H).
+Storing = Literal["in_place", "returned", "stacked"]
 
 OPSET: Final = 17
 _IR_VERSION: Final = 8
@@ -41,7 +45,7 @@ _CONTRIB: Final = "com.microsoft"
 
 
 class GraphBuilder:
-    """Makes the two graphs of a decoder over the weights in `folder / location`."""
+    """Makes the graphs of a decoder over the weights in `folder / location`."""
 
     def __init__(
         self, config: DecoderConfig, weights: WeightsFile, *, folder: Path, location: str, storing: Storing
@@ -63,10 +67,8 @@ class GraphBuilder:
         settings = []
         if sampling != "never":
             settings = [self._input(name, "int32" if name == "top_k" else "float32", "T") for name in SAMPLING]
-        prefix_shape = ["R", config.num_heads, config.num_queries, config.head_dim]
-        prefix = [self._input(name, dtype, prefix_shape) for name in layer_ports("prefix", num_prefix_layers(config))]
-        cache_shape = ["R", config.num_heads, "P", config.head_dim]
-        cache = [self._input(name, dtype, cache_shape) for name in layer_ports("cache", config.num_layers)]
+        prefix = self._layers("prefix", num_prefix_layers(config), places=config.num_queries)
+        cache = self._layers("cache", config.num_layers, places="P")
 
         shape_RS = self._op("Shape", ids_RS)
         self._shape_RSxx = self._op("Concat", shape_RS, self._ints(-1, config.head_dim), axis=0)
@@ -97,11 +99,12 @@ class GraphBuilder:
         logits_TV = self._cast(self._linear(last_TD, self._weights.linears["head.weight"]), "float32")
         tokens_T = self._choose(logits_TV, settings, sampling=sampling)
         outputs = [(TOKENS, tokens_T, "int32", "T"), (LOGITS, logits_TV, "float32", ["T", config.vocab_size])]
-        kind, kept_shape = (
-            ("kept", cache_shape) if indices is not None else ("new", ["R", config.num_heads, "S", config.head_dim])
-        )
-        for name, value in zip(layer_ports(kind, config.num_layers), stored, strict=True):
-            outputs.append((name, value, dtype, kept_shape))
+        kind, places = ("kept", "P") if indices is not None else ("new", "S")
+        if self._storing == "stacked":
+            stored = [self._op("Concat", *stored[first::2], axis=1) for first in (0, 1)]
+        num_heads = config.num_heads * (config.num_layers if self._storing == "stacked" else 1)
+        for name, value in zip(self._layer_ports(kind, config.num_layers), stored, strict=True):
+            outputs.append((name, value, dtype, ["R", num_heads, places, config.head_dim]))
         return self._model("llama_adapter_decoder", outputs)
 
     def prefix(self) -> "ir.Model":
@@ -130,6 +133,34 @@ class GraphBuilder:
             shape = ["B", config.num_heads, config.num_queries, config.head_dim]
             outputs += [(next(names), k_BNQH, dtype, shape), (next(names), self._op("Mul", v_BNQH, gate), dtype, shape)]
         return self._model("llama_adapter_prefix", outputs)
+
+    def slots(self) -> "ir.Model":
+        """The graph that copies the cache of slot `source` over slot `target`, in place."""
+        config, dtype = self._config, self._weights.float_dtype
+        self._begin()
+        source, target = self._input(SOURCE, "int64", [1]), self._input(TARGET, "int64", [1])
+        place = self._op("Unsqueeze", target, self._ints(0))
+        shape = ["R", config.num_heads, "P", config.head_dim]
+        outputs = []
+        ports = zip(layer_ports("cache", config.num_layers), layer_ports("kept", config.num_layers), strict=True)
+        for name, kept in ports:
+            whole = self._input(name, dtype, shape)
+            outputs.append((kept, self._op("ScatterND", whole, place, self._op("Gather", whole, source)), dtype, shape))
+        return self._model("llama_adapter_slots", outputs)
+
+    def _layer_ports(self, name: str, num_layers: int) -> list[str]:
+        return stacked_ports(name) if self._storing == "stacked" else layer_ports(name, num_layers)
+
+    def _layers(self, name: str, num_layers: int, *, places: int | str) -> "list[ir.Value]":
+        """The inputs `name` of all layers, k and v in turn, (R, N, places, H) each."""
+        config, dtype = self._config, self._weights.float_dtype
+        if self._storing != "stacked" or not num_layers:
+            shape = ["R", config.num_heads, places, config.head_dim]
+            return [self._input(port, dtype, shape) for port in layer_ports(name, num_layers)]
+        shape = ["R", num_layers * config.num_heads, places, config.head_dim]
+        sizes = [config.num_heads] * num_layers
+        k, v = (self._split(self._input(port, dtype, shape), axis=1, sizes=sizes) for port in stacked_ports(name))
+        return [part for pair in zip(k, v, strict=True) for part in pair]
 
     def _attention(
         self,
@@ -278,7 +309,7 @@ class GraphBuilder:
         sum_T1 = self._op("Slice", cumulative_TV, self._ints(size - 1), self._ints(size), one)
         target_T1 = self._op("Mul", self._column(uniform_T), sum_T1)
         # The first place whose cumulative probability exceeds the target, and no place beyond those that are kept.
-        passed = self._op("Cast", self._op("LessOrEqual", cumulative_TV, target_T1), to=7)
+        passed = self._op("Cast", self._op("GreaterOrEqual", target_T1, cumulative_TV), to=7)
         kept = self._op("Cast", self._op("Greater", kept_TV, zero), to=7)
         last_T1 = self._op("Sub", self._op("ReduceSum", kept, one, keepdims=1), self._int(1))
         place_T1 = self._op("Min", self._op("ReduceSum", passed, one, keepdims=1), last_T1)

@@ -1,13 +1,15 @@
 """An exported decoder in onnxruntime, whose cache is written in place."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from llama_adapter.llm.exported.card import ExportCard
-from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.device_slots import Buffer, DeviceSlots, bind
+from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE, SLOTS_FILE
 from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import (
     IDS,
@@ -25,19 +27,38 @@ from llama_adapter.llm.exported.step import (
 )
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.onnx_session import open_inference_session
+from llama_adapter.runtime.graphs.onnx_provider import CPU, KINDS, OnnxProvider
+from llama_adapter.runtime.graphs.onnx_session import open_inference_session, zeros_on_device
 from llama_adapter.runtime.text import one_line
+
+_DEVICES: Final = {  # onnxruntime's names of the memory that a provider computes in
+    CPU.name: "cpu",
+    KINDS["cuda"].name: "cuda",
+    KINDS["npu"].name: "cann",
+}
 
 
 class OnnxProgram:
     """See `DecoderProgram`. The cache is input and output of the graph at the same addresses, so it is not copied."""
 
-    def __init__(self, card: ExportCard, folder: Path, *, threads: int, num_slots: int) -> None:
-        """Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's."""
+    def __init__(
+        self,
+        card: ExportCard,
+        folder: Path,
+        *,
+        threads: int,
+        num_slots: int,
+        provider: OnnxProvider = CPU,
+        on_device: bool = False,
+    ) -> None:
+        """On an accelerator the cache is in its memory; `on_device` treats the host as one.
+
+        Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's.
+        """
         self.card, self._config, self._folder = card, card.config, folder
-        self.name = "onnxruntime (CPUExecutionProvider)"
+        self.name = f"onnxruntime ({provider.name})"
         self._dtype = np.dtype(card.dtype)
-        self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads)
+        self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads, provider=provider)
         self._cache_ports = layer_ports("cache", self._config.num_layers)
         self._kept_ports = layer_ports("kept", self._config.num_layers)
         self._prefix_ports = layer_ports("prefix", num_prefix_layers(self._config))
@@ -53,9 +74,23 @@ class OnnxProgram:
         self._prefix: Any = None
         if self._prefix_ports:
             # Its matrices are those of the step's graph: read from the mapped file, not packed a second time.
-            entries = {"session.disable_prepacking": "1"}
-            self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, entries=entries)
-        self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+            entries = {**provider.session_entries, "session.disable_prepacking": "1"}
+            mapped = dataclasses.replace(provider, session_entries=entries)
+            self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
+        self._slots: HostSlots | DeviceSlots
+        if provider.name == CPU.name and not on_device:
+            self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+        else:
+            device, device_id = _DEVICES[provider.name], int(provider.options.get("device_id", "0"))
+            self._slots = DeviceSlots(
+                self._config,
+                num_slots=num_slots,
+                dtype=self._dtype,
+                device=device,
+                device_id=device_id,
+                allocate=lambda shape, dtype: zeros_on_device(shape, dtype, device=device, device_id=device_id),
+                mover=open_inference_session(folder / SLOTS_FILE, threads=threads, provider=provider),
+            )
 
     @property
     def capacity(self) -> int:
@@ -75,16 +110,18 @@ class OnnxProgram:
 
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         rows = slice(first_slot, first_slot + len(step.ids_RS))
-        return self._run(
-            step, [whole[rows] for whole in self._slots.prefix], [whole[rows] for whole in self._slots.cache]
-        )
+        if isinstance(self._slots, DeviceSlots):
+            return self._run(step, self._slots.prefix(rows), self._slots.cache(rows))
+        prefix, cache = ([Buffer.of(whole[rows]) for whole in both] for both in (self._slots.prefix, self._slots.cache))
+        return self._run(step, prefix, cache)
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
         num_rows, width = step.ids_RS.shape
         # One pair for all layers: each layer reads what it wrote before the next one writes.
         shape = (num_rows, self._config.num_heads, width, self._config.head_dim)
         cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
-        return self._run(step, [part.astype(self._dtype) for part in by_ports(prefixes)], cache).logits_TV
+        prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
+        return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_TV
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._slots.move(source, target, num_tokens=num_tokens)
@@ -95,7 +132,7 @@ class OnnxProgram:
     def close(self) -> None:
         self._step = self._prefix = None
 
-    def _run(self, step: Step, prefix: Sequence[np.ndarray], cache: Sequence[np.ndarray]) -> Chosen:
+    def _run(self, step: Step, prefix: Sequence[Buffer], cache: Sequence[Buffer]) -> Chosen:
         binding = self._step.io_binding()
         given = {
             IDS: step.ids_RS,
@@ -104,17 +141,16 @@ class OnnxProgram:
             MASK: step.mask_RSP,
             WANTED: step.wanted_T,
             **(dict(zip(SAMPLING, step.sampling, strict=True)) if self.card.has_sampling else {}),
-            **dict(zip(self._prefix_ports, prefix, strict=True)),
         }
         kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # alive until the step has run
         for name, array in kept.items():
-            _bind(binding.bind_input, name, array)
-        for name, array in zip(self._cache_ports, cache, strict=True):
-            _bind(binding.bind_input, name, array)
+            bind(binding.bind_input, name, Buffer.of(array))
+        for name, buffer in zip((*self._prefix_ports, *self._cache_ports), (*prefix, *cache), strict=True):
+            bind(binding.bind_input, name, buffer)
         for name in (TOKENS, LOGITS):
             binding.bind_output(name, "cpu")
-        for name, array in zip(self._kept_ports, cache, strict=True):
-            _bind(binding.bind_output, name, array)
+        for name, buffer in zip(self._kept_ports, cache, strict=True):
+            bind(binding.bind_output, name, buffer)
         self._guarded(lambda: self._step.run_with_iobinding(binding))
         tokens, logits = binding.get_outputs()[:2]
         return Chosen(tokens.numpy(), logits.numpy())
@@ -129,7 +165,3 @@ class OnnxProgram:
             raise GraphError(
                 f"onnxruntime failed on the decoder in `{self._folder}`: {text}", hint="export the decoder again"
             ) from error
-
-
-def _bind(bind: Any, name: str, array: np.ndarray) -> None:
-    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -78,7 +78,7 @@ class HostSlots:
     """
 
     def __init__(self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype) -> None:
-        self._config, self._dtype = config, dtype
+        self._config, self.dtype = config, dtype
         self.num_slots, self.capacity = num_slots, min(LEAST_CAPACITY, config.context)
         shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
         self.prefix = [np.zeros(shape, dtype) for _ in range(2 * num_prefix_layers(config))]
@@ -94,7 +94,7 @@ class HostSlots:
         older = self.cache
         self.cache = []
         for number in range(len(older)):  # one at a time, so that the peak is one cache and one array
-            fresh = np.zeros((*older[number].shape[:2], capacity, older[number].shape[3]), self._dtype)
+            fresh = np.zeros((*older[number].shape[:2], capacity, older[number].shape[3]), self.dtype)
             fresh[:, :, : self.capacity] = older[number]
             older[number] = fresh
         self.cache, self.capacity = older, capacity
@@ -132,7 +132,7 @@ class HostSlots:
     def _zeros(self, capacity: int) -> list[np.ndarray]:
         config = self._config
         shape = (self.num_slots, config.num_heads, capacity, config.head_dim)
-        return [np.zeros(shape, self._dtype) for _ in range(2 * config.num_layers)]
+        return [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
 
 
 def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:

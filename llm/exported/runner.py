@@ -39,6 +39,9 @@ class ExportedRunner:
         shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         return Prefix(np.zeros(shape, self.config.dtype), np.zeros(shape, self.config.dtype))
 
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        return Prefix(*(part[:, None].astype(self.config.dtype) for part in (k_ANQH, v_ANQH)))
+
     def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):

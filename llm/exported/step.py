@@ -29,6 +29,8 @@ SAMPLING: Final = (
 )  # (T,), float32, and int32 for top_k; temperature 0: greedy
 TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
+SOURCE: Final = "source"  # int64 (1,), slots of the graph that copies one over another
+TARGET: Final = "target"
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
 
 
@@ -40,6 +42,11 @@ def num_prefix_layers(config: DecoderConfig) -> int:
 def layer_ports(name: str, num_layers: int) -> list[str]:
     """Names of the ports of each layer, `k` and `v` in turn: `cache_k_00`, `cache_v_00`, `cache_k_01`, ..."""
     return [f"{name}_{part}_{layer:02}" for layer in range(num_layers) for part in "kv"]
+
+
+def stacked_ports(name: str) -> list[str]:
+    """Names of the ports of all layers together: `cache_k`, `cache_v`."""
+    return [f"{name}_k", f"{name}_v"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

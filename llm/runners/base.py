@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.draw import Draw
@@ -92,6 +94,9 @@ class Runner(Protocol):
 
     def empty_prefix(self) -> Prefix:
         """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        """Keys and gated values of one picture, float32 (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
 
     def run(self, plan: Plan) -> Result:
         """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""

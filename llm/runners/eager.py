@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,10 @@ class EagerRunner:
         whole_BQD = torch.cat([visual_query_BQD, padding]).to(self._device, self.config.dtype)
         prefix = self._decoder.project_prefix(whole_BQD)
         return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        k, v = (torch.from_numpy(part[:, None]).to(self._device, self.config.dtype) for part in (k_ANQH, v_ANQH))
+        return Prefix(k, v)
 
     def empty_prefix(self) -> Prefix:
         sizes = self.config.decoder

@@ -34,6 +34,8 @@ _VISUAL = (
     "visual_proj_norm.",
     "visual_query.",
 )
+_GATE = re.compile(r"layers\.\d+\.attention\.gate")
+TEXT_QUERIES = 10  # per layer of an adapter of LLaMA-Adapter V1, whose program has it as a constant
 _MEANING = "the file is damaged, or belongs to another version of the adapter"
 
 
@@ -54,9 +56,14 @@ class AdapterFile:
         return int(self.queries.shape[1])
 
     @property
+    def sees_pictures(self) -> bool:
+        """Whether it has a visual part; else it is one of LLaMA-Adapter V1, for texts."""
+        return bool(self.visual)
+
+    @property
     def num_queries(self) -> int:
         """Query tokens per layer."""
-        return int(self.visual["visual_query.weight"].shape[0])
+        return int(self.visual["visual_query.weight"].shape[0]) if self.sees_pictures else TEXT_QUERIES
 
     @property
     def num_adapter_layers(self) -> int:
@@ -69,14 +76,17 @@ class AdapterFile:
         return any(".lora_" in name for name in self.llama)
 
 
-def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
+def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> AdapterFile:
     """Open an adapter release ({"model", "config"}), a trainer checkpoint, or a plain dictionary of tensors.
 
-    Raises CheckpointError if the file is missing, damaged, or no multimodal adapter, or if it has unknown tensors.
+    `for_texts` also takes an adapter of LLaMA-Adapter V1: queries and gates, without a visual part. Raises
+    CheckpointError if the file is missing, damaged, or no such adapter, or if it has unknown tensors.
     """
     place = Path(path)
     file = read_tensor_file(place)
     tensors = file.tensors
+    if for_texts and "adapter_query.weight" in tensors and any(map(_GATE.fullmatch, tensors)):
+        return _text_adapter(tensors, name=str(place), declares=file.config)
     lacking = [name for name in ("adapter_query.weight", "visual_query.weight") if name not in tensors]
     if lacking:
         kind = what_is(list(tensors))
@@ -100,6 +110,22 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
             hint=_MEANING,
         )
     return adapter
+
+
+def _text_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
+    """An adapter of LLaMA-Adapter V1, whose tensors have the names of Meta's LLaMA."""
+    check_dense(tensors, what=f"`{name}`")
+    queries = tensors["adapter_query.weight"]
+    unknown = [key for key in tensors if key != "adapter_query.weight" and not _GATE.fullmatch(key)]
+    if unknown:
+        raise CheckpointError(f"`{name}` has unknown tensors: {list_keys(unknown)}", hint=_MEANING)
+    if queries.ndim != 2 or not len(queries) or len(queries) % TEXT_QUERIES:
+        raise CheckpointError(
+            f"`{name}` has adapter queries {list(queries.shape)}, where {TEXT_QUERIES} for each layer are wanted",
+            hint=_MEANING,
+        )
+    llama = {key: tensor for key, tensor in tensors.items() if _GATE.fullmatch(key)}
+    return AdapterFile(name=name, queries=queries, visual={}, llama=llama, clip={}, declares=declares)
 
 
 def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
@@ -168,7 +194,10 @@ def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, 
     wanted: dict[str, Shape] = {}
     for layer in range(num_layers):
         prefix = f"layers.{layer}."
-        wanted[f"{prefix}attention.gate"] = (1, num_heads, 1, 1)
+        gate = f"{prefix}attention.gate"
+        # The first release of LLaMA-Adapter V1 has one gate for all heads.
+        is_single = not adapter.sees_pictures and gate in found and found[gate].numel() == 1
+        wanted[gate] = tuple(found[gate].shape) if is_single else (1, num_heads, 1, 1)
         if has_new_gates:
             wanted[f"{prefix}attention.new_gate"] = (1, 1, 1, 1)
         if has_biases:

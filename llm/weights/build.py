@@ -72,6 +72,8 @@ class _Merge:
         self.source = source
         self.adapter = adapter.llama if adapter else {}
         self.queries = adapter.queries if adapter else None
+        # The program of LLaMA-Adapter V1 multiplies by the gate as it is.
+        self.has_tanh = adapter is not None and adapter.sees_pictures
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         embedding = self._base("tok_embeddings.weight")
@@ -113,7 +115,8 @@ class _Merge:
         gates = torch.zeros(config.num_adapter_layers, config.num_heads)
         for j in range(config.num_adapter_layers):
             prefix = f"layers.{config.first_adapter_layer + j}.attention."
-            gates[j] = self.adapter[f"{prefix}gate"].float().flatten().tanh()
+            gate = self.adapter[f"{prefix}gate"].float().flatten()
+            gates[j] = gate.tanh() if self.has_tanh else gate
             new_gate = self.adapter.get(f"{prefix}new_gate")
             # With a single query the reference applies no new_gate.
             if new_gate is not None and config.num_queries > 1:

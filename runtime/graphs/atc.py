@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,8 +19,11 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc_failures import explain
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
+from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
+from llama_adapter.runtime.graphs.gears import Gear, check_gears, with_sums
 from llama_adapter.runtime.graphs.graph import Graph
 from llama_adapter.runtime.graphs.sidecar import (
+    MAX_OM_BYTES,
     OmInput,
     OmSidecar,
     check_om_file,
@@ -57,7 +60,7 @@ _TICK_S: Final = 30.0
 class AtcSettings:
     """Settings of a conversion. Raises ValueError for those that ATC refuses."""
 
-    batch_sizes: tuple[int, ...]  # 1 to 2048 each
+    batch_sizes: tuple[int, ...] = (1,)  # 1 to 2048 each; of graphs with one input
     gears: bool = False  # one OM for all batch sizes, 2 to 100 of them, rather than one OM each
     soc_version: str | None = None  # the chip's full name, such as Ascend310P3; None: not known yet
     precision_mode: str = PRECISION_MODE
@@ -101,6 +104,42 @@ class AtcRequest:
     settings: AtcSettings
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DimsRequest:
+    """One run of ATC: one OM for all gears of a graph with several inputs and open dimensions.
+
+    Raises ValueError for gears that ATC, ACL or ais_bench refuse.
+    """
+
+    onnx: Path
+    output: Path  # with .om
+    inputs: tuple[Port, ...]
+    gears: tuple[Gear, ...]
+    settings: AtcSettings  # its batch sizes and gears are of no meaning here
+    external_weights: bool = False  # in files beside the OM, which may not exceed 10 GiB
+
+    def __post_init__(self) -> None:
+        check_gears(self.inputs, self.gears)
+
+
+def plan_dims(graph: Graph, onnx: Path, output: Path, settings: AtcSettings, gears: Sequence[Gear]) -> DimsRequest:
+    """The run for an ONNX file and its gears, which may leave out sums of sizes (`P_plus_S`).
+
+    Raises GraphError for gears that do not fit the graph.
+    """
+    try:
+        return DimsRequest(
+            onnx=onnx,
+            output=output if output.suffix == ".om" else output.with_name(output.name + ".om"),
+            inputs=graph.inputs,
+            gears=tuple(with_sums(gear, graph.inputs) for gear in gears),
+            settings=settings,
+            external_weights=graph.num_bytes > MAX_OM_BYTES * 0.95,  # the OM has code and tables too
+        )
+    except ValueError as error:
+        raise GraphError(f"`{onnx}` cannot be compiled with these gears: {error}") from None
+
+
 def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[AtcRequest]:
     """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
@@ -137,22 +176,16 @@ def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[
     ]
 
 
-def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
+def command(request: AtcRequest | DimsRequest, *, output: Path | None = None) -> list[str]:
     """The arguments after `atc`; `output` replaces the request's own."""
     settings = request.settings
-    batch = "-1" if settings.gears else str(request.batch_sizes[0])
-    shape = ",".join((batch, *(str(size) for size in request.port.shape[1:])))
     flags = [
         "--framework=5",
         f"--model={request.onnx}",
         f"--output={(output or request.output).with_suffix('')}",
         "--input_format=ND",
-        f"--input_shape={request.port.name}:{shape}",
+        *(_batch_flags(request) if isinstance(request, AtcRequest) else _dims_flags(request)),
     ]
-    if settings.gears:
-        flags.append(f"--dynamic_batch_size={','.join(map(str, request.batch_sizes))}")
-    if request.output_dtype in _OUTPUT_TYPES:  # else the precision mode may change the output's type
-        flags.append(f"--output_type={_OUTPUT_TYPES[request.output_dtype]}")
     precision = "precision_mode_v2" if settings.precision_mode in PRECISION_MODES_V2 else "precision_mode"
     flags += [
         f"--soc_version={settings.soc_version}",
@@ -165,7 +198,29 @@ def command(request: AtcRequest, *, output: Path | None = None) -> list[str]:
     return [*flags, *settings.extra]
 
 
-def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None) -> Path:
+def _batch_flags(request: AtcRequest) -> list[str]:
+    batch = "-1" if request.settings.gears else str(request.batch_sizes[0])
+    shape = ",".join((batch, *(str(size) for size in request.port.shape[1:])))
+    flags = [f"--input_shape={request.port.name}:{shape}"]
+    if request.settings.gears:
+        flags.append(f"--dynamic_batch_size={','.join(map(str, request.batch_sizes))}")
+    if request.output_dtype in _OUTPUT_TYPES:  # else the precision mode may change the output's type
+        flags.append(f"--output_type={_OUTPUT_TYPES[request.output_dtype]}")
+    return flags
+
+
+def _dims_flags(request: DimsRequest) -> list[str]:
+    """A gear has a number for each -1 of the shapes, in their order."""
+    shapes = (f"{port.name}:{','.join(map(str, port.shape))}" for port in request.inputs)
+    names = [name for port in request.inputs for name in port.symbols]
+    gears = (",".join(str(gear[name]) for name in names) for gear in request.gears)
+    external = ["--external_weight=1"] if request.external_weights else []
+    return [f"--input_shape={';'.join(shapes)}", f"--dynamic_dims={';'.join(gears)}", *external]
+
+
+def make_om(
+    request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None
+) -> Path:
     """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
 
     `tick` gets the seconds since the start, about every 30 s. An older OM is replaced at the end, and kept if ATC
@@ -184,6 +239,9 @@ def make_om(request: AtcRequest, *, atc: Path, graph: Graph, tick: Callable[[flo
         check_om_file(made)
         sidecar = describe(request, made, graph=graph)
         sidecar_path(target).unlink(missing_ok=True)  # an old side-car never stays beside a new OM
+        for weights in (partial / WEIGHTS_FOLDER).glob("*"):  # named by their digests
+            (target.parent / WEIGHTS_FOLDER).mkdir(exist_ok=True)
+            os.replace(weights, target.parent / WEIGHTS_FOLDER / weights.name)
         os.replace(made, target)
         write_sidecar(target, sidecar)
     finally:
@@ -238,11 +296,23 @@ def _find_result(folder: Path, stem: str) -> Path:
     return found[0]
 
 
-def describe(request: AtcRequest, made: Path, *, graph: Graph) -> OmSidecar:
+def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> OmSidecar | DimsSidecar:
     """The side-car of the OM `made` by `request`."""
     settings = request.settings
-    batch = -1 if settings.gears else request.batch_sizes[0]
     assert settings.soc_version is not None, "an OM is compiled for a chip"
+    if isinstance(request, DimsRequest):
+        weights = sorted((made.parent / WEIGHTS_FOLDER).glob("*")) if request.external_weights else []
+        return DimsSidecar(
+            inputs=request.inputs,
+            outputs=graph.outputs,
+            gears=request.gears,
+            weights={file.name: file.stat().st_size for file in weights},
+            soc_version=settings.soc_version,
+            precision_mode=settings.precision_mode,
+            sha256=file_sha256(made),
+            onnx_sha256=file_sha256(*graph.files),
+        )
+    batch = -1 if settings.gears else request.batch_sizes[0]
     return OmSidecar(
         card=graph.card,
         input=OmInput(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
@@ -264,7 +334,7 @@ def _input_dtype(request: AtcRequest) -> str:
     return request.port.dtype
 
 
-def adopt_om(request: AtcRequest, *, graph: Graph) -> Path:
+def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
     """Write the side-car of the OM `request.output`, which ATC made elsewhere, and remove write permission of others.
 
     Returns its path. Apart from the digests, the side-car holds the caller's settings, which only a device can check.

@@ -6,7 +6,7 @@ An ONNX file carries the card in its metadata, an OM file in its side-car.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
@@ -36,6 +36,7 @@ class Port:
     name: str
     dtype: str  # numpy's name, or the file's own where numpy has none
     shape: tuple[int, ...]
+    symbols: tuple[str, ...] = field(default=(), compare=False)  # names of the open sizes, in order, where known
 
     @property
     def free_dims(self) -> tuple[int, ...]:

@@ -108,7 +108,8 @@ def _port(value: Any) -> Port:
     except (KeyError, ValueError, TypeError):
         dtype = f"type {tensor.elem_type}"
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
-    return Port(name=value.name, dtype=dtype, shape=shape)
+    symbols = tuple(dim.dim_param for dim in tensor.shape.dim if not dim.HasField("dim_value"))
+    return Port(name=value.name, dtype=dtype, shape=shape, symbols=symbols)
 
 
 def _external_files(model: Any, place: Path) -> set[Path]:

@@ -14,11 +14,14 @@ from llama_adapter.runtime.graphs.graph import Graph, Node
 
 OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")
+# The ATC guide lists the above for ONNX. Models with token ids of these types are converted nevertheless.
+TOKEN_DTYPES: Final = ("int32", "int64")
 MAX_INPUT_RANK: Final = 4  # of --input_format=ND
 
 _IN_ALL_OPSETS = """
     Abs Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv Cos CumSum Div Dropout Einsum
-    Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GreaterOrEqual Identity If InstanceNormalization
+    Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm Greater GreaterOrEqual Identity If
+    InstanceNormalization
     Less LogSoftmax MatMul Max Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceSum Relu
     Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
     Transpose Unsqueeze Where
@@ -57,9 +60,10 @@ class Complaint:
     hint: str
 
 
-def lint_graph(graph: Graph) -> list[Complaint]:
-    """Complaints about any ONNX graph, errors first."""
-    complaints = [*_operators(graph), *_splits(graph), *(fault for port in graph.inputs for fault in _inputs(port))]
+def lint_graph(graph: Graph, *, has_dims: bool = False) -> list[Complaint]:
+    """Complaints about any ONNX graph, errors first. `has_dims`: other dimensions than the batch get gears too."""
+    faults = (fault for port in graph.inputs for fault in _inputs(port, has_dims=has_dims))
+    complaints = [*_operators(graph), *_splits(graph), *faults]
     return sorted(complaints, key=lambda complaint: complaint.level != "error")
 
 
@@ -118,22 +122,24 @@ def _splits(graph: Graph) -> Iterator[Complaint]:
         )
 
 
-def _inputs(port: Port) -> Iterator[Complaint]:
-    def complaint(fault: str, hint: str) -> Complaint:
-        return Complaint(
-            subject=f"input {port.name}", sentence=f"The input `{port.name} {port}` has {fault}", hint=hint
-        )
+def _inputs(port: Port, *, has_dims: bool) -> Iterator[Complaint]:
+    def complaint(fault: str, hint: str, level: Literal["error", "warning"] = "error") -> Complaint:
+        sentence = f"The input `{port.name} {port}` has {fault}"
+        return Complaint(level=level, subject=f"input {port.name}", sentence=sentence, hint=hint)
 
     if port.dtype == "uint8":
         yield complaint(
             "type uint8, which ATC accepts only with an AIPP configuration", "use float16, which holds 0..255 exactly"
         )
-    elif port.dtype not in INPUT_DTYPES:
+    elif has_dims and port.dtype == "bool":
+        hint = "if ATC refuses it, export the mask as float16"
+        yield complaint("type bool, which the ATC guide lists for TensorFlow alone", hint, "warning")
+    elif not (port.dtype in INPUT_DTYPES or (has_dims and port.dtype in TOKEN_DTYPES)):
         yield complaint(
             f"type {port.dtype}, and ATC accepts float32 or float16", "export it with another type of input"
         )
     if len(port.shape) > MAX_INPUT_RANK:
         yield complaint(f"{len(port.shape)} dimensions, and ATC accepts {MAX_INPUT_RANK} at most", "join some of them")
-    if any(dim > 0 for dim in port.free_dims):
+    if any(dim > 0 for dim in port.free_dims) and not has_dims:
         dims = ", ".join(map(str, port.free_dims))
         yield complaint(f"free dimensions {dims}, and only the batch (0) may be free", "export it with fixed sizes")

@@ -1,4 +1,4 @@
-"""One OM file loaded by ais_bench. The file is checked before it is loaded, and every call before it is made."""
+"""OM files loaded by ais_bench. A file is checked before it is loaded, and every call before it is made."""
 
 import importlib
 import logging
@@ -22,46 +22,32 @@ _LOG = logging.getLogger(__name__)
 _DTYPES: Final = {"double": "float64"}  # all other names are numpy's
 
 
-class OmFile:
-    """An `InferSession` (ais_bench, 2023 or later) with its inputs, outputs and batch sizes.
+class OmModel:
+    """An `InferSession` (ais_bench, 2023 or later) with its inputs and outputs.
 
     Make, use and free it in one thread: it leaves an ACL context of its own in the thread that calls it. ais_bench
-    compares numbers of bytes only, so types and shapes are checked here.
+    compares numbers of bytes only, so its caller checks types and shapes.
     """
 
-    def __init__(self, path: Path, *, device_id: int) -> None:
-        """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
-        self.file, self._device_id = os.path.abspath(path), device_id
-        check_om_file(self.file)
-        self._sidecar = read_valid_sidecar(self.file)
+    def __init__(self, file: str, *, device_id: int, soc: str) -> None:
+        """`soc` is the chip that the file was made for, empty if unknown. Raises GraphError."""
+        self.file, self._device_id, self._soc = file, device_id, soc
+        self.device_ms: float | None = None  # of the last call
         self._session = self._open(_infer_session_class())
         try:
-            self.inputs, self.outputs, self._num_bytes = self._describe()
-            self._check_sidecar()
-            check_fixed_batch(self.inputs, file=self.file, hint=HINT)
-            self.batch_sizes = self._find_batch_sizes()
+            self.inputs, self.outputs, self.num_bytes = self._describe()
         except BaseException:
             self.free()
             raise
-        self.device_ms: float | None = None  # of the last call
 
-    @property
-    def card(self) -> GraphCard | None:
-        """From the side-car; None without one."""
-        return None if self._sidecar is None else self._sidecar.card
+    def run(self, inputs: Sequence[np.ndarray], *, mode: str, wanted: str) -> list[np.ndarray]:
+        """`infer` in a mode of ais_bench; `wanted` says in a message what the file takes. Raises GraphError.
 
-    def run(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One array per input, of one of the batch sizes -> one array per output."""
-        inputs = as_inputs(batch, self.inputs)  # kept alive to the end of the call, which reads their memory
-        size, largest = len(inputs[0]), max(self.batch_sizes)
-        wanted = [num_bytes * size // largest for num_bytes in self._num_bytes]  # what ais_bench demands
-        if size not in self.batch_sizes or [array.nbytes for array in inputs] != wanted:
-            raise AssertionError(f"{[array.shape for array in inputs]} is none of the batch sizes {self.batch_sizes}")
+        The arrays are contiguous, and kept alive to the end of the call, which reads their memory.
+        """
         try:
             with stdout_caught() as caught:
-                outputs: list[np.ndarray] = self._session.infer(
-                    inputs, mode="dymbatch" if self._has_gears else "static"
-                )
+                outputs: list[np.ndarray] = self._session.infer(list(inputs), mode=mode)
                 self.device_ms = self._read_device_ms()
         except Exception as error:
             raise running_failed(
@@ -70,10 +56,9 @@ class OmFile:
                 file=self.file,
                 soc=self._soc,
                 device=self._device_id,
-                wanted=f"{_list(self.inputs)} of batch {_list(self.batch_sizes)}",
+                wanted=wanted,
                 given=_list(f"{array.dtype} {array.shape} of {array.nbytes:,} bytes" for array in inputs),
             ) from error
-        check_outputs(outputs, self.outputs, batch=size, file=self.file)
         return outputs
 
     def free(self) -> None:
@@ -87,14 +72,6 @@ class OmFile:
                 del session
         except Exception as error:  # nothing can be done about it
             _LOG.warning("ais_bench cannot unload `%s`: %s | %s", self.file, error, caught.complaints())
-
-    @property
-    def _soc(self) -> str:
-        return "" if self._sidecar is None else self._sidecar.soc_version
-
-    @property
-    def _has_gears(self) -> bool:
-        return self.inputs[0].shape[:1] == (-1,)
 
     def _open(self, infer_session: Any) -> Any:
         try:
@@ -115,6 +92,69 @@ class OmFile:
         except Exception as error:
             raise self._opening_failed(error, said=caught.complaints()) from error
         return tuple(map(_port, inputs)), tuple(map(_port, outputs)), num_bytes
+
+    def _read_device_ms(self) -> float | None:
+        """Milliseconds of the last execution, a float32 that counts from loading on, so coarse after hours.
+
+        A pair of start and end since autumn 2023, the time itself before. Without it nothing fails.
+        """
+        try:
+            last = self._session.summary().exec_time_list[-1]
+            milliseconds = float(last[1] - last[0]) if hasattr(last, "__len__") else float(last)
+            self._session.reset_summaryinfo()  # or it grows with every call
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            return None
+        return milliseconds
+
+
+class OmFile:
+    """An OM with one input per picture half, a fixed batch size or batch sizes as gears. See `OmModel` for threads."""
+
+    def __init__(self, path: Path, *, device_id: int) -> None:
+        """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
+        self.file = os.path.abspath(path)
+        check_om_file(self.file)
+        self._sidecar = read_valid_sidecar(self.file)
+        soc = "" if self._sidecar is None else self._sidecar.soc_version
+        self._model = OmModel(self.file, device_id=device_id, soc=soc)
+        self.inputs, self.outputs = self._model.inputs, self._model.outputs
+        try:
+            self._check_sidecar()
+            check_fixed_batch(self.inputs, file=self.file, hint=HINT)
+            self.batch_sizes = self._find_batch_sizes()
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def card(self) -> GraphCard | None:
+        """From the side-car; None without one."""
+        return None if self._sidecar is None else self._sidecar.card
+
+    @property
+    def device_ms(self) -> float | None:
+        """Milliseconds of the last call on the device."""
+        return self._model.device_ms
+
+    def run(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One array per input, of one of the batch sizes -> one array per output."""
+        inputs = as_inputs(batch, self.inputs)
+        size, largest = len(inputs[0]), max(self.batch_sizes)
+        wanted = [num_bytes * size // largest for num_bytes in self._model.num_bytes]  # what ais_bench demands
+        if size not in self.batch_sizes or [array.nbytes for array in inputs] != wanted:
+            raise AssertionError(f"{[array.shape for array in inputs]} is none of the batch sizes {self.batch_sizes}")
+        told = f"{_list(self.inputs)} of batch {_list(self.batch_sizes)}"
+        outputs = self._model.run(inputs, mode="dymbatch" if self._has_gears else "static", wanted=told)
+        check_outputs(outputs, self.outputs, batch=size, file=self.file)
+        return outputs
+
+    def free(self) -> None:
+        """Unload the file."""
+        self._model.free()
+
+    @property
+    def _has_gears(self) -> bool:
+        return self.inputs[0].shape[:1] == (-1,)
 
     def _check_sidecar(self) -> None:
         """Raise GraphError if the side-car describes another input than the file has."""
@@ -141,26 +181,14 @@ class OmFile:
         sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
         matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
         wanted = [math.prod((max(sizes), *port.shape[1:])) * np.dtype(port.dtype).itemsize for port in self.inputs]
-        if not matches or self._num_bytes != wanted:
+        if not matches or self._model.num_bytes != wanted:
+            num_bytes = _list(f"{size:,}" for size in self._model.num_bytes)
             raise GraphError(
-                f"`{self.file}` takes {_list(self.inputs)} of {_list(f'{size:,}' for size in self._num_bytes)} bytes, "
+                f"`{self.file}` takes {_list(self.inputs)} of {num_bytes} bytes, "
                 f"which is not the expected batch {_list(sizes)}",
                 hint=f"its side-car is that of another file: {HINT}" if sidecar is not None else HINT,
             )
         return sizes
-
-    def _read_device_ms(self) -> float | None:
-        """Milliseconds of the last execution, a float32 that counts from loading on, so coarse after hours.
-
-        A pair of start and end since autumn 2023, the time itself before. Without it nothing fails.
-        """
-        try:
-            last = self._session.summary().exec_time_list[-1]
-            milliseconds = float(last[1] - last[0]) if hasattr(last, "__len__") else float(last)
-            self._session.reset_summaryinfo()  # or it grows with every call
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            return None
-        return milliseconds
 
 
 def _infer_session_class() -> Any:

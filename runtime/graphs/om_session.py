@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -35,22 +35,14 @@ class OmSession:
         self._file, name = str(path), f"ais_bench (device {device_id})"
         self.device_ms: float | None = None
         paths = _om_files(Path(path))
-        self._owner = os.getpid()
-        self._worker = _Worker(name=name)
-        self._files: list[OmFile] = []
-        # Frees a session that is not closed, with the object or at exit. At exit it must run before functions that
-        # were registered earlier, such as torch_npu's, which weakref's own exit function does not.
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._files, self._owner)
-        self._finalizer.atexit = False
-        atexit.register(self._finalizer)
+        self._thread = OmThread(file=self._file, name=name)
         try:
-            for place in paths:
-                self._files.append(self._worker.call(functools.partial(OmFile, place, device_id=device_id)))
-            self._by_size = _by_size(self._files, path=self._file)
+            files = [self._thread.open(functools.partial(OmFile, place, device_id=device_id)) for place in paths]
+            self._by_size = _by_size(files, path=self._file)
         except BaseException:
             self.close()
             raise
-        first = self._files[0]
+        first = files[0]
         self.info = GraphInfo(
             name=name,
             file=self._file,
@@ -63,16 +55,11 @@ class OmSession:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`."""
-        if not self._finalizer.alive:
-            raise closed_error(self._file)
-        check_owner(self._owner, file=self._file)
-        return self._worker.call(lambda: self._run(inputs))
+        return self._thread.call(lambda: self._run(inputs))
 
     def close(self) -> None:
         """Unload the files and end the thread."""
-        atexit.unregister(self._finalizer)
-        if self._finalizer.detach() and os.getpid() == self._owner:
-            _end(self._worker, self._files, wait=True)
+        self._thread.close()
 
     def _run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """In the files' thread."""
@@ -88,6 +75,49 @@ class OmSession:
         known = [time for time in times if time is not None]
         self.device_ms = sum(known) if len(known) == len(times) else None
         return outputs
+
+
+class Freed(Protocol):
+    """What lives in a thread of OM files."""
+
+    def free(self) -> None: ...
+
+
+F = TypeVar("F", bound=Freed)
+
+
+class OmThread:
+    """The thread in which OM files are opened, run and freed."""
+
+    def __init__(self, *, file: str, name: str) -> None:
+        """`file` is named in messages; `name` is the thread's."""
+        self._file, self._owner = file, os.getpid()
+        self._worker = _Worker(name=name)
+        self._opened: list[Freed] = []
+        # Frees a session that is not closed, with the object or at exit. At exit it must run before functions that
+        # were registered earlier, such as torch_npu's, which weakref's own exit function does not.
+        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._opened, self._owner)
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)
+
+    def open(self, make: Callable[[], F]) -> F:
+        """What `make` returns or raises in the thread; freed by `close`."""
+        opened = self.call(make)
+        self._opened.append(opened)
+        return opened
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises in the thread. Raises GraphError after `close` and in a forked process."""
+        if not self._finalizer.alive:
+            raise closed_error(self._file)
+        check_owner(self._owner, file=self._file)
+        return self._worker.call(function)
+
+    def close(self) -> None:
+        """Free what was opened, and end the thread."""
+        atexit.unregister(self._finalizer)
+        if self._finalizer.detach() and os.getpid() == self._owner:
+            _end(self._worker, self._opened, wait=True)
 
 
 class _Worker:
@@ -170,7 +200,7 @@ def _sides(file: OmFile) -> tuple[object, ...]:
     return tuple(port.shape[1:] for port in file.inputs), tuple((port.dtype, port.shape[1:]) for port in file.outputs)
 
 
-def _shut_down(worker: _Worker, files: list[OmFile], owner: int) -> None:
+def _shut_down(worker: _Worker, files: list[Freed], owner: int) -> None:
     """Frees a session that was not closed. Waits only in the main thread, at the end of the program.
 
     The garbage collector may run in any thread, even one that the files' thread waits for. A forked process has
@@ -180,7 +210,7 @@ def _shut_down(worker: _Worker, files: list[OmFile], owner: int) -> None:
         _end(worker, files, wait=threading.current_thread() is threading.main_thread())
 
 
-def _end(worker: _Worker, files: list[OmFile], *, wait: bool) -> None:
+def _end(worker: _Worker, files: list[Freed], *, wait: bool) -> None:
     def free() -> None:
         while files:
             files.pop().free()

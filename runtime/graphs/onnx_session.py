@@ -1,9 +1,10 @@
-"""An ONNX file run by onnxruntime on the CPU."""
+"""An ONNX file run by onnxruntime, on the CPU or by another execution provider."""
 
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,14 +13,25 @@ import numpy as np
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port, check_dtypes, find_card
 from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU, OnnxProvider
 from llama_adapter.runtime.graphs.packages import INSTALL_HINT
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, check_fixed_batch, check_outputs, closed_error
 from llama_adapter.runtime.text import one_line
 from llama_adapter.runtime.torch_import import decline_telemetry
 
-PROVIDER: Final = "CPUExecutionProvider"
 _HINT: Final = "export the model with `llama-adapter export onnx`"
+# In messages about the provider or its options, rather than about the file.
+_FAILS_ON_PROVIDER: Final = (
+    r"create \w+ ExecutionProvider fail|provider option|Failed to load library|fallback to CPU EP"
+)
+_PLACE: Final = r"^/.*?&\) (\[ONNXRuntimeError\] : \d+ : \w+ : )?"  # in the runtime's sources, before a reason
+_START_HINTS: Final = {
+    "CANNExecutionProvider": "source CANN's `set_env.sh`, whose libraries it loads, and look for the device in "
+    "`npu-smi info`; onnxruntime wrote on stderr what it misses",
+    "CUDAExecutionProvider": "it loads the libraries of CUDA and cuDNN, and needs a GPU in `nvidia-smi`; onnxruntime "
+    "wrote on stderr what it misses",
+}
 _DTYPES: Final = {"tensor(float)": "float32", "tensor(double)": "float64"}  # all other names are numpy's
 
 
@@ -28,19 +40,19 @@ class OnnxSession:
 
     device_ms = None
 
-    def __init__(self, path: str | os.PathLike[str], *, threads: int) -> None:
-        """`threads`, at least 1, compute one call.
+    def __init__(self, path: str | os.PathLike[str], *, threads: int, provider: OnnxProvider = CPU) -> None:
+        """`threads`, at least 1, compute one call on the CPU.
 
         Raises GraphError for a file that cannot be run, or that was changed after its export.
         """
         file = str(path)
-        self._session = open_inference_session(Path(path), threads=threads)
+        self._session = open_inference_session(path, threads=threads, provider=provider)
         metadata = self._session.get_modelmeta().custom_metadata_map
         inputs, outputs = _ports(self._session.get_inputs()), _ports(self._session.get_outputs())
         check_fixed_batch(inputs, file=file, hint=_HINT)
         fixed = [port.shape[0] for port in inputs if port.shape and port.shape[0] > 0]
         self.info = GraphInfo(
-            name=f"onnxruntime ({PROVIDER})",
+            name=f"onnxruntime ({provider.name})",
             file=file,
             inputs=inputs,
             outputs=outputs,
@@ -85,8 +97,13 @@ class OnnxSession:
         return outputs
 
 
-def open_inference_session(path: Path, *, threads: int, entries: Mapping[str, str] = {}) -> Any:
-    """An onnxruntime InferenceSession."""
+def open_inference_session(path: str | os.PathLike[str], *, threads: int, provider: OnnxProvider = CPU) -> Any:
+    """An onnxruntime `InferenceSession` whose first provider is `provider`; the CPU runs what that one cannot.
+
+    `threads`, at least 1, compute one call on the CPU. Raises GraphError for a file that cannot be opened, and for a
+    provider that is not installed or does not start: onnxruntime itself would compute on the CPU then.
+    """
+    path = Path(path)
     if path.suffix == ".om":
         raise GraphError(
             f"`{path}` is an OM file by its name, and ONNX is needed here",
@@ -96,22 +113,63 @@ def open_inference_session(path: Path, *, threads: int, entries: Mapping[str, st
         kind = "is not a file" if path.exists() else "does not exist"
         raise GraphError(f"The ONNX file `{path}` {kind}", hint=_HINT)
     runtime = _onnxruntime()
+    _check_registered(runtime, provider)
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.use_deterministic_compute = True
     # Waiting threads would keep the cores busy, and the language model is next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    entries = {"session.intra_op.allow_spinning": "0", **provider.session_entries}
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     options.log_severity_level = 4  # errors come as exceptions; stderr would repeat them
+    providers = list(dict.fromkeys((provider.name, CPU.name)))
     try:
         # The fallback would try the same provider again, and announce it on stdout.
-        return runtime.InferenceSession(str(path), options, providers=[PROVIDER], enable_fallback=0)
+        session = runtime.InferenceSession(
+            str(path),
+            options,
+            providers=providers,
+            provider_options=[dict(provider.options) if name == provider.name else {} for name in providers],
+            enable_fallback=0,
+        )
     except Exception as error:
+        reason = re.sub(_PLACE, "", one_line(str(error)))
+        if re.search(_FAILS_ON_PROVIDER, reason):
+            raise _not_started(runtime, provider, reason=reason) from error
         raise GraphError(
-            f"onnxruntime {runtime.__version__} cannot open `{path}`: {one_line(str(error))}",
+            f"onnxruntime {runtime.__version__} cannot open `{path}`: {reason}",
             hint=f"the file is damaged, incomplete (its .data file?) or no ONNX file: {_HINT}",
         ) from error
+    if provider.name not in session.get_providers():
+        raise _not_started(runtime, provider, reason=f"it opened the graph with {', '.join(session.get_providers())}")
+    return session
+
+
+def _check_registered(runtime: Any, provider: OnnxProvider) -> None:
+    registered = runtime.get_available_providers()
+    if provider.name not in registered:
+        packages = BY_NAME[provider.name].packages
+        raise GraphError(
+            f"The installed onnxruntime {runtime.__version__} has no {provider.name}; it has {', '.join(registered)}",
+            hint=f"pip uninstall onnxruntime; pip install {packages} (docs/exported-encoders.md)",
+        )
+
+
+def _not_started(runtime: Any, provider: OnnxProvider, *, reason: str) -> GraphError:
+    """The error for a provider that is registered and cannot be used."""
+    device = provider.options.get("device_id")
+    return GraphError(
+        f"{provider.name} of onnxruntime {runtime.__version__} does not start"
+        f"{'' if device is None else f' on device {device}'}: {reason}",
+        hint=_START_HINTS.get(provider.name, "see docs/exported-encoders.md"),
+    )
+
+
+def zeros_on_device(shape: Sequence[int], dtype: np.dtype, *, device: str, device_id: int) -> Any:
+    """An onnxruntime `OrtValue` of zeros in the memory of `device`, onnxruntime's name of it."""
+    value = _onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, device, device_id)
+    value.update_inplace(np.zeros(shape, dtype))
+    return value
 
 
 def _onnxruntime() -> Any:

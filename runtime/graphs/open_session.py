@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from llama_adapter.runtime.graphs.om_session import OmSession
+from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import OnnxSession
 from llama_adapter.runtime.graphs.process_session import ProcessSession
 from llama_adapter.runtime.graphs.session import GraphSession
@@ -22,6 +23,7 @@ class GraphSpec:
     kind: GraphKind
     path: str  # a file; for om also a folder with files of several batch sizes
     device_id: int = 0  # for om, 0 to 255, as ASCEND_RT_VISIBLE_DEVICES numbers them
+    provider: OnnxProvider = CPU  # for onnx
     threads: int | None = None  # for onnx, at least 1; None: as many as torch uses
     own_process: bool = False  # with a memory and a runtime apart from this process
 
@@ -43,7 +45,7 @@ def open_session(spec: GraphSpec) -> GraphSession:
         here = dataclasses.replace(spec, own_process=False, threads=spec.threads or default_threads())
         return ProcessSession(functools.partial(open_session, here), file=spec.path)
     if spec.kind == "onnx":
-        return OnnxSession(spec.path, threads=spec.threads or default_threads())
+        return OnnxSession(spec.path, threads=spec.threads or default_threads(), provider=spec.provider)
     return OmSession(spec.path, device_id=spec.device_id)
 
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
@@ -50,6 +50,12 @@ class OmInput:
 
     def __str__(self) -> str:
         return str(Port(name="", dtype=self.dtype, shape=self.shape))
+
+
+class Sidecar(Protocol):
+    """What is stored beside an OM."""
+
+    def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +119,7 @@ def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
+def write_sidecar(om_path: str | os.PathLike[str], sidecar: Sidecar) -> Path:
     """Write the side-car of an OM, complete or not at all; returns its path."""
     target = sidecar_path(om_path)
     with atomic_write(target) as file:
@@ -125,16 +131,21 @@ def write_sidecar(om_path: str | os.PathLike[str], sidecar: OmSidecar) -> Path:
 def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
     """The side-car of an OM; None where there is none. Raises GraphError where it is damaged or cannot be read."""
     path = sidecar_path(om_path)
+    text = read_text(path)
+    return None if text is None else OmSidecar.from_json(text, file=str(path))
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a side-car; None if there is no such file. Raises GraphError if it cannot be read."""
     try:
         if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_BYTES):
             raise OSError(0, "it is no file, or too large")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise GraphError(f"The side-car `{path}` cannot be read: {reason}", hint=_AGAIN) from None
-    return OmSidecar.from_json(text, file=str(path))
 
 
 def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:

@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +75,7 @@ def write_ckpt(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write tensors as MindSpore does, one by one; the file appears complete or not at all."""
     with atomic_write(path) as file:
         for name, tensor in tensors:
-            array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            content = memoryview(array)
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             dims = b"".join(_field(1, _VARINT) + _varint(size) for size in tensor.shape or (0,))
             kind = _with_length(2, _NAMES[tensor.dtype].encode())
             for start in range(0, max(len(content), 1), _PART_BYTES):

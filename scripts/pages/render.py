@@ -75,6 +75,10 @@ def _context(name: str, figures: Any) -> dict[str, Any]:
         from scripts.peers.report import page_context as peers_context
 
         return peers_context(figures)
+    if name == "graphs":
+        from scripts.bench_graphs import page_context as graphs_context
+
+        return graphs_context(figures)
     return dict(figures)
 
 

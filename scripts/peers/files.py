@@ -8,7 +8,7 @@ from llama_adapter.app.models.random_model import WiderTokenizer
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
 from scripts.peers.gguf_file import write_gguf
-from scripts.peers.graphs import FOLDER, export_random
+from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.sizes import place_of
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
@@ -65,7 +65,7 @@ _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "q8_0.gguf": _quantise("q8_0"),
     "q4_0.gguf": _quantise("q4_0"),
     "tower.onnx": _write_tower,
-    **dict.fromkeys((f"{FOLDER}{precision}" for precision in get_args(ExportPrecision)), _export_graphs),
+    **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), _export_graphs),
     "tower-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tower.onnx"), place),
     "tower-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tower.onnx"), place),
 }

@@ -7,30 +7,47 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
+from llama_adapter.app.graph_export.mindir import export_mindir
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard, read_card
-from llama_adapter.llm.exported.export import export_decoder
+from llama_adapter.llm.exported.export import Written, export_decoder
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.exported.weights_file import ExportPrecision
-from scripts.peers.weights import decoder_sizes, decoder_state
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from scripts.peers.packages import require
+from scripts.peers.weights import decoder_sizes, decoder_state, encoder_sizes, random_weights
 
 FOLDER = "graphs-"  # with the precision behind it: an export in the work folder
 
 
+MINDIR = "mindir"  # a folder of MindSpore's graphs
+
+
 def export_random(place: Path, size: str, *, eos_id: int) -> None:
-    """Write the decoder of a size with the shared random weights."""
-    precision: Any = place.name.removeprefix(FOLDER)
-    assert precision in get_args(ExportPrecision)
-    config = decoder_sizes(size)
+    """Write the decoder of a size with the shared random weights; MissingPackage for MindIR without MindSpore."""
+    config, graphs = decoder_sizes(size), None
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         partial = Path(folder) / "partial"
         partial.mkdir()
-        written = export_decoder(config, decoder_state(config, eos_id=eos_id).items(), partial, precision=precision)
+        if place.name == MINDIR:
+            require("mindspore", package="mindspore")
+            model = random_weights(
+                config, encoder_sizes("vit-tiny", output_dim=config.dim), dtype=torch.float32, precision="float"
+            )
+            made = export_mindir(model, model.decoder_state.items(), partial, encoder=False)
+            graphs, written = dict(made.graphs), Written(files=made.files, dtype="float32", precision="float")
+        else:
+            precision: Any = place.name.removeprefix(FOLDER)
+            assert precision in get_args(ExportPrecision)
+            tensors = decoder_state(config, eos_id=eos_id).items()
+            written = export_decoder(config, tensors, partial, precision=precision)
         ExportCard(
-            format="onnx",
+            format="onnx" if graphs is None else MINDIR,
             name=f"random {size}",
             digest="",
             decoder=config.to_dict(),
@@ -41,14 +58,18 @@ def export_random(place: Path, size: str, *, eos_id: int) -> None:
             channel_order="rgb",
             fingerprint={},
             files={},
+            settings=graphs,
         ).write(partial)
         os.replace(partial, place)
 
 
 def open_graphs(folder: Path, *, num_rows: int, num_threads: int) -> "GraphDecoder":
-    """The export in `folder`, in onnxruntime."""
-    program = OnnxProgram(read_card(folder), folder, threads=num_threads, num_slots=num_rows)
-    return GraphDecoder(program)
+    """The export in `folder`, in onnxruntime or MindSpore."""
+    card = read_card(folder)
+    if card.format == MINDIR:
+        require("mindspore", package="mindspore")
+        return GraphDecoder(open_mindir_program(card, folder, MindirRuntime(), num_slots=num_rows))
+    return GraphDecoder(OnnxProgram(card, folder, threads=num_threads, num_slots=num_rows))
 
 
 class GraphDecoder:

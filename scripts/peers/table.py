@@ -42,6 +42,7 @@ ENGINES: tuple[Engine, ...] = (
         _engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
         for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int8"))
     ),
+    _engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
     _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
     _engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
     _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),

@@ -8,7 +8,10 @@ from typing import Any
 def write_fake_om(path: Path, *, header: dict[str, Any], onnx: bytes) -> None:
     """Write a file; `header` holds batch_sizes, has_gears, soc_version, and what the ONNX graph takes and gives.
 
-    Those are "input" and "output", each {"name", "dtype", "shape"} with -1 for a batch in gears.
+    Those are "input" and "output", each {"name", "dtype", "shape"} with -1 for a batch in gears. An OM with gears over
+    several dimensions has "inputs" and "outputs", with names of open sizes in their shapes, and "gears" {name: size} in
+    place of batch_sizes and has_gears. With "weight", `onnx` is empty, and the graph is in that file of the folder
+    `weight` beside the OM.
     """
     path.write_bytes(json.dumps({"fake_om": 1, **header}).encode() + b"\n" + onnx)
 
@@ -19,4 +22,9 @@ def read_fake_om(path: Path) -> tuple[dict[str, Any], bytes]:
     header: dict[str, Any] = json.loads(line) if separator else {}
     if header.get("fake_om") != 1:
         raise ValueError(f"{path} is no fake OM")
+    if "weight" in header:
+        file = path.parent / "weight" / header["weight"]
+        if not file.is_file():
+            raise ValueError(f"{file} is missing")
+        onnx = file.read_bytes()
     return header, onnx

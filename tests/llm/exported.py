@@ -42,9 +42,11 @@ def exported_card(decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool 
     )
 
 
-def onnx_runner(decoder: LlamaAdapterDecoder, folder: Path, *, num_slots: int, **options: Any) -> ExportedRunner:
+def onnx_runner(
+    decoder: LlamaAdapterDecoder, folder: Path, *, num_slots: int, on_device: bool = False, **options: Any
+) -> ExportedRunner:
     """A runner of a decoder that is exported to ONNX; `options` as `exported_card`."""
     card = exported_card(decoder, folder, **options)
-    program = OnnxProgram(card, folder, threads=1, num_slots=num_slots)
+    program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device)
     config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots)
     return ExportedRunner(program, config)

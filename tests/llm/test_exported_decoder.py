@@ -92,7 +92,8 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
         assert made[2] == pytest.approx(wanted[2], abs=1e-4)
 
 
-def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
+def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, on_device: bool) -> None:
     config = dataclasses.replace(CONFIG, context=300)
     decoder = toy_decoder(config)
     prompts = toy_prompts(6, longest=120)
@@ -100,7 +101,7 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path) 
     sampling = [SamplingParams(max_new_tokens=count) for count in (150, 3, 60, 170, 10, 90)]
     engines = [
         toy_engine(decoder, num_slots=4, eos_id=-1),
-        Engine(onnx_runner(decoder, tmp_path, num_slots=4), eos_id=-1),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=4, on_device=on_device), eos_id=-1),
     ]
 
     wanted, made = (
@@ -172,9 +173,10 @@ def test_rounding_in_groups_is_within_half_a_step(bits: int) -> None:
     assert (back_OI[2, :32] == 0).all()
 
 
-def test_a_row_that_is_not_finite_ends_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
+def test_a_row_that_is_not_finite_ends_alone(tmp_path: Path, on_device: bool) -> None:
     decoder = toy_decoder()
-    engine = Engine(onnx_runner(decoder, tmp_path, num_slots=2), eos_id=EOS_ID)
+    engine = Engine(onnx_runner(decoder, tmp_path, num_slots=2, on_device=on_device), eos_id=EOS_ID)
     alone = toy_engine(decoder, num_slots=1)
     prompts, sampling = [(1, 5, 9), (1, 7, 4), (1, 8), (1, 9, 9)], [SamplingParams(max_new_tokens=6)] * 4
     wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling))

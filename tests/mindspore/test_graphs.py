@@ -38,6 +38,9 @@ def torch_logits(ids: list[int], visual_query_QD: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("num_pictures", [1, 3])
+@pytest.mark.proves("visual query of the reference", "MindSpore")
+@pytest.mark.proves("any number of pictures", "MindSpore")
+@pytest.mark.proves("float16", "MindSpore")
 def test_the_encoder_gives_the_visual_query_of_torch(precision: str, num_pictures: int) -> None:
     model, pixels_BHWC = embedded(), pixels(PICTURES[:num_pictures]).numpy()
     [query] = encoder(precision=precision).run([pixels_BHWC])
@@ -48,6 +51,12 @@ def test_the_encoder_gives_the_visual_query_of_torch(precision: str, num_picture
 
 
 @pytest.mark.parametrize("name", list(GENERATE))
+@pytest.mark.proves("token ids of the reference", "MindSpore")
+@pytest.mark.proves("BIAS adapters", "MindSpore")
+@pytest.mark.proves("LORA adapters", "MindSpore")
+@pytest.mark.proves("CAPTION adapters (one query)", "MindSpore")
+@pytest.mark.proves("Meta LLaMA and adapter", "MindSpore")
+@pytest.mark.proves("float32", "MindSpore")
 def test_ids_of_every_golden_case_are_those_of_the_reference(name: str) -> None:
     case = GENERATE[name]
     [query] = encoder(case["adapter"]).run([pixels(case["images"]).numpy()])

@@ -131,6 +131,10 @@ def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.Mo
             assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
 
 
+@pytest.mark.proves("embedded model", "MindSpore")
+@pytest.mark.proves("continuous batching", "MindSpore")
+@pytest.mark.proves("streaming", "MindSpore")
+@pytest.mark.proves("choices by scoring", "MindSpore")
 def test_pictures_are_captioned_drawn_streamed_and_chosen_as_by_torch(mslite: Any) -> None:
     pictures, question = sorted(sample_pictures().iterdir())[:10], "Is there a red star?"
 

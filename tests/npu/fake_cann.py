@@ -1,4 +1,4 @@
-"""Builds the libraries of CANN that torch_npu's own libraries ask for, from the names they leave undefined.
+"""Builds the libraries of CANN that those of torch_npu and onnxruntime-cann ask for, by their undefined names.
 
 Our C gives bodies to memory, copies, events and devices; everything else becomes a stub that returns 0. Nothing
 computes, and nothing of Huawei's is used but the wheel that is tested.
@@ -22,6 +22,7 @@ OTHERS = (
     "libacl_tdt_channel.so",
     "libfmk_parser.so",  # this one and the next by torchair
     "libascend_protobuf.so",
+    "libfmk_onnx_parser.so",  # by onnxruntime-cann
 )
 # The kernels (aclnn...) are no part of it: torch_npu looks for them only when it would compute.
 OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z]|_ZNK?2ge|_ZNK?4gert)\w+|[a-z]+_s")
@@ -29,13 +30,11 @@ DEFINED = re.compile(r"^(?:int|size_t|const char \*)\s*(\w+)\(", re.MULTILINE)
 FLAGS = ("-shared", "-fPIC", "-O1", "-w")
 
 
-def build(wheel: Path, *, cache: Path) -> Path:
-    """Folder with the libraries for the torch_npu unpacked in `wheel`, made anew when anything of it changed.
+def build(libraries: list[Path], *, cache: Path) -> Path:
+    """Folder with what these libraries of a wheel need, made again when one of them changes.
 
     Raises RuntimeError when gcc or nm is missing or fails.
     """
-    folders = [wheel / "torch_npu" / name for name in (".", "lib", "dynamo/torchair/core")]
-    libraries = [library for folder in folders for library in sorted(folder.glob("*.so"))]
     key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes())
     for library in libraries:
         key.update(f"{library.name} {library.stat().st_size}".encode())

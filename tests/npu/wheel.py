@@ -1,6 +1,6 @@
-"""The real torch_npu, unpacked in a folder of its own, and a way to run a program on it with the fake CANN.
+"""The real torch_npu and onnxruntime-cann, each in a folder of its own, and a way to run programs on the fake CANN.
 
-It must never be on the path of the tests' own process: beside it, `import torch` fails wherever CANN is missing.
+torch_npu must never be on the path of the tests' own process: beside it, `import torch` fails wherever CANN is missing.
 """
 
 import functools
@@ -22,6 +22,8 @@ from tests.npu import fake_cann
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "2.13.0"
 FOLDER = ROOT / ".venv" / f"torch-npu-{VERSION}"
+ORT_VERSION = "1.24.4"
+ORT_FOLDER = ROOT / ".venv" / f"onnxruntime-cann-{ORT_VERSION}"
 CACHE = ROOT / ".pytest_cache" / "npu"
 GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder where the wheel is unpacked already
 DOWNLOAD_S = 240
@@ -52,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class FakeNpu:
-    """torch_npu and the libraries that stand in for CANN."""
+    """A wheel and the libraries that stand in for CANN."""
 
     wheel: Path
     libraries: Path
@@ -108,7 +110,22 @@ def fake_npu() -> FakeNpu:
     wheel = _wheel()
     if not list((wheel / "torch_npu").glob(f"_C.cpython-3{sys.version_info.minor}-*.so")):
         raise UnavailableError(f"the torch_npu in {wheel} is for another Python")
-    return FakeNpu(wheel, fake_cann.build(wheel, cache=CACHE))
+    folders = [wheel / "torch_npu" / name for name in (".", "lib", "dynamo/torchair/core")]
+    libraries = [library for folder in folders for library in sorted(folder.glob("*.so"))]
+    return FakeNpu(wheel, fake_cann.build(libraries, cache=CACHE))
+
+
+@functools.cache
+def onnxruntime_cann() -> FakeNpu:
+    """The real onnxruntime-cann and the numpy 1 that it needs, on the fake CANN; raises as `fake_npu`."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise UnavailableError(f"onnxruntime-cann has no wheel for {sys.platform} on {platform.machine()}")
+    if sys.version_info >= (3, 13):
+        raise UnavailableError("onnxruntime-cann needs numpy 1, which has no wheel for this Python")
+    if not ORT_FOLDER.is_dir():
+        _download(ORT_FOLDER, f"onnxruntime-cann=={ORT_VERSION}", "numpy==1.26.4")
+    library = ORT_FOLDER / "onnxruntime" / "capi" / "libonnxruntime_providers_cann.so"
+    return FakeNpu(ORT_FOLDER, fake_cann.build([library], cache=CACHE))
 
 
 def _wheel() -> Path:
@@ -117,20 +134,20 @@ def _wheel() -> Path:
             raise RuntimeError(f"{GIVEN} is {given}, and there is no torch_npu in it")
         return Path(given)
     if not FOLDER.is_dir():
-        _download()
+        _download(FOLDER, f"torch-npu=={VERSION}")
     return FOLDER
 
 
-def _download() -> None:
-    started = FOLDER.with_name(f"{FOLDER.name}.{os.getpid()}")
+def _download(folder: Path, *packages: str) -> None:
+    started = folder.with_name(f"{folder.name}.{os.getpid()}")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--retries", "1"]
-    command += ["--disable-pip-version-check", "--target", str(started), f"torch-npu=={VERSION}"]
+    command += ["--disable-pip-version-check", "--target", str(started), *packages]
     try:
         subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S, check=True)
         with suppress(OSError):  # another process was faster
-            started.rename(FOLDER)
-        assert FOLDER.is_dir()
+            started.rename(folder)
+        assert folder.is_dir()
     except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"torch-npu {VERSION} cannot be fetched: {error.stderr}") from error
+        raise RuntimeError(f"{', '.join(packages)} cannot be fetched: {error.stderr}") from error
     finally:
         shutil.rmtree(started, ignore_errors=True)

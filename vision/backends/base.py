@@ -1,10 +1,10 @@
-"""The protocol that every vision backend follows, and the one of a model without a picture half."""
+"""The protocol that every vision backend follows, and those of models whose picture half is not here."""
 
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import numpy as np
 
-from llama_adapter.vision.config import VIT_L_14
+from llama_adapter.vision.config import VIT_L_14, VisionConfig
 from llama_adapter.vision.errors import PictureError
 
 if TYPE_CHECKING:  # exported encoders run without torch
@@ -57,6 +57,23 @@ class NoEncoder:
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         """Raises PictureError."""
         raise PictureError("unsupported", "This LLaMA has no adapter, and sees no pictures.")
+
+    def close(self) -> None:
+        return
+
+
+class EncodedBefore:
+    """Of a decoder whose pictures come as visual queries: passes them on."""
+
+    name = "prefixes"
+
+    def __init__(self, config: VisionConfig) -> None:
+        """`config` is that of the encoder that made the visual queries."""
+        self.image_size = config.clip.image_size
+
+    def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
+        """In place of pixels, visual queries (B, Q, D) in float32."""
+        return pixels_BHWC
 
     def close(self) -> None:
         return

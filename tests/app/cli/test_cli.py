@@ -35,7 +35,7 @@ def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow() -> None:
-    commands = "|caption|ask|convert|quantize|export om|serve|bench|doctor"
+    commands = "|caption|ask|encode|convert|quantize|export om|serve|bench|doctor"
     asked = {f"{command} --help": 0 for command in commands.split("|")} | {"--version": 0}
     usage = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
     program = (

@@ -21,6 +21,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import Capabilities, CpuBackend
 from llama_adapter.runtime.errors import ExitCode, GraphError
 from llama_adapter.runtime.graphs.card import GraphCard, fingerprint, is_same
+from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.export import export_onnx
@@ -206,6 +207,7 @@ def test_what_runs_the_encoder_follows_from_its_file() -> None:
         ({"encoder": "clip.om", "encoder_device": 1}, True, "eager", 1, False),
         ({"encoder": "clip.om"}, True, "npugraph_ex", 3, True),  # graphs make their streams late
         ({"encoder": "clip.om"}, False, "eager", 0, False),  # the decoder's device is of another kind
+        ({"encoder": "clip.om", "encoder_device": "npu:2"}, True, "eager", 2, False),
         ({"encoder": "clip.om", "encoder_process": True, "encoder_device": 2}, False, "eager", 2, True),
         ({"encoder": "clip.onnx"}, True, "npugraph_ex", 0, False),
     ],
@@ -222,6 +224,15 @@ def test_where_an_exported_encoder_runs(
     assert (wanted.device_id, wanted.own_process) == (device_id, own_process)
 
 
+def test_the_device_of_an_onnx_encoder_chooses_its_provider() -> None:
+    spec = CaptionerSpec(encoder="clip.onnx", encoder_device="npu:2", provider_option=["enable_cann_graph=0"])
+
+    provider = encoder_spec(spec, backend=CpuBackend(), mode="eager").provider
+
+    assert provider == provider_of_device("npu:2", options=["enable_cann_graph=0"])
+    assert encoder_spec(CaptionerSpec(encoder="clip.onnx"), backend=CpuBackend(), mode="eager").provider == CPU
+
+
 def test_flags_that_exclude_each_other(capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion) -> None:
     for flags in (
         ["--vision", "onnx"],
@@ -230,6 +241,10 @@ def test_flags_that_exclude_each_other(capsys: pytest.CaptureFixture[str], snaps
         ["--encoder", ""],
         ["--encoder", "a.onnx", "--encoder-device", "1"],
         ["--encoder", "a.om", "--encoder-device", "256"],
+        ["--encoder", "a.om", "--encoder-device", "cuda:0"],
+        ["--encoder", "a.om", "--provider-option", "dump_graphs=1"],
+        ["--encoder", "a.onnx", "--provider-option", "dump_graphs"],
+        ["--provider-config", "a.ini"],
     ):
         assert main(["caption", picture(), *flags]) == ExitCode.USAGE
     assert capsys.readouterr().err == snapshot

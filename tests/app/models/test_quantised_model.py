@@ -14,10 +14,11 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.graph_export.to_onnx import EncoderSources, load_encoder
+from llama_adapter.app.graph_export.to_onnx import load_encoder
 from llama_adapter.app.models.bundle import load_bundle, read_manifest, save_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from tests.app.models.bundles import Damage, edit_known_answer, edit_manifest, edit_tensors

@@ -275,7 +275,7 @@ def test_a_code_of_the_call_is_explained(acl: Any, om: Path, monkeypatch: pytest
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("[107002][Error code unknown] ")
 
-    monkeypatch.setattr(encoder.session._files[0]._session, "infer", fail)
+    monkeypatch.setattr(encoder.session._thread._opened[0]._model._session, "infer", fail)
     with pytest.raises(GraphError) as caught:
         encoder.encode(sample_pixels()[:1])
     assert "--encoder-process" in caught.value.hint

@@ -126,7 +126,7 @@ def test_a_forked_process_cannot_use_the_files(acl: Any, tmp_path: Path) -> None
         except GraphError as error:
             said = 0 if "forked" in error.message else 2
         finally:
-            encoder.session._finalizer()  # type: ignore[attr-defined]  # as at the end of a program
+            encoder.session._thread._finalizer()  # type: ignore[attr-defined]  # as at the end of a program
             os._exit(said if not acl.RECORD.freed else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(encoder.encode(sample_pixels()[:1])) == 1
@@ -151,7 +151,7 @@ def test_the_time_on_the_device_is_that_of_the_last_call(acl: Any, tmp_path: Pat
     assert encoder.device_ms is None
     encoder.encode(sample_pixels()[:2])
     assert encoder.device_ms > 0
-    session = encoder.session._files[0]._session
+    session = encoder.session._thread._opened[0]._model._session
     assert session.summary().exec_time_list == []
     session.reset_summaryinfo = lambda: None
     session.summary = lambda: acl.Summary([(10.0, 17.5)] if acl.GENERATION >= 2024 else [7.5])

@@ -22,7 +22,18 @@ from tests.fakes.om_format import read_fake_om
 GENERATION = int(os.environ.get("FAKE_AIS_BENCH", "2024"))
 LIBC = ctypes.CDLL(None)
 
-Dtype = enum.Enum("Dtype", {"float32": 0, "float16": 1, "int8": 2, "uint8": 4, "int64": 9, "double": 11})
+DTYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "uint8": 4, "int64": 9, "double": 11, "bool": 12}
+Dtype = enum.Enum("Dtype", DTYPES)
+MAX_DIMS = 128  # ACL_MAX_DIM_CNT
+MAX_STRING = 4096
+
+
+TWIN_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
 
 
 class State(threading.local):
@@ -53,20 +64,27 @@ def say(level: str, text: str) -> None:
 
 
 def failure(code: int) -> RuntimeError:
-    words = {-1: "ACL: general failure", 1: "ACL: invalid parameter"}
+    words = {-1: "ACL: general failure", 1: "ACL: invalid parameter", 3: "ACL: runtime failure"}
     return RuntimeError(f"[{code}][{words.get(code, 'Error code unknown')}] ")
+
+
+def split_dims(text: str) -> tuple[str, str]:
+    """`name:1,4` -> name, 1,4."""
+    name, _, sizes = text.rpartition(":")
+    return name, sizes
 
 
 class Descriptor:
     """`tensor_desc`: name, datatype, format, shape, size, realsize."""
 
-    def __init__(self, port: dict[str, Any], *, largest: int) -> None:
+    def __init__(self, port: dict[str, Any], gears: list[dict[Any, int]]) -> None:
         self.name: str = port["name"]
         self.datatype = Dtype["double" if port["dtype"] == "float64" else port["dtype"]]
-        self.shape: list[int] = list(port["shape"])
+        self.shape = [-1 if isinstance(size, str) else size for size in port["shape"]]
         self.format = 2
-        sizes = [largest if size < 0 else size for size in self.shape]
-        self.size = int(np.prod(sizes)) * np.dtype(port["dtype"]).itemsize
+        self.itemsize = np.dtype(port["dtype"]).itemsize
+        sizes = [[gear.get(size, size) for size in port["shape"]] for gear in gears]
+        self.size = self.itemsize * max(int(np.prod(shape)) for shape in sizes)
         self.realsize = self.size
 
 
@@ -122,11 +140,19 @@ class InferenceSession:
         threads = onnxruntime.SessionOptions()
         threads.intra_op_num_threads = 1
         self._twin = onnxruntime.InferenceSession(onnx, threads, providers=["CPUExecutionProvider"])
-        self.gears: list[int] = self.header["batch_sizes"] if self.header["has_gears"] else []
-        largest = max(self.header["batch_sizes"])
-        self._inputs = [Descriptor(self.header["input"], largest=largest)]
-        self._outputs = [Descriptor(self.header["output"], largest=largest)]
-        self._batch = largest
+        self._has_dims = "gears" in self.header
+        if self._has_dims:
+            inputs, outputs, gears = (self.header[name] for name in ("inputs", "outputs", "gears"))
+            self.gears: list[int] = []
+        else:
+            inputs, outputs = [self.header["input"]], [self.header["output"]]
+            self.gears = self.header["batch_sizes"] if self.header["has_gears"] else []
+            gears = [{-1: size} for size in self.header["batch_sizes"]]
+        self._inputs = [Descriptor(port, gears) for port in inputs]
+        self._outputs = [Descriptor(port, gears) for port in outputs]
+        self._shapes = [[max(gear.get(size, size) for gear in gears) for size in port["shape"]] for port in inputs]
+        self._dtypes = [port["dtype"] for port in outputs]
+        self._dims_are_set = False
         self._times: list[Any] = []
         RECORD.loaded += 1
         say("INFO", f"load model {path} success")
@@ -148,6 +174,7 @@ class InferenceSession:
 
     def set_staticbatch(self) -> None:
         self.set_context()  # and realsize stays as it is
+        self._dims_are_set = False
 
     def set_dynamic_batchsize(self, batch: int) -> None:
         self.set_context()
@@ -158,8 +185,33 @@ class InferenceSession:
             say("ERROR", "the dymBatch parameter is not correct")
             raise failure(1)
         say("INFO", "check dynamic batch success")
-        self._batch = batch
+        self._shapes[0][0] = batch
         self._inputs[0].realsize = self._inputs[0].size * batch // max(self.gears)
+
+    def set_dynamic_dims(self, text: str) -> None:
+        self.set_context()
+        if len(text) > MAX_STRING:
+            say("ERROR", f"dymshape string length is over {MAX_STRING}")
+            raise RuntimeError("the format of dynamic dims string is illegal, please check")
+        if not self._has_dims:
+            say("INFO", "the dynamic_dims parameter is not specified for model conversion")
+            raise failure(-1)
+        shapes = {name: [int(size) for size in sizes.split(",")] for name, sizes in map(split_dims, text.split(";"))}
+        dims = [size for shape in shapes.values() for size in shape]
+        gears = [
+            [gear.get(size, size) for port in self.header["inputs"] for size in port["shape"]]
+            for gear in self.header["gears"]
+        ]
+        if len(gears[0]) > MAX_DIMS or dims not in gears:
+            say("ERROR", "the dynamic_dims parameter is not correct")
+            for number, gear in enumerate(gears):
+                say("ERROR", f"dims[{number}]:{''.join(f'[{size}]' for size in gear)}")
+            say("ERROR", "check dynamic dims failed, please set correct dymDims paramenter")
+            raise failure(-1)
+        self._shapes = list(shapes.values())
+        for wanted in self._inputs:
+            wanted.realsize = int(np.prod(shapes[wanted.name])) * wanted.itemsize
+        self._dims_are_set = True
 
     def run(self, names: list[str], feeds: list[BaseTensor]) -> list[Tensor]:
         with RECORD.lock:
@@ -167,30 +219,37 @@ class InferenceSession:
             RECORD.most_concurrent = max(RECORD.most_concurrent, RECORD.concurrent)
         try:
             self.set_context()
-            return [self._run(names, feeds)]
+            return self._run(names, feeds)
         finally:
             with RECORD.lock:
                 RECORD.concurrent -= 1
 
-    def _run(self, names: list[str], feeds: list[BaseTensor]) -> Tensor:
-        wanted = self._inputs[0]
-        if feeds[0].size != wanted.realsize:
-            say("ERROR", f"check i:0 name:{wanted.name} in size:{feeds[0].size} needsize:{wanted.realsize} not match")
+    def _run(self, names: list[str], feeds: list[BaseTensor]) -> list[Tensor]:
+        if len(feeds) != len(self._inputs):
+            say("ERROR", f"feeds size: {len(feeds)} not equal to model tensor desc size: {len(self._inputs)}")
+            raise failure(3)
+        for number, (feed, wanted) in enumerate(zip(feeds, self._inputs, strict=True)):
+            if feed.size != wanted.realsize:
+                sizes = f"in size:{feed.size} needsize:{wanted.realsize}"
+                say("ERROR", f"check i:{number} name:{wanted.name} {sizes} not match")
+                raise failure(-1)
+        if self._has_dims and not self._dims_are_set:
+            say("WARN", f"check failed dym gearcount:{len(self.header['gears'])} but dymtype:0 not set")
             raise failure(-1)
         started = time.perf_counter()
         if os.environ.get("FAKE_FAIL") == "execute":
             say("ERROR", "acl execute failed:1")
             raise failure(-1)
-        twin = self._twin.get_inputs()[0]
-        dtype = np.dtype(np.float16 if "float16" in twin.type else np.float32)
-        buffer = np.frombuffer(ctypes.string_at(feeds[0].address, feeds[0].size), dtype=dtype)
-        batch = self._batch if self.gears else self.header["batch_sizes"][0]
-        RECORD.calls.append((threading.get_ident(), "run", (batch, *twin.shape[1:])))
-        (output,) = self._twin.run(None, {twin.name: buffer.reshape(batch, *twin.shape[1:])})
+        arrays = {}
+        for twin, feed, shape in zip(self._twin.get_inputs(), feeds, self._shapes, strict=True):
+            buffer = np.frombuffer(ctypes.string_at(feed.address, feed.size), dtype=TWIN_DTYPES[twin.type])
+            arrays[twin.name] = buffer.reshape(shape)
+        RECORD.calls.append((threading.get_ident(), "run", tuple(self._shapes[0])))
+        outputs = self._twin.run(None, arrays)
         time.sleep(0.002)  # long enough that concurrent calls would be seen
         start, end = 1e3 * started, 1e3 * time.perf_counter()
         self._times.append((start, end) if GENERATION >= 2024 else end - start)
-        return Tensor(output.astype(self.header["output"]["dtype"]))
+        return [Tensor(output.astype(dtype)) for output, dtype in zip(outputs, self._dtypes, strict=True)]
 
     def sumary(self) -> Summary:
         return Summary(list(self._times))

@@ -26,6 +26,12 @@ class Session:
     def infer(self, feeds: list[np.ndarray], mode: str = "static") -> list[np.ndarray]:
         if mode == "dymbatch":
             self.session.set_dynamic_batchsize(len(feeds[0]))
+        elif mode == "dymdims":
+            wanted = self.get_inputs()
+            if len(feeds) != len(wanted):
+                raise RuntimeError("input datas and intensors nums not matched!")
+            named = zip(wanted, feeds, strict=True)
+            self.session.set_dynamic_dims(";".join(f"{port.name}:{','.join(map(str, a.shape))}" for port, a in named))
         else:
             self.session.set_staticbatch()
         arrays = [np.ascontiguousarray(feed) for feed in feeds]

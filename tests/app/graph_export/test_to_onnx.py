@@ -20,7 +20,8 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.cli import build_parser, main
 from llama_adapter.app.graph_export import to_onnx
 from llama_adapter.app.graph_export.output import told_parity
-from llama_adapter.app.graph_export.to_onnx import EncoderSources, OnnxJob, load_encoder
+from llama_adapter.app.graph_export.to_onnx import OnnxJob, load_encoder
+from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph
@@ -55,7 +56,7 @@ def test_named_pictures_are_not_decoded_in_this_process(
     expected = preprocess(load_picture(picture()).image, size=28)
     monkeypatch.delattr("PIL.Image.open")
 
-    pixels_BHWC = to_onnx._pixels([picture(), str(broken), "/none.png"], size=28)
+    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], size=28)
 
     assert np.array_equal(pixels_BHWC, expected[None])
     said = capsys.readouterr().err

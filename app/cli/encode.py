@@ -1,0 +1,91 @@
+"""`encode`."""
+
+import argparse
+import os
+from typing import Any
+
+from llama_adapter.app.cli.answering import add_pictures, add_resuming, are_encoded, inputs_from
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.parser import Parser, command
+from llama_adapter.app.cli.values import settings, spec_from
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.errors import UsageError
+
+_ENCODE = """\
+Encode pictures once and keep the result in a folder, which `caption` and `ask` take in place of the pictures: one
+machine encodes, another one answers and needs no encoder. Only the picture half of the model is read: a bundle's, an
+adapter's with CLIP, or an exported encoder alone. The same command continues an earlier run.
+
+  llama-adapter encode photos --recursive --adapter BIAS-7B.pth --clip ViT-L-14.pt --out prefixes
+  llama-adapter encode photos --encoder clip.onnx --out prefixes
+  llama-adapter caption prefixes --llama-dir LLaMA --adapter BIAS-7B.pth --out captions.jsonl
+"""
+
+
+def add_encode(commands: Any) -> None:
+    """`encode`."""
+    command(
+        commands, "encode", _run, declare=_declare, help="encode pictures for a decoder elsewhere", description=_ENCODE
+    )
+
+
+def _declare(parser: Parser) -> None:
+    add_pictures(parser)
+    output = parser.add_argument_group("output", section="output")
+    output.add_argument(
+        "--out",
+        metavar="FOLDER",
+        first=True,
+        required=True,
+        help="folder for prefixes-*.safetensors and records of them; pictures with a record there are skipped",
+    )
+    output.add_argument(
+        "--keys-values",
+        action="store_true",
+        first=True,
+        help="keep the adapter keys and values too: the decoder projects nothing, the files are many times larger, and "
+        "the whole model is needed here",
+    )
+    add_resuming(output)
+    output.add_argument(
+        "--format", choices=("text", "jsonl"), help="on stdout (default: nothing, as records are in --out)"
+    )
+    output.add_argument(
+        "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
+    )
+    add_model(parser)
+    compute = parser.add_argument_group("computation", section="computation")
+    add_batch_size(compute)
+    add_computation(compute, decoder=False)
+
+
+def _run(options: argparse.Namespace) -> int:
+    inputs = inputs_from(options)
+    if are_encoded(inputs):
+        raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
+    if os.path.lexists(options.out) and not os.path.isdir(options.out):
+        raise UsageError(f"--out is a folder, and `{options.out}` is a file")
+    from llama_adapter.app.jobs.encoding import EncodeRunner
+    from llama_adapter.app.jobs.job import Job
+    from llama_adapter.app.jobs.run import run_job
+    from llama_adapter.app.models.spec import EncoderSources
+    from llama_adapter.app.settings.sources import to_run_again
+    from llama_adapter.app.tasks.question import Question
+
+    given = vars(options)
+    if options.keys_values:
+        sources, spec = EncoderSources(), spec_from(options)
+    else:
+        sources = settings(EncoderSources, given)
+        unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
+        spec = settings(CaptionerSpec, {**given, **unread})
+    values = {
+        "spec": spec,
+        "inputs": inputs,
+        "questions": (Question(raw=""),),
+        "is_encoding": True,
+        "out": os.path.join(options.out, ""),
+        "settings": to_run_again(options.effective, command="encode"),
+    }
+    runner = EncodeRunner(sources, keeps="keys_values" if options.keys_values else "queries")
+    return run_job(settings(Job, {**given, **values}), runner)

@@ -1,0 +1,74 @@
+"""Pictures that `encode` encoded: a prefix file, or a folder of them with its records."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.prefixes import PREFIX_FILE
+from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, read_prefix_file
+from llama_adapter.app.records.picture_names import name_key
+from llama_adapter.app.records.record import PART_NAME, Record, RecordFileError, read_records
+from llama_adapter.app.tasks.answers import AnswerError
+from llama_adapter.runtime.text import shown_name
+
+_SUCCESS = 1 << 32  # any success counts more than a failure
+
+
+def prefix_inputs(name: str) -> Iterator[PictureInput]:
+    """The encoded pictures of a file or folder, under the names that they were encoded under.
+
+    A folder is read by its records: pictures that could not be encoded are items with their error. Of a picture that
+    several runs encoded under one name, the last run counts. A file or folder that is unreadable or damaged ends with
+    an item with an error of code "prefixes".
+    """
+    try:
+        if os.path.isdir(name):
+            for record in _current_records(name):
+                yield _item(record, folder=name)
+            return
+        for row, entry in enumerate(read_prefix_file(name).entries):
+            yield PictureInput(source=PrefixRow(name, row, entry.digest), label=entry.name, root=name)
+    except PrefixFileError as error:
+        yield PictureInput.failed(name, "prefixes", f"{error.message}; {error.hint}.", root=name)
+    except (RecordFileError, OSError) as error:
+        message = f"Wanted the records of the prefixes in `{shown_name(name)}`: {error}; copy the whole folder."
+        yield PictureInput.failed(name, "prefixes", message, root=name)
+
+
+def _current_records(folder: str) -> Iterator[Record]:
+    """The records that count, in 80 bytes of memory for each one of the folder."""
+    numbered = ((PART_NAME.fullmatch(part.name), part) for part in Path(folder).iterdir())
+    parts = [part for _, part in sorted((int(match[1]), part) for match, part in numbered if match is not None)]
+    if not parts:
+        raise RecordFileError("there is no part-00000.jsonl")
+    runs: dict[str, int] = {}
+    names, ranks = array("Q"), array("Q")
+    for record in (record for part in parts for record in read_records(part)):
+        number = runs.setdefault(record["run"], len(runs))
+        names.append(name_key(record["picture"]))
+        ranks.append(number + (_SUCCESS if record["error"] is None else 0))
+    _, of_name = np.unique(np.array(names, dtype=np.uint64), return_inverse=True)
+    rank = np.array(ranks, dtype=np.uint64)
+    highest = np.zeros(len(rank), dtype=np.uint64)
+    np.maximum.at(highest, of_name, rank)
+    counts = rank == highest[of_name]
+    records = (record for part in parts for record in read_records(part))
+    yield from (record for record, does in zip(records, counts, strict=False) if does)
+
+
+def _item(record: Record, *, folder: str) -> PictureInput:
+    label, error = record["picture"], record["error"]
+    file, row, digest = (record.get(name) for name in ("file", "row", "digest"))
+    if error is not None:
+        failure = AnswerError(code=error["code"], message=error["message"])
+        digest = digest if isinstance(digest, str) else ""
+        return PictureInput(source=label, label=label, root=folder, digest=digest, error=failure)
+    # Records are not trusted: a file lies in this folder and nowhere else.
+    if isinstance(file, str) and PREFIX_FILE.fullmatch(file) and type(row) is int and row >= 0 and type(digest) is str:
+        return PictureInput(source=PrefixRow(os.path.join(folder, file), row, digest), label=label, root=folder)
+    message = f"Wanted the place of an encoded picture in the record of `{shown_name(label)}`; encode it again."
+    return PictureInput.failed(label, "prefixes", message, root=folder)

@@ -1,0 +1,237 @@
+"""`encode`: pictures in, prefix files and a record for each picture out. `run_job` runs it as it runs questions."""
+
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.inputs import may_wait
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
+from llama_adapter.app.measuring.report import Tally
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, EncoderSources, ModelInfo
+from llama_adapter.app.prefixes import FIRST_FILE, PREFIX_FILE
+from llama_adapter.app.prefixes.file import (
+    Encoding,
+    Kept,
+    StoredPicture,
+    differences,
+    read_encoding,
+    write_prefixes,
+)
+from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.app.reading.prefetch import Prefetcher
+from llama_adapter.app.records.picture_names import name_key
+from llama_adapter.app.records.record import is_part, read_records
+from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.text import shown_name
+
+# A file is written when it is this large or this old, so that a killed run loses little and a million pictures give
+# about a thousand files of the released models.
+MAX_ROWS: Final = 1024
+MAX_BYTES: Final = 128 << 20  # in float32
+MAX_AGE_S: Final = 30.0
+_IDLE_AGE_S, _POLL_S = 2.0, 0.1  # while a list on stdin has nothing new
+
+
+class _Kept(NamedTuple):
+    """An encoded picture that waits for its file."""
+
+    looked: Looked
+    stored: StoredPicture
+    clip_ms: float
+
+
+class EncodeRunner:
+    """A `Runner` that keeps encoded pictures in files; an answer says where its picture is."""
+
+    reads_addresses = False
+
+    def __init__(self, sources: EncoderSources, *, keeps: Kept) -> None:
+        """`sources`: the encoder's weights, unless the job's spec names an exported one or a whole model is needed."""
+        self.about: Mapping[str, Any] = {"encode": {"keeps": keeps, **dataclasses.asdict(sources)}}
+        self._sources, self._keeps = sources, keeps
+        self._waited_s = 0.0
+        self._met, self._lock = set[int](), threading.Lock()  # pictures of this run, by digest and name
+
+    @contextmanager
+    def open(self, job: Job) -> Iterator[None]:
+        """Load the encoder and start the reader. Raises UsageError for a folder of something else."""
+        assert job.out is not None, "the command line asks for it"
+        self._job, self._folder = job, Path(job.out)
+        with ExitStack() as stack:
+            self.spec, encoder = _open(job.spec, self._sources, keeps=self._keeps)
+            stack.enter_context(closing(encoder.vision))
+            self._encoder, encoding = encoder, encoder.encoding
+            if not job.overwrite:
+                _check_folder(self._folder, encoding)
+            self.info = ModelInfo(
+                name=encoding.name,
+                digest=hashlib.sha256(encoding.to_json().encode()).hexdigest(),
+                device=encoder.device,
+                dtype=encoding.dtype,
+                precision=self.spec.precision or FLOAT,
+                vision=encoder.vision.name,
+                mode="eager",
+                operators=self.spec.operators,
+                encoder=encoding.encoder,
+                context=0,
+                default_prompt="",
+            )
+            size = encoder.vision.image_size
+            reader = open_reader(job.reader, self.spec, size=size, timeout_s=job.picture_timeout_s)
+            self._reader = stack.enter_context(closing(reader))
+            yield
+
+    def answer(
+        self,
+        items: Iterator[WorkItem],
+        planner: JobPlanner,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Generator[Answer]:
+        """See `Runner`. An answer comes when its file is on the disk."""
+        if self._job.overwrite:
+            for file in _prefix_files(self._folder).values():
+                file.unlink()
+        self._next = max(_prefix_files(self._folder), default=-1) + 1
+        assert isinstance(self.spec.batch_size, int), "the spec is complete"
+        count, is_slow = self.spec.batch_size, may_wait(self._job.inputs)
+        waiting: list[_Kept] = []
+        begun = time.monotonic()
+        look = partial(look_at, reader=self._reader, wants=partial(self._wants, planner=planner))
+        with Prefetcher(
+            items,
+            look,
+            ahead=2 * count,
+            shareable=is_shareable,
+            num_bytes=carried_bytes,
+            may_wait=is_slow,
+            stop=stop,
+        ) as prefetcher:
+            while not prefetcher.is_exhausted and not stop():
+                started = time.monotonic()
+                batch = prefetcher.take(count, at_least=0 if is_slow and waiting else None)
+                self._waited_s += time.monotonic() - started
+                if is_slow and waiting and not batch:
+                    time.sleep(_POLL_S)
+                asked = [looked for looked in batch if looked.questions]
+                yield from (_failed(looked, looked.picture.error) for looked in asked if looked.picture.error)
+                begun = begun if waiting else time.monotonic()
+                waiting += self._encode([looked for looked in asked if looked.picture.error is None])
+                age_s = time.monotonic() - begun
+                if waiting and (_is_large(waiting) or age_s > (MAX_AGE_S if batch else _IDLE_AGE_S)):
+                    yield from self._write(waiting)
+                    waiting = []
+        if waiting:
+            yield from self._write(waiting)
+
+    def _wants(self, item: WorkItem, digest: str, *, planner: JobPlanner) -> tuple[WorkQuestion, ...]:
+        """As `JobPlanner.wants`, once for each picture: tables of questions have a line for each. Thread-safe."""
+        key = name_key(f"{digest} {item.label}")
+        with self._lock:
+            if key in self._met:
+                return ()
+            self._met.add(key)
+        return planner.wants(item, digest)
+
+    def _encode(self, readable: Sequence[Looked]) -> list[_Kept]:
+        if not readable:
+            return []
+        started = time.perf_counter()
+        pixels = [looked.picture.pixels for looked in readable]
+        stored = self._encoder.encode([one for one in pixels if one is not None])
+        clip_ms = (time.perf_counter() - started) * 1e3
+        return [_Kept(looked, one, clip_ms) for looked, one in zip(readable, stored, strict=True)]
+
+    def _write(self, kept: Sequence[_Kept]) -> Iterator[Answer]:
+        path = self._folder / f"prefixes-{self._next:05d}.safetensors"
+        self._next += 1
+        rows = [(one.looked.picture.digest, one.looked.item.label, one.stored) for one in kept]
+        write_prefixes(path, self._encoder.encoding, rows)
+        for row, one in enumerate(kept):
+            reading = one.looked.picture
+            ms = {"read": reading.elapsed_ms, "clip": one.clip_ms, "total": reading.elapsed_ms + one.clip_ms}
+            place = {"digest": reading.digest, "file": path.name, "row": row}
+            yield _answer(one.looked, text=f"{path.name} row {row}", details=place, ms=ms)
+
+    def waited_s(self, wall_s: float) -> float:
+        """See `Runner`."""
+        return self._waited_s
+
+    def report(self, tally: Tally, wall_s: float) -> str:
+        """See `Runner`; `encode` has no stage times."""
+        return ""
+
+
+def _answer(
+    looked: Looked,
+    *,
+    text: str = "",
+    details: Mapping[str, Any],
+    ms: dict[str, float],
+    error: AnswerError | None = None,
+) -> Answer:
+    question = looked.questions[0]  # there is one: to keep the picture
+    return Answer(
+        index=question.index,
+        picture=looked.item.label,
+        digest=looked.picture.digest,
+        prompt="",
+        text=text,
+        token_ids=(),
+        finish="stop" if error is None else "error",
+        details=details,
+        error=error,
+        ms=ms,
+        tag=question.tag,
+    )
+
+
+def _failed(looked: Looked, error: AnswerError) -> Answer:
+    known = {"digest": looked.picture.digest} if looked.picture.digest else {}
+    return _answer(looked, details=known, ms={"total": looked.picture.elapsed_ms}, error=error)
+
+
+def _is_large(waiting: Sequence[_Kept]) -> bool:
+    num_bytes = sum(tensor.nbytes for tensor in waiting[0].stored.tensors.values())
+    return len(waiting) >= MAX_ROWS or len(waiting) * num_bytes >= MAX_BYTES
+
+
+def _prefix_files(folder: Path) -> dict[int, Path]:
+    found = ((PREFIX_FILE.fullmatch(file.name), file) for file in folder.iterdir())
+    return {int(match[1]): file for match, file in found if match is not None}
+
+
+def _check_folder(folder: Path, encoding: Encoding) -> None:
+    """Raise UsageError for a folder with prefixes of another encoding, or with records of answers."""
+    shown = shown_name(str(folder))
+    if (folder / FIRST_FILE).exists() and (found := read_encoding(str(folder))) != encoding:
+        raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
+    for part in filter(is_part, folder.iterdir()):
+        first = next((record for record in read_records(part) if record["error"] is None), None)
+        if first is not None and "file" not in first:
+            raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
+
+
+def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:
+    """The encoder, and the complete spec."""
+    if spec.batch_size == AUTO:
+        spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
+    how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}
+    if keeps == "queries" and spec.vision_kind != "torch":
+        return open_exported(spec, how)
+    from llama_adapter.app.jobs.torch_encoders import open_model, open_weights
+
+    return open_weights(spec, sources, how) if keeps == "queries" else open_model(spec, how)

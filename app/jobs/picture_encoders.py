@@ -1,0 +1,77 @@
+"""The encoder of `encode`, and what its files say of it. An exported one runs without torch."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_graph, encoder_identity
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.prefixes.file import Encoding, StoredPicture
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.backends.base import VisionBackend, as_array
+from llama_adapter.vision.backends.exported import ArrayEncoder, open_encoder
+from llama_adapter.vision.config import VisionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpenEncoder:
+    """An open picture encoder, and what the files say of it."""
+
+    encoding: Encoding
+    vision: VisionBackend
+    device: str
+    runner: Runner | None = None  # projects keys and values
+
+    def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
+        """Pixels as the reader gives them -> encoded pictures."""
+        query_BQD = self.vision.encode(np.stack(pixels))
+        queries = as_array(query_BQD)
+        if self.runner is None:
+            return [StoredPicture(query_QD) for query_QD in queries]
+        prefixes = self.runner.project_prefix(query_BQD)
+        pairs = ((as_array(part[:, 0]) for part in prefix) for prefix in prefixes)
+        return [StoredPicture(query_QD, *pair) for query_QD, pair in zip(queries, pairs, strict=True)]
+
+
+def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
+    """An exported encoder. No other file of the model is needed."""
+    check_encoder_exists(spec)
+    exported = open_encoder(encoder_graph(spec))
+    if exported.card is None:
+        exported.close()
+        raise GraphError(
+            f"The encoder `{spec.encoder}` does not name its model, so its prefixes would go with none",
+            hint="export it with `llama-adapter export onnx`, and for an OM go on with `export om`",
+        )
+    card = exported.card
+    encoding = Encoding(
+        name=card.name,
+        digest=encoder_digest(card.vision, card.fingerprint),
+        vision=card.vision,
+        fingerprint=card.fingerprint,
+        dtype=card.dtype,
+        precision=FLOAT,
+        encoder=encoder_identity(spec, channel_order=exported.channel_order),
+        **how,
+    )
+    spec = completed(spec, encoding, device=exported.name)
+    return spec, OpenEncoder(encoding=encoding, vision=ArrayEncoder(exported), device=spec.device)
+
+
+def completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> CaptionerSpec:
+    """The spec without what is open in it."""
+    order = encoding.vision.channel_order
+    return dataclasses.replace(
+        spec, vision=spec.vision_kind, device=device, dtype=encoding.dtype, channel_order=order, mode="eager"
+    )
+
+
+def encoder_digest(config: VisionConfig, halves: Mapping[str, str]) -> str:
+    """Stands for the model's digest where the language model is not at hand."""
+    return hashlib.sha256(json.dumps([config.to_dict(), dict(halves)], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""The encoders of `encode` that torch runs: a model's picture half, or a whole model that projects keys and values."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.jobs.picture_encoders import OpenEncoder, completed, encoder_digest
+from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import read_encoder
+from llama_adapter.app.models.memory_fit import place_encoder
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.sketch import ModelSizes, sketch
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
+from llama_adapter.app.prefixes.file import Encoding
+from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.schemes.state import convert_precision
+
+
+def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
+    """The whole model, which projects keys and values too."""
+    parts = assemble_parts(spec)
+    parts.info.require_adapter()
+    encoding = Encoding(
+        name=parts.info.name,
+        digest=parts.info.digest,
+        vision=parts.model.vision_config,
+        fingerprint={},  # the digest identifies the whole model
+        # float32 holds the numbers of both an exported encoder and the decoder.
+        dtype=parts.info.dtype if parts.info.encoder is None else "float32",
+        precision=parts.info.precision,
+        encoder=parts.info.encoder,
+        **how,
+    )
+    encoder = OpenEncoder(encoding=encoding, vision=parts.vision, device=parts.info.device, runner=parts.runner)
+    return parts.spec, encoder
+
+
+def open_weights(
+    spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
+) -> tuple[CaptionerSpec, OpenEncoder]:
+    """The picture half of a bundle, or of an adapter with its CLIP. The language model is not read."""
+    backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
+    precision: Precision = FLOAT
+    origin, digest = None, ""
+    if sources.adapter is not None:
+        name, config, state = read_encoder(
+            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
+        )
+        num_weights = sum(tensor.numel() for tensor in state.values())
+        dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
+    else:
+        order = None if sources.channel_order == "auto" else sources.channel_order
+        model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
+        name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
+        precision, origin = model.precision, model.origin
+        num_weights = sum(tensor.numel() for tensor in state.values())
+        sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
+        dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
+    halves = fingerprint(state) if origin is None else dict(origin.fingerprint)
+    state = convert_precision(dict(state), sketch(config), dtype=dtype, wanted=precision)
+    assert isinstance(spec.batch_size, int), "`auto` was replaced"
+    vision = place_encoder(config, state, num_rows=spec.batch_size, operators=spec.operators, backend=backend)
+    encoding = Encoding(
+        name=name,
+        digest=digest or encoder_digest(config, halves),
+        vision=config,
+        fingerprint=halves,
+        dtype=dtype_name(dtype),
+        precision=precision,
+        encoder=None,
+        **how,
+    )
+    spec = completed(spec, encoding, device=str(backend.device))
+    return dataclasses.replace(spec, precision=precision), OpenEncoder(
+        encoding=encoding, vision=vision, device=backend.name
+    )

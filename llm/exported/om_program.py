@@ -1,0 +1,41 @@
+"""Opens the OMs of an exported decoder that ATC compiled."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.host_program import HostProgram
+from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
+from llama_adapter.llm.exported.step import num_prefix_layers
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.om_dims import OmDimsSession
+
+DECODER_OM: Final = "decoder.om"
+PREFIX_OM: Final = "prefix.om"
+
+
+def open_om_program(card: ExportCard, folder: Path, *, device_id: int, num_slots: int) -> tuple[HostProgram, int]:
+    """The decoder of a folder, and the most tokens of a row that its gears take.
+
+    Raises GraphError where the OMs are missing, or are not those of the folder's graphs.
+    """
+    config = card.config
+    names = {DECODER_OM: DECODER_FILE, **({PREFIX_OM: PREFIX_FILE} if num_prefix_layers(config) else {})}
+    with ExitStack() as stack:
+        opened: dict[str, OmDimsSession] = {}
+        for name, source in names.items():
+            if not (folder / name).exists():
+                command = f"llama-adapter export om {folder / source} --sizes ..."
+                raise GraphError(
+                    f"`{folder}` was exported for ATC, and has no `{name}`",
+                    hint=f"compile it: {command} (docs/exported-decoder.md)",
+                )
+            opened[name] = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))
+        step = OmStep(opened[DECODER_OM], config)
+        prefix = OmPrefix(opened[PREFIX_OM]) if PREFIX_OM in opened else None
+        program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots)
+        stack.pop_all()
+    # A prompt is one step; the tokens behind it attend to a cache.
+    return program, min(config.context, step.most("S"), step.most("P") + 1)

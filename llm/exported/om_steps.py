@@ -1,0 +1,170 @@
+"""An exported decoder's graphs as OMs with gears: steps of any size are padded to a gear, and layers are stacked."""
+
+# R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, Q queries, B pictures
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.step import SAMPLING, num_prefix_layers, stacked_ports
+from llama_adapter.runtime.graphs.gears import Gear, shape_in
+from llama_adapter.runtime.graphs.ladder import run_ladder
+from llama_adapter.runtime.graphs.om_dims import OmDimsSession
+from llama_adapter.runtime.graphs.session import GraphInfo
+
+_HINT: Final = "export the decoder again"
+
+
+class OmStep:
+    """The graph of a step, stored as `stacked`, as a `GraphSession` of the `returned` form with open sizes.
+
+    One OM runs steps with and without a cache. The host copies the cache once more than ais_bench does: from an array
+    per layer into one for all.
+    """
+
+    def __init__(self, session: OmDimsSession, config: DecoderConfig) -> None:
+        """`session` is closed with this."""
+        self._session, self._config = session, config
+        self._ports = {port.name: port for port in session.inputs}
+        self._num_settings = sum(name in self._ports for name in SAMPLING)
+        self.info = _info(session)
+
+    @property
+    def device_ms(self) -> float | None:
+        """See `GraphSession.device_ms`."""
+        return self._session.device_ms
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """ids, positions, mask, wanted, settings, prefixes, and keys and values if there are any -> as the graph gives.
+
+        A step of more rows than a gear has is run in parts. Raises GraphError for a row that is longer than every gear,
+        and if ais_bench fails.
+        """
+        num_rows, num_wanted = len(inputs[0]), len(inputs[3])
+        if num_rows > 1 and (num_rows > self.most("R") or num_wanted > self.most("T") or not self._has_gear(inputs)):
+            return self._in_parts(inputs)
+        ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
+        settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        num_prefixes = 2 * num_prefix_layers(self._config)
+        prefix, cache = state[:num_prefixes], state[num_prefixes:]
+        (num_rows, num_tokens), num_wanted = ids_RS.shape, len(wanted_T)
+        num_cached = mask_RSP.shape[2] - num_tokens
+        gear = self._session.pick(_needed(inputs))
+        rows, tokens, cached, wanted = (gear[name] for name in "RSPT")
+
+        mask = np.zeros((rows, tokens, cached + tokens), bool)
+        mask[:num_rows, :num_tokens, :num_cached] = mask_RSP[..., :num_cached]
+        mask[:num_rows, :num_tokens, cached : cached + num_tokens] = mask_RSP[..., num_cached:]
+        places_T = wanted_T // num_tokens * tokens + wanted_T % num_tokens
+        outputs = self._session.run(
+            [
+                _padded(ids_RS, (rows, tokens)),
+                _padded(positions_RS, (rows, tokens)),
+                mask,
+                *(_padded(array, (wanted,)) for array in (places_T.astype(np.int32), *settings)),
+                *self._stacked("prefix", prefix, num_rows=num_rows, gear=gear),
+                *self._stacked("cache", cache, num_rows=num_rows, gear=gear),
+            ]
+        )
+        tokens_T, logits_TV, *new = outputs
+        num_heads = self._config.num_heads
+        return [
+            tokens_T[:num_wanted],
+            logits_TV[:num_wanted],
+            *(
+                part[:num_rows, layer * num_heads : (layer + 1) * num_heads, :num_tokens]
+                for layer in range(self._config.num_layers)
+                for part in new
+            ),
+        ]
+
+    def most(self, name: str) -> int:
+        """The largest size of an open dimension in any gear."""
+        return max(gear[name] for gear in self._session.gears)
+
+    def close(self) -> None:
+        """See `GraphSession.close`."""
+        self._session.close()
+
+    def _has_gear(self, inputs: Sequence[np.ndarray]) -> bool:
+        return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)
+
+    def _in_parts(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run the first half of the rows, then the others."""
+        ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
+        settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        num_tokens, results = ids_RS.shape[1], []
+        places = []
+        middle = len(ids_RS) // 2
+        for rows in (slice(0, middle), slice(middle, len(ids_RS))):
+            of_rows = wanted_T // num_tokens
+            (own_T,) = np.nonzero((of_rows >= rows.start) & (of_rows < rows.stop))
+            places.append(own_T)
+            own = [ids_RS[rows], positions_RS[rows], mask_RSP[rows], wanted_T[own_T] - rows.start * num_tokens]
+            results.append(self.run([*own, *(one[own_T] for one in settings), *(part[rows] for part in state)]))
+        order = np.argsort(np.concatenate(places))
+        joined = [np.concatenate(parts) for parts in zip(*results, strict=True)]
+        return [joined[0][order], joined[1][order], *joined[2:]]
+
+    def _stacked(self, name: str, layers: Sequence[np.ndarray], *, num_rows: int, gear: Gear) -> list[np.ndarray]:
+        """k and v of layers in turn, (R, N, P, H) -> all k and all v in a gear, (R, layers * N, P, H)."""
+        num_heads, stacked = self._config.num_heads, []
+        for first, port in enumerate(stacked_ports(name)):
+            if (found := self._ports.get(port)) is None:  # a decoder without adapter
+                continue
+            whole = np.zeros(shape_in(found, gear), found.dtype)
+            for layer, part in enumerate(layers[first::2]):
+                heads = slice(layer * num_heads, (layer + 1) * num_heads)
+                whole[:num_rows, heads, : part.shape[2]] = part
+            stacked.append(whole)
+        return stacked
+
+
+class OmPrefix:
+    """The graph that projects pictures, as a `GraphSession`; any number of pictures is padded to a gear, or split."""
+
+    def __init__(self, session: OmDimsSession) -> None:
+        """`session` is closed with this."""
+        self._session, self.info = session, _info(session)
+        self._sizes = tuple(sorted(gear["B"] for gear in session.gears))
+
+    @property
+    def device_ms(self) -> float | None:
+        """Of the last call on the device; see `GraphSession.device_ms`."""
+        return self._session.device_ms
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Visual queries (B, Q, D) -> keys and values of the layers in turn, (B, N, Q, H). Raises GraphError."""
+        return run_ladder(inputs, self._sizes, self._session.run)
+
+    def close(self) -> None:
+        """See `GraphSession.close`."""
+        self._session.close()
+
+
+def _needed(inputs: Sequence[np.ndarray]) -> dict[str, int]:
+    """The sizes of a step by the names of open dimensions."""
+    ids_RS, _, mask_RSP, wanted_T, *_ = inputs
+    num_rows, num_tokens = ids_RS.shape
+    return {"R": num_rows, "S": num_tokens, "P": max(mask_RSP.shape[2] - num_tokens, 1), "T": len(wanted_T)}
+
+
+def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array in the corner of zeros."""
+    padded = np.zeros(shape, array.dtype)
+    padded[tuple(map(slice, array.shape))] = array
+    return padded
+
+
+def _info(session: OmDimsSession) -> GraphInfo:
+    return GraphInfo(
+        name=session.name,
+        file=session.file,
+        inputs=session.inputs,
+        outputs=session.outputs,
+        card=None,
+        batch_sizes=None,
+        hint=_HINT,
+    )

@@ -1,0 +1,118 @@
+"""The side-car of an OM with gears over several dimensions: its inputs, outputs, gears and files of weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import Port, check_version
+from llama_adapter.runtime.graphs.gears import Gear, check_gears
+from llama_adapter.runtime.graphs.sidecar import file_sha256, read_text, sidecar_path
+from llama_adapter.runtime.json_object import check_fields, read_object
+
+FORMAT_VERSION: Final = 3  # the side-cars of OMs with one input have version 2
+WEIGHTS_FOLDER: Final = "weight"  # beside the OM, where ACL looks for weights outside of it
+_FIELDS: Final = {
+    "inputs": list,
+    "outputs": list,
+    "gears": list,
+    "weights": dict,
+    "soc_version": str,
+    "precision_mode": str,
+    "sha256": str,
+    "onnx_sha256": str,
+}
+_AGAIN: Final = "make the OM again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DimsSidecar:
+    """What cannot be read from the OM itself. Raises ValueError for gears that cannot be."""
+
+    inputs: tuple[Port, ...]  # with names of their open sizes
+    outputs: tuple[Port, ...]
+    gears: tuple[Gear, ...]
+    weights: Mapping[str, int]  # files in WEIGHTS_FOLDER and their bytes; none if the OM contains them
+    soc_version: str
+    precision_mode: str
+    sha256: str  # of the .om
+    onnx_sha256: str  # of the .onnx and, behind it, of its external weights
+
+    def __post_init__(self) -> None:
+        check_gears(self.inputs, self.gears)
+
+    def to_json(self) -> str:
+        """As stored beside the OM."""
+        values = {
+            "version": FORMAT_VERSION,
+            "inputs": [_port_to_json(port) for port in self.inputs],
+            "outputs": [_port_to_json(port) for port in self.outputs],
+            "gears": [dict(gear) for gear in self.gears],
+            "weights": dict(self.weights),
+            **{name: getattr(self, name) for name in ("soc_version", "precision_mode", "sha256", "onnx_sha256")},
+        }
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, file: str) -> "DimsSidecar":
+        """Inverse of `to_json`; raises GraphError naming `file` for damage and for other versions."""
+        try:
+            values = read_object(text)
+            check_version(values, FORMAT_VERSION)
+            check_fields(values, _FIELDS, what="the side-car")
+            for gear in values["gears"]:
+                check_fields(gear, dict.fromkeys(gear, int), what="a gear")
+            check_fields(values["weights"], dict.fromkeys(values["weights"], int), what="weights")
+            ports = {name: tuple(map(_port_from_json, values.pop(name))) for name in ("inputs", "outputs")}
+            return cls(inputs=ports["inputs"], outputs=ports["outputs"], gears=tuple(values.pop("gears")), **values)
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
+
+
+def read_dims_sidecar(om_path: str) -> DimsSidecar:
+    """The side-car of an OM with gears, which it needs. Reads the whole OM.
+
+    Raises GraphError if the side-car is missing, damaged or that of another file, or if a file of weights is missing.
+    """
+    path = sidecar_path(om_path)
+    if (text := read_text(path)) is None:
+        raise GraphError(
+            f"`{om_path}` needs its side-car `{path.name}`, which lists its gears, and that is missing",
+            hint=f"copy it too, it is written with the OM; or {_AGAIN}",
+        )
+    sidecar = DimsSidecar.from_json(text, file=str(path))
+    if file_sha256(om_path) != sidecar.sha256:
+        raise GraphError(
+            f"The side-car `{path.name}` is that of another file than `{om_path}`: the digests differ",
+            hint=f"copy both again, they are written together; or {_AGAIN}",
+        )
+    for name, size in sidecar.weights.items():
+        file = Path(om_path).parent / WEIGHTS_FOLDER / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise GraphError(
+                f"`{om_path}` has weights in `{file}`, and that is missing or has another size",
+                hint=f"copy the folder `{WEIGHTS_FOLDER}` with the OM; or {_AGAIN}",
+            )
+    return sidecar
+
+
+def _port_to_json(port: Port) -> dict[str, Any]:
+    """Open sizes are written as their names, or as null without one."""
+    names = iter(port.symbols)
+    shape = [(next(names, "") or None) if size < 0 else size for size in port.shape]
+    return {"name": port.name, "dtype": port.dtype, "shape": shape}
+
+
+def _port_from_json(values: Any) -> Port:
+    check_fields(values, {"name": str, "dtype": str, "shape": list}, what="an input or output")
+    shape = values["shape"]
+    if any(type(size) not in (int, str, type(None)) for size in shape):
+        raise ValueError(f"shape must be whole numbers and names, and is {shape!a}")
+    return Port(
+        name=values["name"],
+        dtype=values["dtype"],
+        shape=tuple(size if isinstance(size, int) else -1 for size in shape),
+        symbols=tuple(size or "" for size in shape if not isinstance(size, int)),
+    )

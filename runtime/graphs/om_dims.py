@@ -1,0 +1,119 @@
+"""An OM with several inputs and gears over several dimensions, run through ais_bench in a thread of its own.
+
+Tested against a stand-in for ais_bench only.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.dims_sidecar import read_dims_sidecar
+from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, num_bytes, shape_in
+from llama_adapter.runtime.graphs.om_file import OmModel
+from llama_adapter.runtime.graphs.om_session import OmThread
+from llama_adapter.runtime.graphs.session import as_inputs
+from llama_adapter.runtime.graphs.sidecar import check_om_file
+
+_HINT = "the OM and its side-car do not belong together: make both again"
+
+
+class OmDimsSession:
+    """One OM, made with --dynamic_dims. All gears share one copy of the weights on the device.
+
+    ais_bench copies every input to the device and every output back in each call. For threads see `OmSession`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
+        """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
+        self.file, self.name = os.path.abspath(path), f"ais_bench (device {device_id})"
+        check_om_file(self.file)
+        sidecar = read_dims_sidecar(self.file)
+        self.inputs, self.outputs, self.gears = sidecar.inputs, sidecar.outputs, sidecar.gears
+        self._thread = OmThread(file=self.file, name=self.name)
+        try:
+            self._model = self._thread.open(lambda: OmModel(self.file, device_id=device_id, soc=sidecar.soc_version))
+            self._check_ports()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def device_ms(self) -> float | None:
+        """Milliseconds that the last `run` took on the device; None where nothing measures it."""
+        return self._model.device_ms
+
+    def pick(self, needed: Mapping[str, int]) -> Gear:
+        """The gear that has at least the needed sizes and moves the fewest bytes. Raises GraphError if none has."""
+        ports = (*self.inputs, *(port for port in self.outputs if all(port.symbols)))
+        gear = cheapest_gear(self.gears, needed, cost=lambda gear: num_bytes(ports, gear))
+        if gear is None:
+            raise GraphError(
+                f"No gear of `{self.file}` has {_told(needed)}; its gears: {'; '.join(map(_told, self.gears))}",
+                hint="use a shorter prompt or fewer rows, or compile the OM with a larger gear",
+            )
+        return gear
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One array per input, in the shapes of a gear, cast to the graph's types -> one array per output.
+
+        Raises GraphError for other shapes, and if ais_bench fails.
+        """
+        gear = self._gear_of(inputs)
+        arrays = as_inputs(inputs, self.inputs)
+        wanted = f"the gear {_told(gear)}"
+        outputs = self._thread.call(lambda: self._model.run(arrays, mode="dymdims", wanted=wanted))
+        for output, port in zip(outputs, self.outputs, strict=True):
+            shape = shape_in(port, gear)
+            fits = len(shape) == output.ndim and all(
+                want in (-1, have) for want, have in zip(shape, output.shape, strict=True)
+            )
+            if not fits or output.dtype != np.dtype(port.dtype):
+                raise GraphError(
+                    f"`{self.file}` promises {Port(name='', dtype=port.dtype, shape=shape)} as `{port.name}` in the "
+                    f"gear {_told(gear)}, and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
+                    hint=_HINT,
+                )
+        return outputs
+
+    def close(self) -> None:
+        """Unload the file and end the thread. May be repeated."""
+        self._thread.close()
+
+    def _gear_of(self, inputs: Sequence[np.ndarray]) -> Gear:
+        """The gear of these shapes. ais_bench compares numbers of bytes only."""
+        given = [array.shape for array in inputs]
+        for gear in self.gears:
+            if [shape_in(port, gear) for port in self.inputs] == given:
+                return gear
+        named = ", ".join(f"{port.name} {shape}" for port, shape in zip(self.inputs, given, strict=False))
+        raise GraphError(
+            f"`{self.file}` has {len(self.inputs)} inputs and was given {len(given)} ({named}), in the shapes of no "
+            f"gear; its gears: {'; '.join(map(_told, self.gears))}",
+            hint="pad the arrays to the sizes that `pick` gives",
+        )
+
+    def _check_ports(self) -> None:
+        """Raise GraphError if the OM has other inputs or outputs than its side-car says. ATC may rename outputs."""
+        pairs = {
+            "takes": (self._model.inputs, self.inputs),
+            "gives": (
+                [Port(name="", dtype=port.dtype, shape=port.shape) for port in self._model.outputs],
+                [Port(name="", dtype=port.dtype, shape=port.shape) for port in self.outputs],
+            ),
+        }
+        for verb, (found, stored) in pairs.items():
+            if list(found) != list(stored):
+                raise GraphError(
+                    f"`{self.file}` {verb} {_ports(found)}, and its side-car says {_ports(stored)}", hint=_HINT
+                )
+
+
+def _told(gear: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in gear.items())
+
+
+def _ports(ports: Sequence[Port]) -> str:
+    return ", ".join(f"{port.name} {port}".strip() for port in ports)

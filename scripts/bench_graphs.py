@@ -1,0 +1,226 @@
+"""Measures exported decoders, and writes docs/graphs.json and docs/graphs.md.
+
+Usage: python -m scripts.bench_graphs [--part PART] [--sizes 160M 1B] [--rounds 3]
+
+Parts measured earlier stay unless they are measured again. `exports` writes decoders with random weights in every
+precision, `processes` runs the caption command with and without torch, and `one_thread` and `two_threads` compare
+programs in turn.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.step import prefill_step
+from llama_adapter.llm.exported.weights_file import ExportPrecision
+from scripts.common import ROOT, in_turn, run_bench, sample_files, tell
+from scripts.peers.exported import ONNXRUNTIME_PACKAGES
+from scripts.peers.graphs import FOLDER
+from scripts.peers.rounds import Plan, run_rounds
+from scripts.peers.sizes import prompt_ids
+
+ENGINES = (
+    "ours-float32",
+    "ours-bfloat16",
+    "ours-int8",
+    "graphs-float32",
+    "graphs-int8",
+    "graphs-int4",
+    "mindspore-float32",
+)
+# Programs of their own, because what they import counts. Each prints its figures as JSON in the last line of stderr.
+_PEAK = """
+import json, sys, time
+def peak_mb():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1e3
+started = time.perf_counter()
+"""
+_OPEN = (
+    _PEAK
+    + """
+from pathlib import Path
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.onnx_program import OnnxProgram
+place = Path(sys.argv[1])
+OnnxProgram(read_card(place), place, threads=int(sys.argv[2]), num_slots=1)
+seconds = time.perf_counter() - started
+print(json.dumps({"open_s": round(seconds, 2), "open_mb": round(peak_mb())}), file=sys.stderr)
+"""
+)
+_EXPORT = (
+    _PEAK
+    + """
+from pathlib import Path
+from scripts.peers.graphs import export_random
+before_mb, started = peak_mb(), time.perf_counter()
+export_random(Path(sys.argv[1]), sys.argv[2], eos_id=2)
+seconds = time.perf_counter() - started
+print(json.dumps({"export_s": round(seconds, 1), "export_mb": round(peak_mb() - before_mb)}), file=sys.stderr)
+"""
+)
+_COMMAND = (
+    _PEAK
+    + """
+from llama_adapter.__main__ import main
+assert main(["caption", *sys.argv[1:]]) == 0
+print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules}), file=sys.stderr)
+"""
+)
+FLAGS = {
+    "sizes": "of models with random weights",
+    "rounds": "of processes and rates",
+    "engines": "programs to compare",
+    "budget": "seconds for the repetitions of one figure",
+    "work": "working folder",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run measures."""
+
+    sizes: tuple[str, ...] = ("160M", "1B")
+    rounds: int = 3
+    engines: tuple[str, ...] = ENGINES
+    budget: float = 2.5
+    work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-graphs")
+
+
+def measure_exports(settings: Settings) -> dict[str, Any]:
+    """One export for each size and precision, in a process of its own; its graphs are opened in another."""
+    rows: list[dict[str, Any]] = []
+    for size in settings.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            for precision in get_args(ExportPrecision):
+                place = Path(folder) / f"{FOLDER}{precision}"
+                written = _child(_EXPORT, str(place), size)
+                num_bytes = sum(file.stat().st_size for file in place.iterdir())
+                opened = _child(_OPEN, str(place), str(os.cpu_count()))
+                sizes = {"size": size, "precision": precision, "disk_mb": round(num_bytes / 1e6, 1)}
+                rows.append({**sizes, **written, **opened})
+                _add_differences(rows[-1], place, Path(folder) / "logits.npy")
+                tell(str(rows[-1]))
+    return {"rows": rows}
+
+
+def _add_differences(row: dict[str, Any], place: Path, kept: Path) -> None:
+    """Compare the logits with those of the size's float32 graph, which comes first."""
+    logits_TV = _logits(place)
+    if row["precision"] == "float32":
+        np.save(kept, logits_TV)
+    wanted_TV = np.load(kept)
+    row["max_abs"] = float(np.abs(logits_TV - wanted_TV).max())
+    row["magnitude"] = float(np.sqrt(np.mean(wanted_TV**2)))
+    row["same_tokens"] = float(np.mean(logits_TV.argmax(-1) == wanted_TV.argmax(-1)))
+
+
+def _logits(place: Path) -> np.ndarray:
+    """Logits behind 16 prompts of several lengths."""
+    program = OnnxProgram(read_card(place), place, threads=os.cpu_count() or 1, num_slots=16)
+    config = program.card.config
+    shape = (16, config.num_queries, config.dim)
+    query_BQD = np.random.default_rng(0).standard_normal(shape).astype(program.card.dtype)
+    whole = program.project(query_BQD)
+    program.place(
+        [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(16)], first_slot=0
+    )
+    prompts = [prompt_ids(row, length=2 + 3 * row) for row in range(16)]
+    return program.run(prefill_step(prompts, [None] * 16, capacity=program.capacity), first_slot=0).logits_TV
+
+
+def _child(program: str, *arguments: str) -> dict[str, Any]:
+    """The figures of a program in a process of its own, and `seconds`, the time of the whole process."""
+    started = time.perf_counter()
+    command = [sys.executable, "-c", program, *arguments]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds = round(time.perf_counter() - started, 2)
+    reply: dict[str, Any] = json.loads(ran.stderr.splitlines()[-1])
+    return {**reply, "seconds": seconds}
+
+
+def measure_processes(settings: Settings) -> dict[str, Any]:
+    """The caption command for one picture, whole processes in turn: seconds, and the largest memory of the process."""
+    with tempfile.TemporaryDirectory() as folder:
+        exported = f"{folder}/embedded"
+        program = [sys.executable, "-m", "llama_adapter", "export", "decoder", "--out", exported]
+        subprocess.run(program, check=True, capture_output=True)
+        ways: dict[str, list[str]] = {"torch": [], "exported graphs": ["--decoder", exported]}
+        picture = str(sample_files()[0])
+        found = in_turn(ways, lambda way: _child(_COMMAND, picture, *ways[way]), rounds=2 * settings.rounds + 1)
+    rows = {
+        name: {
+            "seconds": round(statistics.median(run["seconds"] for run in runs), 2),
+            "peak_mb": statistics.median(run["peak_mb"] for run in runs),
+            "torch": runs[0]["torch"],
+        }
+        for name, runs in found.items()
+    }
+    return {"rows": rows}
+
+
+def measure_rates(settings: Settings, *, threads: int) -> dict[str, Any]:
+    """Decode and prefill rates of all programs, in turn; see scripts/bench_peers.py."""
+    plan = Plan(
+        sections=("decode",),
+        sizes=settings.sizes,
+        engines=settings.engines,
+        rounds=settings.rounds,
+        threads=threads,
+        budget=settings.budget,
+        work=settings.work,
+    )
+    results = run_rounds(plan, tell=tell, keep=lambda results: None)
+    table: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in results.rows:
+        if row.part != "ceiling":
+            place = row.size, row.part, row.batch
+            entry = table.setdefault(place, dict(zip(("size", "part", "batch"), place, strict=True)) | {"rates": {}})
+            entry["rates"][row.engine] = row.median
+    missing = [{"engine": one.engine, "size": one.size, "reason": one.reason} for one in results.missing]
+    return {"threads": threads, "rows": [table[place] for place in sorted(table)], "missing": missing}
+
+
+def page_context(figures: dict[str, Any]) -> dict[str, Any]:
+    """The variables of the page: parts that were not measured are empty."""
+    rates = [figures[name] for name in ("one_thread", "two_threads") if name in figures]
+    for part in rates:
+        part["engines"] = [name for name in ENGINES if any(name in row["rates"] for row in part["rows"])]
+    return {"exports": None, "processes": None, **figures, "rates": rates}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write. The exit code is 2 for invalid flags."""
+    run_bench(
+        __doc__,
+        arguments,
+        page="graphs",
+        packages=ONNXRUNTIME_PACKAGES,
+        measure={
+            "exports": measure_exports,
+            "processes": measure_processes,
+            "one_thread": lambda settings: measure_rates(settings, threads=1),
+            "two_threads": lambda settings: measure_rates(settings, threads=2),
+        },
+        full=Settings(),
+        quick=Settings(sizes=("tiny",), rounds=1, budget=0.1),
+        flags=FLAGS,
+        choices={"sizes": ("tiny", "160M", "1B"), "engines": ENGINES},
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

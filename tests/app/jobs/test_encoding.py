@@ -1,0 +1,344 @@
+"""`encode` on one machine and `caption` on another give the records of `caption` alone."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.captioning.captioner import Answer, Captioner, Event
+from llama_adapter.app.jobs import encoding
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.checkpoints import ModelSources
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.records.record import read_records
+from tests.app.command import Run
+from tests.app.exported import exported_embedded, exported_golden
+from tests.app.golden import ROOT, model_flags, model_options, picture
+from tests.fakes.exported import golden_onnx
+
+BROKEN = ROOT / "assets" / "broken"
+NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
+HERE = ["--reader", "thread"]
+ENCODER = model_flags()[4:]  # adapter and CLIP, no LLaMA
+DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, no CLIP
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three pictures."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in NAMES:
+        shutil.copy(picture(name), folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(ModelSources(**model_options()), tmp_path_factory.mktemp("models") / "tiny")
+
+
+def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what differs from run to run."""
+    kept = ({name: value for name, value in record.items() if name not in ("ms", "run")} for record in records)
+    return sorted(kept, key=lambda record: (record["picture"], record["id"]))
+
+
+@pytest.mark.proves("prefix files", "CPU")
+@pytest.mark.parametrize("batch_size", ["1", "5"])
+@pytest.mark.parametrize("keeps", [[], ["--keys-values"]])
+def test_records_over_prefixes_are_those_over_the_pictures(
+    keeps: list[str], batch_size: str, run: Run, tmp_path: Path
+) -> None:
+    pictures = [str(sample_pictures()), str(BROKEN)]
+    batch = ["--batch-size", batch_size]
+    asked = ["ask", "--question", "Is there a star?", "--choices", "Yes,No"]
+
+    encoded = run("encode", pictures, keeps, batch, "--out", str(tmp_path / "prefixes"), HERE)
+    over_pictures, over_prefixes = (
+        [run("caption", where, batch), run(asked[0], where, asked[1:], batch)]
+        for where in (pictures, [str(tmp_path / "prefixes")])
+    )
+
+    assert encoded.code == 3
+    assert [ran.code for ran in over_prefixes] == [ran.code for ran in over_pictures] == [3, 3]
+    for ours, theirs in zip(over_prefixes, over_pictures, strict=True):
+        assert in_order(ours.records) == in_order(theirs.records)
+        assert any("unfamiliar" in record for record in ours.records)
+        assert sum(record["error"] is not None for record in ours.records) == 3
+
+
+def test_a_run_over_prefixes_continues_one_over_the_pictures(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    model, out = ["--model", str(bundle), "--max-new-tokens", "4"], ["--out", str(tmp_path / "answers.jsonl")]
+    prefixes = str(tmp_path / "prefixes")
+    run("encode", str(folder), "--model", str(bundle), "--out", prefixes, HERE)
+
+    run("caption", str(folder), model, out, "--limit", "2")
+    rest = run("caption", prefixes, model, out, "--format", "jsonl")
+    again = run("caption", str(folder), model, out, "--format", "jsonl")
+
+    assert len(rest.records) == 1
+    assert again.records == []
+
+
+def test_the_decoder_needs_no_clip_and_the_encoder_no_llama(run: Run, folder: Path, tmp_path: Path) -> None:
+    prefixes = str(tmp_path / "prefixes")
+
+    assert run("encode", str(folder), ENCODER, "--out", prefixes, HERE).code == 0
+    ours = run("caption", prefixes, DECODER)
+    theirs = run("caption", str(folder), model_flags(), "--max-new-tokens", "6")
+
+    assert (ours.code, theirs.code) == (0, 0)
+    assert ours.texts() == theirs.texts()
+
+
+def test_streams_are_those_over_the_pictures(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    run("encode", str(folder), "--model", str(bundle), "--out", str(prefixes), HERE)
+
+    def shown(events: list[Event]) -> list[tuple[Any, ...]]:
+        answers = {event.index: event.picture for event in events if isinstance(event, Answer)}
+        parts = ((answers[event.index], event.text) for event in events)
+        return sorted(parts, key=lambda part: part[0])
+
+    with Captioner.load(bundle) as whole, Captioner.load(bundle, vision="prefixes", encoder=prefixes) as decoder:
+        over_pictures = shown(list(whole.stream(folder, max_new_tokens=6)))
+        over_prefixes = shown(list(decoder.stream(prefixes, max_new_tokens=6)))
+        refused = [*whole.generate(prefixes), *decoder.generate(folder)]
+
+    assert over_prefixes == over_pictures
+    assert {answer.error.code for answer in refused if answer.error} == {"unsupported"}
+    assert len(refused) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operators", ["auto", "aten"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_dtype_and_kind_of_operators_answers_alike(
+    dtype: str, operators: str, run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    how = ["--model", str(bundle), "--dtype", dtype, "--operators", operators]
+    theirs = run("caption", str(folder), how, "--max-new-tokens", "6")
+    for keeps in ([], ["--keys-values"]):
+        prefixes = str(tmp_path / f"prefixes{len(keeps)}")
+        run("encode", str(folder), how, keeps, "--out", prefixes, HERE)
+        ours = run("caption", prefixes, how, "--max-new-tokens", "6")
+
+        assert in_order(ours.records) == in_order(theirs.records)
+
+
+def without_torch(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and records of a command in a process that does not import torch."""
+    program = (
+        "import sys; from llama_adapter.__main__ import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, *arguments, "--quiet", "--format", "jsonl"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.returncode, [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.proves("prefix files", "ONNX")
+def test_an_exported_encoder_encodes_alone_and_without_torch(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path
+) -> None:
+    prefixes, exported = str(tmp_path / "prefixes"), ["--encoder", str(golden_onnx())]
+
+    code, _ = without_torch("encode", str(folder), *exported, "--out", prefixes, *HERE)
+    ours = run("caption", prefixes, "--model", str(bundle))
+    theirs = run("caption", str(folder), "--model", str(bundle), exported)
+
+    assert code == 0
+    assert in_order(ours.records) == in_order(theirs.records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [[], ["--keys-values"]])
+def test_an_exported_decoder_answers_without_torch(keeps: list[str], run: Run, tmp_path: Path) -> None:
+    prefixes, pictures = str(tmp_path / "prefixes"), [str(sample_pictures()), str(BROKEN)]
+    decoder, other = (["--decoder", str(exported)] for exported in (exported_embedded(), exported_golden("BIAS-TINY")))
+
+    assert run("encode", pictures, keeps, "--out", prefixes, HERE).code == 3
+    code, ours = without_torch("caption", prefixes, *decoder)
+    theirs = run("caption", pictures, decoder)
+    refused = run("caption", prefixes, other)
+
+    assert code == theirs.code == 3
+    assert in_order(ours) == in_order(theirs.records)
+    assert (refused.code, refused.out) == (1, "")
+    assert "embedded" in refused.err
+    assert "BIAS-TINY" in refused.err
+
+
+def test_another_dtype_gives_records_of_its_own(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
+    ids = []
+    for dtype in ("float32", "bfloat16"):
+        prefixes = str(tmp_path / dtype)
+        run("encode", str(folder), "--model", str(bundle), "--dtype", dtype, "--out", prefixes, HERE)
+        ran = run("caption", prefixes, "--model", str(bundle), "--dtype", "float32", "--max-new-tokens", "2")
+        ids.append({record["id"] for record in ran.records})
+
+    assert ids[0].isdisjoint(ids[1])
+
+
+# What later runs do
+
+
+def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    command = ["encode", str(folder), *ENCODER, "--out", str(prefixes), *HERE]
+    run(command)
+    again = run(command, "--format", "jsonl")
+    shutil.copy(folder / NAMES[0], folder / "copy.jpg")
+    shutil.copy(folder / NAMES[2], folder / NAMES[1])
+    more = run(command, "--format", "jsonl")
+
+    assert again.records == []
+    assert sorted(Path(record["picture"]).name for record in more.records) == sorted(["copy.jpg", NAMES[1]])
+    answers = run("caption", str(prefixes), DECODER).texts()
+    assert answers == run("caption", str(folder), model_flags(), "--max-new-tokens", "6").texts()
+    assert len(answers) == 4
+
+    over = run(command, "--overwrite", "--format", "jsonl")
+    assert len(over.records) == 4
+    assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
+
+
+def test_a_table_of_questions_gives_each_picture_once(run: Run, folder: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"pictures/{name},What is {number}?" for number in range(2) for name in NAMES]
+    table.write_text("\n".join(["picture,prompt", *lines, ""]))
+    command = ["encode", "--manifest", str(table), *ENCODER, "--out", str(tmp_path / "prefixes"), *HERE]
+
+    first = run(command, "--format", "jsonl")
+    again = run(command, "--format", "jsonl")
+
+    assert sorted(Path(record["picture"]).name for record in first.records) == sorted(NAMES)
+    assert {record["prompt"] for record in first.records} == {""}
+    assert "3 pictures encoded" in first.err
+    assert again.records == []
+
+
+def test_a_run_that_dies_before_its_records_loses_and_repeats_nothing(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes = tmp_path / "prefixes"
+    command = ["encode", str(folder), *ENCODER, "--out", str(prefixes), *HERE]
+    write = encoding.write_prefixes
+
+    def write_and_die(*arguments: Any) -> None:
+        write(*arguments)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encoding, "write_prefixes", write_and_die)
+        assert run(command).code == 1
+    assert run(command).code == 0
+
+    assert len(list(prefixes.glob("*.safetensors"))) == 2  # the first has no records
+    assert len(run("caption", str(prefixes), DECODER).records) == 3
+    assert {record["file"] for record in map(dict, read_records(prefixes / "part-00000.jsonl"))} == {
+        "prefixes-00001.safetensors"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.proves("encode: resume after kill -9", "CPU")
+def test_a_killed_run_goes_on(run: Run, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    names = sorted(map(str, sample_pictures().iterdir()))
+    command = [sys.executable, "-m", "llama_adapter", "encode", "--list", "-", "--out", str(prefixes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"{name}\n" for name in names[:7]).encode())
+        process.stdin.flush()
+        index, until = prefixes / "part-00000.jsonl", time.monotonic() + 120
+        while not (index.exists() and index.read_bytes().count(b"\n") == 7) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    rest = run("encode", names, "--out", str(prefixes), "--format", "jsonl", HERE)
+
+    assert len(rest.records) == len(names) - 7
+    assert run("caption", str(prefixes)).texts() == run("caption", names).texts()
+
+
+# What is refused
+
+
+def test_prefixes_of_another_model_are_refused(
+    run: Run, folder: Path, bundle: Path, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    prefixes, kept = tmp_path / "prefixes", tmp_path / "kept"
+    run("encode", str(folder), ENCODER, "--out", str(prefixes), HERE)
+    run("encode", str(folder), "--model", str(bundle), "--keys-values", "--out", str(kept), HERE)
+    other = ["--adapter", model_flags("CAPTION-TINY")[5], *ENCODER[2:]]
+    commands = {
+        "another adapter": ["caption", str(prefixes), *model_flags("LORA-BIAS-TINY")[:6]],
+        "another number of queries": ["caption", str(prefixes), *model_flags("CAPTION-TINY")[:6]],
+        "the embedded model": ["caption", str(prefixes)],
+        "keys of another model": ["caption", str(kept)],
+        "another order of colours": ["caption", str(prefixes), *DECODER, "--channel-order", "bgr"],
+        "into the same folder": ["encode", str(folder), *other, "--out", str(prefixes)],
+        "other numbers into the same folder": [
+            "encode",
+            str(folder),
+            *ENCODER,
+            "--dtype=bfloat16",
+            f"--out={prefixes}",
+        ],
+        "keys and queries in one folder": ["encode", str(folder), *ENCODER, "--out", str(kept)],
+        "pictures and prefixes": ["caption", str(prefixes), str(folder)],
+        "an encoder beside prefixes": ["caption", str(prefixes), "--encoder", "clip.onnx"],
+        "answers among prefixes": ["caption", str(folder), "--out", str(prefixes)],
+        "prefixes again": ["encode", str(prefixes), "--out", str(tmp_path / "again")],
+        "on a cluster": ["caption", str(prefixes), "--engine", "ray"],
+    }
+    told = {}
+    for name, command in commands.items():
+        ran = run(command, HERE)
+        assert ran.code in (1, 2)
+        assert ran.out == ""
+        error = ran.err[ran.err.index("error:") :]
+        told[name] = re.sub(r"\b[0-9a-f]{12}\b", "DIGEST", error.replace(str(tmp_path), ""))
+
+    assert told == snapshot
+
+
+def test_damage_is_an_error_of_the_pictures_it_meets(run: Run, folder: Path, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    run("encode", str(folder), ENCODER, "--out", str(prefixes), HERE)
+    index, file = prefixes / "part-00000.jsonl", prefixes / "prefixes-00000.safetensors"
+    whole, rows = file.read_bytes(), [json.loads(line) for line in index.read_text().splitlines()]
+
+    def codes() -> list[str | None]:
+        ran = run("caption", str(prefixes), DECODER)
+        return sorted((record["error"] or {"code": ""})["code"] for record in ran.records)
+
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert codes() == ["", "", "truncated"]
+    file.write_bytes(whole)
+    rows[0]["file"] = "../prefixes/prefixes-00000.safetensors"
+    rows[1]["row"] = 7
+    rows[2]["file"] = "prefixes-00005.safetensors"
+    index.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert codes() == ["missing", "prefixes", "truncated"]
+    index.write_text("[]\n")
+    assert codes() == ["prefixes"]
+    index.unlink()
+    assert codes() == ["prefixes"]
+    assert len(run("caption", str(file), DECODER).texts()) == 3  # a file alone names its pictures
+    file.write_bytes(whole[:-1])
+    assert run("caption", str(file), DECODER).code == 1

@@ -1,0 +1,217 @@
+"""A decoder's step graph as one OM with gears: prefill and increment on the stand-ins of ATC and ais_bench."""
+
+import dataclasses
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptTooLongError
+from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.om_program import open_om_program
+from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
+from llama_adapter.llm.exported.program import stacked
+from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.llm.exported.step import layer_ports, stacked_ports
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.atc import AtcSettings, make_om, plan_dims
+from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.gears import check_gears
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.om_dims import OmDimsSession
+from llama_adapter.runtime.graphs.onnx_session import open_inference_session
+from llama_adapter.runtime.graphs.toolkit import find_atc
+from tests.llm.exported import exported_card
+from tests.llm.toys import (
+    CONFIG,
+    EOS_ID,
+    drain,
+    forward,
+    toy_decoder,
+    toy_engine,
+    toy_prompts,
+    toy_requests,
+    toy_visual_queries,
+)
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes"
+SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
+ROWS, TOKENS, CACHED = 2, 8, 8
+PREFILL = {"R": ROWS, "S": TOKENS, "P_plus_S": CACHED + TOKENS, "T": ROWS, "P": CACHED}
+INCREMENT = {"R": ROWS, "S": 1, "P_plus_S": CACHED + 1, "T": ROWS, "P": CACHED}
+
+
+def test_prefill_and_increment_of_one_file_give_torchs_logits(
+    acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    decoder = toy_decoder()
+    exported_card(decoder, tmp_path, storing="stacked")
+    file = tmp_path / DECODER_FILE
+    graph = read_graph(file)
+    assert {one.sentence for one in lint_graph(graph, has_dims=True) if one.level == "error"} == set()
+    om = make_om(
+        plan_dims(graph, file, tmp_path / "decoder", SETTINGS, [PREFILL, INCREMENT]), atc=find_atc(), graph=graph
+    )
+    prompts = [[3, 9, 4, 1, 7], [2, 2, 8]]
+    with torch.inference_mode():
+        prefix = decoder.project_prefix(toy_visual_queries(ROWS))
+    # (A, B, N, Q, H) -> (B, A * N, Q, H)
+    shape = (ROWS, -1, CONFIG.num_queries, CONFIG.head_dim)
+    prefixes = [part.numpy().swapaxes(0, 1).reshape(shape) for part in (prefix.k, prefix.v)]
+    sampling = [np.zeros(ROWS, np.int32 if name == "top_k" else np.float32) for name in ("t", "p", "top_k", "u")]
+    sizes = (ROWS, CONFIG.num_layers * CONFIG.num_heads, CACHED, CONFIG.head_dim)
+    empty = [np.zeros(sizes, np.float32) for _ in range(2)]
+
+    with closing(OmDimsSession(om)) as session:
+        ids = np.array([[*prompt, *[0] * (TOKENS - len(prompt))] for prompt in prompts], np.int32)
+        positions = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), ids.shape)
+        mask = np.zeros((ROWS, TOKENS, CACHED + TOKENS), bool)
+        mask[:, :, CACHED:] = np.tri(TOKENS, dtype=bool)
+        last = np.array([row * TOKENS + len(prompt) - 1 for row, prompt in enumerate(prompts)], np.int32)
+        assert session.pick({"R": 2, "S": 5, "P": 1, "T": 2}) == PREFILL
+        tokens, logits, *new = session.run([ids, positions, mask, last, *sampling, *prefixes, *empty])
+
+        lengths = np.array([[len(prompt)] for prompt in prompts], np.int32)
+        mask = np.arange(CACHED + 1) < lengths[:, :, None]
+        mask[:, :, CACHED] = True
+        wanted = np.arange(ROWS, dtype=np.int32)
+        assert session.pick({"R": 2, "S": 1, "P": 5, "T": 2}) == INCREMENT
+        _, after, *_ = session.run([tokens[:, None], lengths, mask, wanted, *sampling, *prefixes, *new])
+
+    for row, prompt in enumerate(prompts):
+        own = Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
+        hidden = forward(decoder, torch.tensor([[*prompt, int(tokens[row])]]), own)
+        reference = decoder.logits(hidden)[0]
+        assert np.allclose(logits[row], reference[-2].numpy(), atol=1e-4)
+        assert np.allclose(after[row], reference[-1].numpy(), atol=1e-4)
+        assert tokens[row] == int(reference[-2].argmax())
+
+
+@pytest.mark.parametrize(
+    ("config", "sampling"), [(CONFIG, True), (dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0), False)]
+)
+def test_steps_of_any_size_are_padded_to_a_gear(
+    acl: Any, config: DecoderConfig, sampling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    decoder = toy_decoder(config)
+    exported_card(decoder, tmp_path / "returned", storing="returned", sampling=sampling)
+    reference = open_inference_session(tmp_path / "returned" / DECODER_FILE, threads=1)
+    exported_card(decoder, tmp_path / "stacked", storing="stacked", sampling=sampling)
+    file = tmp_path / "stacked" / DECODER_FILE
+    graph = read_graph(file)
+    gears = [PREFILL, INCREMENT, {**INCREMENT, "R": 4, "T": 4}, {**PREFILL, "T": 9}]
+    om = make_om(plan_dims(graph, file, tmp_path / "decoder", SETTINGS, gears), atc=find_atc(), graph=graph)
+    draw = np.random.default_rng(0)
+
+    with closing(OmStep(OmDimsSession(om), config)) as step:
+        for rows, tokens, cached, wanted in ((2, 8, 0, [7, 15]), (1, 5, 0, [2, 3, 4]), (3, 1, 6, [0, 1, 2])):
+            inputs: dict[str, np.ndarray] = {}
+            for port in reference.get_inputs():
+                sizes = {"R": rows, "S": tokens, "P": cached, "P_plus_S": cached + tokens, "T": len(wanted)}
+                shape = [sizes.get(size, size) for size in port.shape]
+                inputs[port.name] = draw.normal(size=shape).astype(np.float32)
+            inputs["ids"] = draw.integers(0, config.vocab_size, (rows, tokens), dtype=np.int32)
+            inputs["positions"] = np.broadcast_to(np.arange(cached, cached + tokens, dtype=np.int32), (rows, tokens))
+            inputs["mask"] = np.tri(tokens, cached + tokens, cached, dtype=bool)[None].repeat(rows, axis=0)
+            inputs["wanted"] = np.array(wanted, np.int32)
+            if sampling:
+                inputs |= {name: np.abs(inputs[name]) for name in ("temperature", "top_p", "uniform")}
+                inputs["uniform"] %= 1.0
+                inputs["top_k"] = np.zeros(len(wanted), np.int32)
+            given = [array for name, array in inputs.items() if cached or not name.startswith("cache")]
+            expected = reference.run(None, inputs)
+            for found, whole in zip(step.run(given), expected, strict=True):
+                assert found.shape == whole.shape
+                assert np.allclose(found, whole, atol=1e-4)
+        with pytest.raises(GraphError, match="No gear of"):
+            step.run([np.zeros((1, 9), np.int32), *given[1:2], np.zeros((1, 9, 9), bool), *given[3:]])
+
+
+def test_any_number_of_pictures_is_projected(acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    decoder = toy_decoder()
+    exported_card(decoder, tmp_path)
+    file = tmp_path / PREFIX_FILE
+    graph = read_graph(file)
+    om = make_om(
+        plan_dims(graph, file, tmp_path / "prefix", SETTINGS, [{"B": 1}, {"B": 4}]), atc=find_atc(), graph=graph
+    )
+    queries = toy_visual_queries(7)
+
+    with closing(OmPrefix(OmDimsSession(om))) as prefix:
+        made = stacked(prefix.run([queries.numpy()]), CONFIG, num_pictures=7)
+
+    wanted = decoder.project_prefix(queries)
+    assert np.allclose(made.k, wanted.k.numpy(), atol=1e-5)
+    assert np.allclose(made.v, wanted.v.numpy(), atol=1e-5)
+
+
+def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
+    def ports(names: list[str], *, heads: int) -> list[Port]:
+        shape = (-1, heads, -1, 128)
+        return [Port(name=name, dtype="float16", shape=shape, symbols=("R", "P")) for name in names]
+
+    gears = [{"R": 1, "P": 128}, {"R": 1, "P": 256}]
+    with pytest.raises(ValueError, match="256 dimensions together, and ACL takes 128"):
+        check_gears(ports(layer_ports("cache", 32), heads=32), gears)
+    check_gears(ports(stacked_ports("cache"), heads=32 * 32), gears)
+
+
+def test_the_engine_gives_torchs_answers(acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    decoder = toy_decoder()
+    card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
+    # Fewer rows than slots for prompts, fewer wanted tokens than continuations have.
+    steps = [(1, 32, 1, 2), (2, 32, 1, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
+    gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
+    for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
+        graph = read_graph(tmp_path / name)
+        place = (tmp_path / name).with_suffix("")
+        make_om(plan_dims(graph, tmp_path / name, place, SETTINGS, sizes), atc=find_atc(), graph=graph)
+    program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4)
+    config = dataclasses.replace(decoder.config, context=most_tokens)
+    runner = ExportedRunner(program, EngineConfig(decoder=config, dtype=np.dtype("float32"), num_slots=4))
+    settings = [SamplingParams(max_new_tokens=4 + row, temperature=row % 2, seed=row) for row in range(9)]
+
+    with closing(program):
+        found = []
+        for engine in (toy_engine(decoder, num_slots=4), Engine(runner, eos_id=EOS_ID)):
+            requests = toy_requests(engine, toy_prompts(9, longest=20), sampling=settings)
+            for request in requests[:3]:
+                score = ScoreRequest(
+                    id=100 + request.id,
+                    prompt_ids=request.prompt_ids,
+                    prefix=request.prefix,
+                    continuations=((5,), (6,))[: 1 + request.id % 2],
+                )
+                engine.submit(score)
+            for request in requests:
+                engine.submit(request)
+            found.append(sorted((one.request_id, one.token_id or -1, one.logprobs) for one in drain(engine)))
+        with pytest.raises(PromptTooLongError):
+            engine.submit(dataclasses.replace(requests[0], prompt_ids=(5,) * 33))
+
+    assert most_tokens == 32
+    for wanted, made in zip(*found, strict=True):
+        assert made[:2] == wanted[:2]
+        assert made[2] == pytest.approx(wanted[2], abs=1e-4)
+
+
+def test_a_folder_without_its_om_says_how_to_make_it(tmp_path: Path) -> None:
+    card = dataclasses.replace(exported_card(toy_decoder(), tmp_path, storing="stacked"), format="onnx-atc")
+
+    with pytest.raises(GraphError, match=r"has no `decoder\.om`"):
+        open_om_program(card, tmp_path, device_id=0, num_slots=1)

@@ -1,0 +1,285 @@
+"""OMs with several inputs and gears over several dimensions: the command line of ATC, runs, limits, and misuse."""
+
+import ctypes
+import importlib
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from llama_adapter.app.cli import main
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs import atc as atc_module
+from llama_adapter.runtime.graphs.atc import AtcSettings, DimsRequest, command, make_om, plan_dims
+from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.dims_sidecar import DimsSidecar, read_dims_sidecar
+from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, check_gears, parse_gear, with_sums
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.om_dims import OmDimsSession
+from llama_adapter.runtime.graphs.sidecar import sidecar_path
+from llama_adapter.runtime.graphs.toolkit import find_atc
+
+FAKES = Path(__file__).resolve().parents[2] / "fakes"
+HEADS, HEAD = 2, 4
+
+
+def gear(rows: int, tokens: int, cached: int) -> Gear:
+    return {"R": rows, "S": tokens, "P_plus_S": cached + tokens, "P": cached}
+
+
+GEARS = (gear(1, 8, 8), gear(1, 1, 8), gear(1, 1, 16), gear(4, 1, 16))
+SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
+    inputs = [
+        helper.make_tensor_value_info("ids", TensorProto.INT32, ["R", "S"]),
+        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["R", "S", "P_plus_S"]),
+        helper.make_tensor_value_info("cache", TensorProto.FLOAT16, ["R", HEADS, "P", HEAD]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", "S"]),
+        helper.make_tensor_value_info("kept", TensorProto.FLOAT16, ["R", HEADS, "P", HEAD]),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["ids_float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["mask"], ["mask_float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["mask_float"], ["mask_mean"], axes=[2], keepdims=0),
+        helper.make_node("Cast", ["cache"], ["cache_float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["cache_float"], ["all_mean"], axes=[2, 3], keepdims=0),
+        helper.make_node("ReduceMean", ["all_mean"], ["cache_mean"], axes=[1], keepdims=1),
+        helper.make_node("Add", ["ids_float", "mask_mean"], ["masked"]),
+        helper.make_node("Add", ["masked", "cache_mean"], ["logits"]),
+        helper.make_node("Add", ["cache", "one"], ["kept"]),
+    ]
+    one = helper.make_tensor("one", TensorProto.FLOAT16, [1], np.ones(1, np.float16).tobytes(), raw=True)
+    graph = helper.make_graph(nodes, "step", inputs, outputs, [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "step.onnx")
+    return tmp_path / "step.onnx"
+
+
+@pytest.fixture
+def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+    return find_atc()
+
+
+def request_for(file: Path, gears: tuple[Gear, ...] = GEARS) -> DimsRequest:
+    return plan_dims(read_graph(file), file, file.with_name("step"), SETTINGS, gears)
+
+
+@pytest.fixture
+def om(file: Path, atc: Path) -> Path:
+    return make_om(request_for(file), atc=atc, graph=read_graph(file))
+
+
+@pytest.fixture
+def session(acl: Any, om: Path) -> Iterator[OmDimsSession]:
+    with closing(OmDimsSession(om)) as opened:
+        yield opened
+
+
+def arrays(chosen: Gear, *, seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    rows, tokens, total, cached = (chosen[name] for name in ("R", "S", "P_plus_S", "P"))
+    return [
+        random.integers(0, 100, (rows, tokens), dtype=np.int32),
+        random.random((rows, tokens, total)) < 0.5,
+        random.random((rows, HEADS, cached, HEAD)).astype(np.float16),
+    ]
+
+
+def computed(inputs: list[np.ndarray]) -> list[np.ndarray]:
+    ids, mask, cache = inputs
+    return [ids + mask.mean(axis=2) + cache.astype(float).mean(axis=(1, 2, 3))[:, None], cache + np.float16(1)]
+
+
+def test_the_command_line_has_a_number_for_each_open_size_of_each_gear(file: Path) -> None:
+    assert command(request_for(file)) == [
+        "--framework=5",
+        f"--model={file}",
+        f"--output={file.with_name('step')}",
+        "--input_format=ND",
+        "--input_shape=ids:-1,-1;mask:-1,-1,-1;cache:-1,2,-1,4",
+        "--dynamic_dims=1,8,1,8,16,1,8;1,1,1,1,9,1,8;1,1,1,1,17,1,16;4,1,4,1,17,4,16",
+        "--soc_version=Ascend310P3",
+        "--precision_mode_v2=origin",
+        "--log=error",
+    ]
+
+
+def test_every_gear_of_one_file_computes_what_the_graph_does(acl: Any, session: OmDimsSession) -> None:
+    for number, chosen in enumerate(GEARS):
+        inputs = arrays(chosen, seed=number)
+        for output, wanted in zip(session.run(inputs), computed(inputs), strict=True):
+            assert np.allclose(output, wanted, rtol=1e-3)
+
+    assert session.device_ms is not None
+    assert acl.RECORD.loaded == 1
+    assert {thread for thread, *_ in acl.RECORD.calls}.isdisjoint({threading.get_ident()})
+    session.close()
+    assert acl.RECORD.freed == 1
+    with pytest.raises(GraphError, match="closed"):
+        session.run(arrays(GEARS[0]))
+
+
+def test_the_gear_that_moves_the_fewest_bytes_is_picked(session: OmDimsSession) -> None:
+    assert session.pick({"R": 1, "S": 1, "P": 3}) == GEARS[1]
+    assert session.pick({"R": 1, "S": 5}) == GEARS[0]
+    assert session.pick({"R": 2, "S": 1, "P": 1}) == GEARS[3]
+    with pytest.raises(GraphError, match=r"No gear of .* has R=2 S=2") as caught:
+        session.pick({"R": 2, "S": 2})
+    assert "R=4 S=1 P_plus_S=17 P=16" in caught.value.message
+    assert cheapest_gear(GEARS, {"S": 1}, cost=lambda one: -one["R"]) == GEARS[3]
+
+
+def test_shapes_of_no_gear_are_refused_though_their_bytes_fit(session: OmDimsSession) -> None:
+    ids, mask, cache = arrays(GEARS[3])
+    for wrong in ([ids.T, mask, cache], [ids, mask, cache.swapaxes(1, 3)], [ids, mask], arrays(gear(2, 1, 8))):
+        with pytest.raises(GraphError, match="in the shapes of no gear"):
+            session.run(wrong)
+
+
+def test_the_fake_follows_the_rules_of_dymdims(acl: Any, om: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    interface = importlib.import_module("ais_bench.infer.interface")
+    real = interface.InferSession(0, str(om))
+    ids, mask, cache = arrays(GEARS[3])
+
+    # A gear is compared as all sizes in a row, and then numbers of bytes: types are not.
+    assert len(real.infer([ids.astype(np.float32), mask, cache], mode="dymdims")) == 2
+    for feeds in (arrays(gear(2, 1, 8)), [ids, mask, cache[..., 0]]):
+        with pytest.raises(RuntimeError, match=r"^\[-1\]\[ACL: general failure\] $"):
+            real.infer(feeds, mode="dymdims")
+    with pytest.raises(RuntimeError, match=r"^\[-1\]"):
+        real.infer([ids.astype(np.int64), mask, cache], mode="dymdims")
+    with pytest.raises(RuntimeError, match=r"^\[-1\]"):  # the gear must be set
+        real.infer([ids, mask, cache], mode="static")
+    with pytest.raises(RuntimeError, match="nums not matched"):
+        real.infer([ids, mask], mode="dymdims")
+    ctypes.CDLL(None).fflush(None)
+    assert "dims[1]:[1][1][1][1][9][1][2][8][4]" in capfd.readouterr().out
+
+
+def test_a_failure_on_the_device_names_the_gear(session: OmDimsSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAIL", "execute")
+    with pytest.raises(GraphError, match=r"takes the gear R=1 S=1 P_plus_S=9 P=8 and was given int32 \(1, 1\)"):
+        session.run(arrays(GEARS[1]))
+
+
+def test_a_side_car_must_be_that_of_the_file(acl: Any, om: Path) -> None:
+    path = sidecar_path(om)
+    text = path.read_text()
+    assert DimsSidecar.from_json(text, file="f").to_json() == text
+    stored = json.loads(text)
+    path.unlink()
+    with pytest.raises(GraphError, match="needs its side-car"):
+        OmDimsSession(om)
+    faults = {
+        "digests differ": {"sha256": "0"},
+        "takes ids int32": {"inputs": [{**stored["inputs"][0], "dtype": "float32"}, *stored["inputs"][1:]]},
+        "gives float32": {"outputs": stored["outputs"][::-1]},
+        "gives a size": {"gears": [{**one, "R": 0} for one in stored["gears"]]},
+        "its version is 2": {"version": 2},
+        "must be a list": {"gears": 1},
+        "must be a whole number": {"gears": [{"R": "1"}] * 2},
+        "must be whole numbers and names": {"inputs": [{**stored["inputs"][0], "shape": [1.5]}]},
+    }
+    for words, change in faults.items():
+        path.write_text(json.dumps(stored | change))
+        with pytest.raises(GraphError, match=words):
+            OmDimsSession(om)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "gears", "words"),
+    [
+        ([(1, -1)], [{"A": 1}], "2 to 100 gears"),
+        ([(1, -1)], [{"A": size} for size in range(1, 102)], "2 to 100 gears"),
+        ([(1, -1)], [{"A": 1}, {"A": 1}], "twice"),
+        ([(1, -1)], [{"A": 1}, {"A": 0}], "at least 1"),
+        ([(1, -1)], [{"A": 1}, {"B": 1}], "gives a size"),
+        ([(1, 1, 1, 1, -1)], [{"A": 1}, {"A": 2}], "5 dimensions"),
+        ([(1, 1, 1, -1)] * 33, [{"A": 1}, {"A": 2}], "132 dimensions together"),
+        ([(1, -1)], [{"A": 1}, {"A": 10**4096}], "4107 characters"),
+    ],
+)
+def test_gears_that_atc_or_acl_refuse_are_refused(inputs: list[Any], gears: list[Gear], words: str) -> None:
+    ports = [
+        Port(name=f"input_{number}", dtype="float32", shape=shape, symbols=("A",))
+        for number, shape in enumerate(inputs)
+    ]
+    with pytest.raises(ValueError, match=words):
+        check_gears(ports, gears)
+
+
+def test_names_that_separate_and_sizes_without_a_name_are_refused(file: Path) -> None:
+    for name, symbols in (("a:b", ("A",)), ("a", ())):
+        with pytest.raises(ValueError, match="name"):
+            check_gears([Port(name=name, dtype="float32", shape=(-1,), symbols=symbols)], [{"A": 1}, {"A": 2}])
+    with pytest.raises(GraphError, match="cannot be compiled with these gears"):
+        request_for(file, gears=GEARS[:1])
+
+
+def test_weights_beyond_the_limit_of_an_om_stay_outside_of_it(
+    acl: Any, file: Path, atc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atc_module, "MAX_OM_BYTES", 100)
+    request = request_for(file)
+    assert "--external_weight=1" in command(request)
+    om = make_om(request, atc=atc, graph=read_graph(file))
+    (weights,) = (om.parent / "weight").iterdir()
+
+    sidecar = read_dims_sidecar(str(om))
+
+    assert sidecar.weights == {weights.name: weights.stat().st_size}
+    with closing(OmDimsSession(om)) as session:
+        assert len(session.run(arrays(GEARS[0]))) == 2
+    weights.unlink()
+    with pytest.raises(GraphError, match="is missing or has another size"):
+        OmDimsSession(om)
+
+
+def test_the_lint_knows_inputs_of_a_step(file: Path) -> None:
+    assert [(one.level, one.subject) for one in lint_graph(read_graph(file), has_dims=True)] == [
+        ("warning", "input mask")
+    ]
+    assert {one.level for one in lint_graph(read_graph(file))} == {"error"}
+
+
+def test_gears_are_read_from_texts_and_completed_by_sums(file: Path) -> None:
+    inputs = read_graph(file).inputs
+    assert with_sums(parse_gear("R=1, S=8,P=8"), inputs) == GEARS[0]
+    assert with_sums({"R": 1}, inputs) == {"R": 1}
+    for text in ("", "R", "R=", "R=-1", "R=1;S=2", "=1"):
+        with pytest.raises(ValueError, match="wanted sizes by name"):
+            parse_gear(text)
+
+
+def test_the_command_makes_an_om_of_several_sizes(
+    acl: Any, file: Path, atc: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["export", "om", str(file), "--soc-version", "Ascend310P3", "--precision-mode", "origin"]
+    flags += ["--sizes", "R=1,S=8,P=8", "--sizes", "R=1,S=1,P=8"]
+
+    assert main([*flags, "--print-command"]) == 0
+    printed = shlex.split(capsys.readouterr().out)
+    assert main(flags) == 0
+
+    assert printed == ["atc", *command(request_for(file, gears=GEARS[:2]))]
+    with closing(OmDimsSession(file.with_suffix(".om"))) as session:
+        assert session.gears == GEARS[:2]
+    assert main([*flags, "--gears"]) == 2
