@@ -18,12 +18,16 @@ class HostProgram:
         self,
         card: ExportCard,
         *,
-        prefill: GraphSession,
+        prefill: GraphSession | None,
         increment: GraphSession,
         prefix: GraphSession | None,
         num_slots: int,
     ) -> None:
-        """`prefill` takes a step without a cache, `increment` with one; `prefix` is None without adapter layers."""
+        """`prefill` takes a step without a cache, `increment` with one; `prefix` is None without adapter layers.
+
+        Without `prefill`, `increment` takes prompts too, behind one place that no token sees: a runtime that does not
+        share weights among graphs then holds them once.
+        """
         self.card, self.name = card, increment.info.name
         self._config, self._dtype = card.config, np.dtype(card.dtype)
         self._prefill, self._increment, self._prefix = prefill, increment, prefix
@@ -48,7 +52,7 @@ class HostProgram:
         rows = slice(first_slot, first_slot + num_rows)
         prefix = [whole[rows] for whole in self._slots.prefix]
         if num_tokens > 1 or not step.places_RS.any():  # a prompt: nothing is cached
-            chosen, new = self._step(self._prefill, step, step.mask_RSP[:, :, :num_tokens], prefix)
+            chosen, new = self._prompt(step, step.mask_RSP[:, :, :num_tokens], prefix)
         else:
             # The step's own token stands behind the cache, not at its place in it.
             is_cached_RSP = np.arange(self.capacity) < step.places_RS[:, :, None]
@@ -61,7 +65,7 @@ class HostProgram:
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
         prefix = [part.astype(self._dtype) for part in by_ports(prefixes)]
-        return self._step(self._prefill, step, step.mask_RSP, prefix)[0].logits_TV
+        return self._prompt(step, step.mask_RSP, prefix)[0].logits_TV
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._slots.move(source, target, num_tokens=num_tokens)
@@ -73,6 +77,16 @@ class HostProgram:
         for session in (self._prefill, self._increment, self._prefix):
             if session is not None:
                 session.close()
+
+    def _prompt(
+        self, step: Step, mask_RSS: np.ndarray, prefix: Sequence[np.ndarray]
+    ) -> tuple[Chosen, list[np.ndarray]]:
+        if self._prefill is not None:
+            return self._step(self._prefill, step, mask_RSS, prefix)
+        config, (num_rows, num_tokens) = self._config, step.ids_RS.shape
+        unseen = np.zeros((num_rows, config.num_heads, 1, config.head_dim), self._dtype)
+        mask_RSP = np.concatenate([np.zeros((num_rows, num_tokens, 1), bool), mask_RSS], axis=-1)
+        return self._step(self._increment, step, mask_RSP, [*prefix, *[unseen] * (2 * config.num_layers)])
 
     def _step(
         self, graph: GraphSession, step: Step, mask: np.ndarray, state: Sequence[np.ndarray]

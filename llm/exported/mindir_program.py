@@ -14,18 +14,26 @@ from llama_adapter.runtime.graphs.session import GraphSession
 
 
 def open_mindir_program(card: ExportCard, folder: Path, runtime: MindirRuntime, *, num_slots: int) -> HostProgram:
-    """The decoder of a folder. Raises GraphError for graphs that cannot be run, or that are not those of the card."""
+    """The decoder of a folder. Raises GraphError for graphs that cannot be run, or that are not those of the card.
+
+    MindSpore holds the weights of every graph that it opens, so there the increment takes prompts too.
+    """
     graphs: Mapping[str, Any] = card.settings or {}
     with ExitStack() as stack:
         opened: dict[str, GraphSession] = {}
-        for kind in (PREFILL, INCREMENT, *([PREFIX] if card.config.num_adapter_layers else [])):
+        needed = [INCREMENT] if runtime.backend == "ms" else [PREFILL, INCREMENT]
+        for kind in needed + ([PREFIX] if card.config.num_adapter_layers else []):
             if kind not in graphs:
                 raise GraphError(f"The card of `{folder}` names no {kind} graph", hint="export the decoder again")
             opened[kind] = stack.enter_context(closing(runtime.open(folder / str(graphs[kind]))))
-        for kind, has_cache in ((PREFILL, False), (INCREMENT, True)):
-            _check_inputs(opened[kind], card, has_cache=has_cache)
+        for kind in needed:
+            _check_inputs(opened[kind], card, has_cache=kind == INCREMENT)
         program = HostProgram(
-            card, prefill=opened[PREFILL], increment=opened[INCREMENT], prefix=opened.get(PREFIX), num_slots=num_slots
+            card,
+            prefill=opened.get(PREFILL),
+            increment=opened[INCREMENT],
+            prefix=opened.get(PREFIX),
+            num_slots=num_slots,
         )
         stack.pop_all()
     return program
