@@ -41,7 +41,7 @@ def embedded_encoder() -> PictureEncoder:
 
 def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
     """Not to be changed by a test."""
-    with _made_once(f"embedded-{dtype}.onnx") as (path, is_missing):
+    with made_once(f"embedded-{dtype}.onnx") as (path, is_missing):
         if is_missing:
             encoder = embedded_encoder()
             export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
@@ -53,7 +53,7 @@ def golden_onnx() -> Path:
 
     Not to be changed by a test.
     """
-    with _made_once("golden.onnx") as (path, is_missing):
+    with made_once("golden.onnx") as (path, is_missing):
         if is_missing:
             flags = ["--adapter", str(GOLDEN / "adapters" / "BIAS-TINY.pth"), "--visual-heads", "4"]
             flags += ["--clip", str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"), "--pictures", picture()]
@@ -66,7 +66,7 @@ def golden_onnx() -> Path:
 
 
 @contextmanager
-def _made_once(name: str) -> Iterator[tuple[Path, bool]]:
+def made_once(name: str) -> Iterator[tuple[Path, bool]]:
     """A file that all processes of a test run share, and whether it is to be made."""
     path = Path(os.environ["TEST_RUN_FOLDER"]) / name
     with open(f"{path}.lock", "w") as lock:
