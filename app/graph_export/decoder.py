@@ -106,6 +106,7 @@ def run_export_decoder(job: DecoderJob) -> None:
             _compare(job, card, partial)
         card.write(partial)
         partial.chmod(0o755)
+        _check_out(out, shown=job.out, force=job.force)  # others may have made it since
         replace_folder(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

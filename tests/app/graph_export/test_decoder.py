@@ -54,6 +54,16 @@ def test_force_removes_nothing_but_an_export(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["later", "link", "notes", "photos"]
 
 
+def test_a_folder_made_during_the_export_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "exported"
+    monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
+
+    with pytest.raises(UsageError):
+        run_export_decoder(DecoderJob(out=str(out), **LLAMA))
+
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
+
+
 def test_a_decoder_that_differs_from_torch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far = DecoderParity(max_abs=0.4, mean_abs=0.1, magnitude=1.0, num_same=3, num_tokens=39)
     monkeypatch.setattr(export, "compare", lambda program, reference: far)
