@@ -1,7 +1,9 @@
-"""Writes files completely or not at all: beside their place, then renamed."""
+"""Writes files and folders completely or not at all: beside their place, then renamed."""
 
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,3 +44,22 @@ def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or 
     there = [path for path in paths if path.exists()]
     if there and not force:
         raise UsageError(f"`{there[0]}` exists already", hint=f"replace it with --force{other}")
+
+
+def replace_folder(partial: Path, target: Path) -> None:
+    """Rename the folder `partial` to `target`; a folder there is removed once the new one is in its place."""
+    if not target.exists():
+        os.replace(partial, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    try:
+        os.replace(target, old)  # onto an empty folder
+    except BaseException:
+        old.rmdir()
+        raise
+    try:
+        os.replace(partial, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)

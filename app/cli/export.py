@@ -100,7 +100,7 @@ def _declare_decoder(parser: Parser) -> None:
     out.add_argument("--without-sampling", action="store_true", help="draw tokens outside of the graph")
     out.add_argument("--without-encoder", action="store_true", help="leave out the picture encoder")
     out.add_argument("--without-comparison", action="store_true", help="skip the comparison with torch")
-    out.add_argument("--force", action="store_true", help="replace an existing folder")
+    out.add_argument("--force", action="store_true", help="replace an existing export")
 
 
 def _run_export_decoder(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.exported.card import TOKENIZER_FILE, ExportCard, file_mark
+from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, file_mark, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -33,12 +33,13 @@ from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.atomic_write import refuse_to_replace, replace_folder
 from llama_adapter.runtime.devices import open_backend
-from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare as compare_encoders
 from llama_adapter.vision.export import export_onnx
@@ -86,10 +87,11 @@ class DecoderJob:
 def run_export_decoder(job: DecoderJob) -> None:
     """Export into a folder that appears complete or not at all.
 
-    Raises UsageError where it exists, CheckpointError, and GraphError where the graphs differ from torch's decoder.
+    Raises UsageError where it exists or holds more than an export, CheckpointError, and GraphError where the graphs
+    differ from torch's decoder.
     """
-    out = Path(os.path.abspath(job.out))
-    refuse_to_replace([out], force=job.force)
+    out = Path(os.path.realpath(job.out))  # the target of a link is replaced, not the link
+    _check_out(out, shown=job.out, force=job.force)
     check_place(out, shown=job.out, is_folder=True)
     started = time.perf_counter()
     model, tensors = _open(job.spec)
@@ -104,9 +106,8 @@ def run_export_decoder(job: DecoderJob) -> None:
             _compare(job, card, partial)
         card.write(partial)
         partial.chmod(0o755)
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(partial, out)
+        _check_out(out, shown=job.out, force=job.force)  # others may have made it since
+        replace_folder(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     give(job.out)
@@ -117,6 +118,22 @@ def run_export_decoder(job: DecoderJob) -> None:
         file = shlex.quote(os.path.join(job.out, DECODER_FILE))
         sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # an example: a prompt, and a token of an answer
         tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
+
+
+def _check_out(out: Path, *, shown: str, force: bool) -> None:
+    """Raise UsageError unless `out` is free, or `force` is set and it is an empty folder or an export and no more."""
+    refuse_to_replace([out], force=force)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    hint = "move what is yours elsewhere, or name another folder as --out"
+    try:
+        card = read_card(out)
+    except GraphError:
+        raise UsageError(f"`{shown}` is no exported decoder, so it is not replaced", hint=hint) from None
+    owned = {CARD_FILE, *card.files}
+    strays = sorted(entry.name for entry in out.iterdir() if entry.name not in owned)
+    if strays:
+        raise UsageError(f"`{shown}` holds {list_keys(strays)} beside its export, so it is not replaced", hint=hint)
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:

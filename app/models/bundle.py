@@ -43,7 +43,7 @@ from llama_adapter.app.models.sketch import (
 )
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -162,7 +162,7 @@ def save_bundle(
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
-        _put_in_place(partial, target)
+        replace_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -448,21 +448,3 @@ def _entry(path: Path) -> dict[str, int | str]:
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    if not target.exists():
-        os.replace(partial, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    try:
-        os.replace(target, old)  # onto an empty folder
-    except BaseException:
-        old.rmdir()
-        raise
-    try:
-        os.replace(partial, target)
-    except BaseException:
-        os.replace(old, target)
-        raise
-    shutil.rmtree(old)

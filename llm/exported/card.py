@@ -52,6 +52,7 @@ class ExportCard:
     def write(self, folder: Path) -> None:
         """Write the card into `folder`, last of all files."""
         values = {"version": VERSION, **asdict(self)}
+        values["mark"] = _mark(values)
         (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
@@ -63,10 +64,12 @@ def read_card(folder: Path) -> ExportCard:
         version = values.pop("version", None)
         if version != VERSION:
             raise ValueError(f"its version is {version!r}, and this program reads {VERSION}")
+        if values.pop("mark", None) != _mark({"version": version, **values}):
+            raise ValueError("it was changed after the export")
         check_fields(values, _FIELDS, what="the card")
         card = ExportCard(**values | {"gears": tuple(values["gears"])})
         _ = card.config
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         problem = "has no decoder.json" if folder.is_dir() else "is no folder"
         raise GraphError(
             f"`{folder}` {problem}, so it is no exported decoder",
@@ -77,6 +80,11 @@ def read_card(folder: Path) -> ExportCard:
     except (ValueError, TypeError) as error:
         raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
     return card
+
+
+def _mark(values: Mapping[str, Any]) -> str:
+    """SHA-256 of a card's values. What they say of the graphs cannot all be checked against these."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def check_files(card: ExportCard, folder: Path) -> None:

@@ -125,6 +125,11 @@ def with_card(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: dataclasses.replace(read_card(folder), **changes).write(folder)
 
 
+def change_card(folder: Path) -> None:
+    path = folder / "decoder.json"
+    path.write_text(path.read_text().replace('"float32"', '"float16"'))
+
+
 def swap_bytes(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
@@ -138,6 +143,7 @@ def test_damage_is_told(tmp_path: Path, snapshot: object) -> None:
         "no card": lambda folder: (folder / "decoder.json").unlink(),
         "card is no JSON": lambda folder: (folder / "decoder.json").write_text("{"),
         "a newer card": lambda folder: (folder / "decoder.json").write_text('{"version": 9}'),
+        "a changed card": change_card,
         "impossible sizes": with_card(decoder={**read_card(Path(exported_embedded())).decoder, "dim": 7}),
         "no weights": lambda folder: (folder / "decoder.weights").unlink(),
         "weights cut short": lambda folder: (folder / "decoder.weights").write_bytes(b"1234"),
@@ -162,6 +168,7 @@ def test_parts_of_two_models_are_refused(snapshot: object) -> None:
         "another model's encoder": {"encoder": str(Path(exported_embedded()) / "encoder.onnx")},
         "a wider context": {**model_options(), "context": 4096},
         "another dtype": {**model_options(), "dtype": "float16"},
+        "another channel order": {**model_options(), "channel_order": "bgr"},
         "another device": {**model_options(), "device": "cuda"},
     }.items():
         with pytest.raises((GraphError, UsageError)) as caught:

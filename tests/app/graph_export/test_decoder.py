@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter import Captioner, CheckpointError, GraphError
+from llama_adapter import Captioner, CheckpointError, GraphError, UsageError
 from llama_adapter.app.graph_export import decoder as export
 from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.exported.card import read_card
@@ -21,16 +21,47 @@ def test_the_command_prints_the_folder_and_replaces_it_only_if_told(run: Run, tm
     flags = ["export", "decoder", *model_flags(), "--out", str(out), "--without-encoder"]
 
     first = run(flags)
-    (out / "mine.txt").write_text("kept?")
+    written = (out / "decoder.json").stat()
     second, third = run(flags), run(flags, "--force")
 
     assert (first.code, second.code, third.code) == (0, 2, 0)
     assert first.out == f"{out}\n"
     assert "39 of 39 tokens are torch's" in first.err
     assert "already" in second.err
-    assert not (out / "mine.txt").exists()
+    assert (out / "decoder.json").stat().st_mtime_ns > written.st_mtime_ns
     assert [entry.name for entry in out.parent.iterdir()] == ["exported"]
     assert sorted(read_card(out).files) == sorted(path.name for path in out.iterdir() if path.name != "decoder.json")
+
+
+def test_force_removes_nothing_but_an_export(tmp_path: Path) -> None:
+    def export_to(name: str) -> None:
+        run_export_decoder(DecoderJob(out=str(tmp_path / name), encoder=False, compare=False, force=True, **LLAMA))
+
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.jpg").write_text("mine")
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "link").symlink_to("later")
+    export_to("link")
+    export_to("link")
+    (tmp_path / "later" / "mine.jpg").write_text("mine")
+
+    for name in ("photos", "notes", "link"):
+        with pytest.raises(UsageError):
+            export_to(name)
+
+    assert [(tmp_path / name).read_text() for name in ("photos/mine.jpg", "notes", "link/mine.jpg")] == ["mine"] * 3
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["later", "link", "notes", "photos"]
+
+
+def test_a_folder_made_during_the_export_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "exported"
+    monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
+
+    with pytest.raises(UsageError):
+        run_export_decoder(DecoderJob(out=str(out), **LLAMA))
+
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
 
 
 def test_a_decoder_that_differs_from_torch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
