@@ -16,7 +16,7 @@ def test_every_feature_is_proved_somewhere() -> None:
     assert {feature for _, features in FEATURES.values() for feature in features} == proved
 
 
-@pytest.mark.parametrize(("feature", "columns"), [("teleport", ("CPU",)), ("graphs", ("OM",)), ("graphs", ())])
+@pytest.mark.parametrize(("feature", "columns"), [("teleport", ("CPU",)), ("doctor", ("NPU",)), ("graphs", ())])
 def test_a_mark_that_is_no_cell_is_an_error(feature: str, columns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="no cell"):
         page(iter([Proof("tests/test_x.py::test_x", feature, columns)]))

@@ -2,6 +2,7 @@
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.torch_import import note_torch_import
 
 
 def open_parts(spec: CaptionerSpec) -> Parts:
@@ -10,6 +11,9 @@ def open_parts(spec: CaptionerSpec) -> Parts:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
-    from llama_adapter.app.captioning.assemble import assemble_parts
-
+    try:
+        from llama_adapter.app.captioning.assemble import assemble_parts
+    except RuntimeError as error:
+        note_torch_import(error)
+        raise
     return assemble_parts(spec)

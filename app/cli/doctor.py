@@ -52,7 +52,8 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
     if not is_device(spec.device):
         raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICES} as --device")
-    uses = uses_of(device=spec.device, vision=options.vision or spec.vision_kind)
+    vision = options.vision or spec.vision_kind
+    uses = uses_of(device=spec.device, vision=vision, has_decoder=spec.decoder is not None)
     return run_checkup(None if options.environment else spec, uses=uses)
 
 

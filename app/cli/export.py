@@ -1,4 +1,4 @@
-"""`export onnx` and `export om`."""
+"""`export onnx`, `export decoder` and `export om`."""
 
 import argparse
 from typing import Any
@@ -88,16 +88,18 @@ def _declare_decoder(parser: Parser) -> None:
         key="graph_format",
         choices=export_defaults.DECODER_FORMATS,
         default=export_defaults.DECODER_FORMATS[0],
-        help=default("onnx runs in onnxruntime; onnx-atc is for ATC"),
+        help=default("onnx runs in onnxruntime, mindir in MindSpore; onnx-atc is compiled by `export om`"),
     )
     out.add_argument(
         "--precision",
         key="decoder_precision",
         choices=export_defaults.DECODER_PRECISIONS,
         default=export_defaults.DECODER_PRECISIONS[0],
-        help=default("number format of the weights; int8 and int4 are onnxruntime's"),
+        help=default("number format of the weights; int8 and int4 with --format onnx only"),
     )
-    out.add_argument("--without-sampling", action="store_true", help="draw tokens outside of the graph")
+    out.add_argument(
+        "--without-sampling", action="store_true", help="draw tokens on the host; the graph takes the likeliest"
+    )
     out.add_argument("--without-encoder", action="store_true", help="leave out the picture encoder")
     out.add_argument("--without-comparison", action="store_true", help="skip the comparison with torch")
     out.add_argument("--force", action="store_true", help="replace an existing export")

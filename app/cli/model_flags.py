@@ -113,18 +113,22 @@ def add_precision(group: Any) -> None:
 def add_encoder(group: Any, *, decoder: bool = True) -> None:
     if decoder:
         group.add_argument(
-            "--decoder", metavar="FOLDER", help="decoder written by `export decoder`, run in place of the model's own"
+            "--decoder",
+            metavar="FOLDER",
+            help="folder written by `export decoder`, run without torch in place of a model (docs/exported-decoder.md)",
         )
-    group.add_argument(
-        "--decoder-backend",
-        choices=("ms", "mslite"),
-        help="runtime of a MindIR --decoder: MindSpore or MindSpore Lite (default: ms)",
-    )
-    group.add_argument("--ge-config", metavar="FILE.ini", help="options of a MindIR --decoder on Ascend")
+        group.add_argument(
+            "--decoder-backend",
+            choices=("ms", "mslite"),
+            help="runtime of a MindIR --decoder: MindSpore or MindSpore Lite (default: ms)",
+        )
+        group.add_argument(
+            "--ge-config", metavar="FILE.ini", help="config.ini of MindSpore Lite, for a MindIR --decoder on Ascend"
+        )
     group.add_argument(
         "--vision",
         choices=("torch", "onnx", "om"),
-        help="runtime of the picture encoder (default: torch, or that of the --encoder file)",
+        help="runtime of the picture encoder (default: torch, or that of the --encoder file or --decoder folder)",
     )
     group.add_argument("--encoder", metavar="FILE", help="exported encoder: an .onnx, an .om, or a folder of .om")
     group.add_argument(

@@ -15,12 +15,11 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
-from llama_adapter.runtime.devices import EAGER
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_text
@@ -137,7 +136,7 @@ def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
     captioner = Captioner.from_spec(spec)
     for note in captioner.info.notes:
         tell(f"note: {note}")
-    if captioner.info.mode != EAGER:
+    if captioner.info.mode not in PLAIN_MODES:
         warm_up = captioner.warm_up()
         tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
     return captioner

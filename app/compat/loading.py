@@ -44,7 +44,7 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     if backend in ("onnx", "om"):
         settings.setdefault("vision", backend)
     elif backend != "torch":
-        raise UsageError(f"No backend `{backend}`", hint="torch, onnx or om")
+        raise UsageError(f"No backend `{backend}`", hint="torch, onnx, om, ms or mslite")
     if isinstance(model, Captioner):
         if given := sorted(_SPEC & settings.keys()):
             raise UsageError(f"{', '.join(given)} cannot be changed: this captioner is loaded already")

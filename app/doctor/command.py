@@ -9,7 +9,14 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from llama_adapter.app.doctor.environment import Probe, fold, is_needed, look_at_environment, purposes, uses_of
+from llama_adapter.app.doctor.environment import (
+    WITH_TORCH,
+    Probe,
+    fold,
+    is_needed,
+    look_at_environment,
+    purposes,
+)
 from llama_adapter.app.doctor.findings import Finding
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode
@@ -104,7 +111,8 @@ def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
     print("\n".join(environment_table(fold(probes, uses=uses), uses=uses, width=width)), flush=True)
     checks: list[tuple[str, str]] = [(probe.name, weigh(probe, uses=uses)) for probe in probes]
     if spec is not None:
-        unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=uses_of())]
+        basic = uses & {"always", WITH_TORCH}
+        unusable = [probe.name for probe in probes if probe.state != "ok" and is_needed(probe.name, uses=basic)]
         if unusable:
             sentence = f"Without {', '.join(unusable)} the model cannot be checked"
             findings = [Finding(level="not tried", what="model", sentence=sentence)]

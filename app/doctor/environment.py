@@ -27,9 +27,11 @@ PAGE_PACKAGES = ("gradio",)
 # Generous: the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0
 
+WITH_TORCH = "commands without --decoder"  # an exported decoder with its encoder runs without torch
 # The parts that a use needs, under the flag or command that asks for it; "always" is every command.
 NEEDED: Mapping[str, tuple[str, ...]] = {
-    "always": ("python", "torch", *PROJECT_PACKAGES),
+    "always": ("python", *PROJECT_PACKAGES),
+    WITH_TORCH: ("torch",),
     "--device cuda": ("CUDA devices",),
     "--device npu": ("torch_npu", "CANN", "NPU devices"),
     "--vision onnx": ("onnxruntime",),
@@ -81,10 +83,12 @@ def om_device(name: str) -> int | None:
     return int(number or 0) if kind == "npu" else None
 
 
-def uses_of(*, device: str = "cpu", vision: str = "torch") -> frozenset[str]:
-    """The keys of NEEDED for a command with these flags."""
+def uses_of(*, device: str = "cpu", vision: str = "torch", has_decoder: bool = False) -> frozenset[str]:
+    """The keys of NEEDED for a command with these flags. What an exported decoder needs is found by opening it."""
     kind = device.partition(":")[0]
-    return frozenset({"always", f"--device {kind}", f"--vision {vision}"} & NEEDED.keys())
+    if has_decoder:
+        return frozenset({"always"} | ({WITH_TORCH} if vision == "torch" else set()))
+    return frozenset({"always", WITH_TORCH, f"--device {kind}", f"--vision {vision}"} & NEEDED.keys())
 
 
 def is_needed(name: str, *, uses: frozenset[str]) -> bool:

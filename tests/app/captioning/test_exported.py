@@ -114,6 +114,22 @@ print(code, sorted(name for name in sys.modules if name.partition(".")[0] == "to
     assert records == {str(one.picture): one.text for one in wanted}
 
 
+@pytest.mark.slow
+def test_a_server_runs_without_torch() -> None:
+    program = """
+import sys
+from llama_adapter.app.cli.run_server import load_warm
+from llama_adapter.app.http_api.api import create_api, open_batches
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.http_api.running import run
+from llama_adapter.app.models.spec import CaptionerSpec
+load_warm(CaptionerSpec(decoder=sys.argv[1]), tell=print).close()
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "torch"))
+"""
+    command = [sys.executable, "-c", program, exported_embedded()]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def damaged(folder: Path, change: Callable[[Path], object]) -> str:
     change(folder)
     with pytest.raises(LlamaAdapterError) as caught:

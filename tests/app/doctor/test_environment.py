@@ -27,6 +27,7 @@ from llama_adapter.app.doctor.environment import (
     ADVICE,
     ASCEND,
     NEEDED,
+    WITH_TORCH,
     Probe,
     _accelerators,
     fold,
@@ -91,6 +92,11 @@ def test_an_om_needs_the_device_and_both_halves_of_ais_bench() -> None:
 
     assert all(is_needed(name, uses=uses) for name in ("CANN", "NPU devices", "aclruntime", "ais_bench", "torch"))
     assert not any(is_needed(name, uses=uses) for name in ("torch_npu", "onnxruntime", "atc"))
+
+
+def test_an_exported_decoder_needs_no_torch_unless_torch_encodes() -> None:
+    assert uses_of(device="npu:0", vision="onnx", has_decoder=True) == {"always"} == ALWAYS - {WITH_TORCH}
+    assert is_needed("torch", uses=uses_of(vision="torch", has_decoder=True))
 
 
 def test_every_needed_part_has_advice() -> None:
@@ -219,6 +225,9 @@ def test_without_a_usable_torch_the_model_is_not_checked(
 
     assert run_checkup(CaptionerSpec(model="nowhere"), uses=ALWAYS) == 1
     assert "not tried model: " in capsys.readouterr().out
+    decoder = CaptionerSpec(decoder="nowhere")
+    assert run_checkup(decoder, uses=uses_of(vision=decoder.vision_kind, has_decoder=True)) == 1
+    assert "error     decoder: " in capsys.readouterr().out
 
 
 def test_warnings_and_skipped_checks_are_no_failures(
