@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.captioning.assemble import load_model
-from llama_adapter.app.graph_export.mindir import export_mindir
+from llama_adapter.app.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
 from llama_adapter.app.models.bundle import load_bundle
@@ -130,7 +130,9 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
         card = read_card(out)
     except GraphError:
         raise UsageError(f"`{shown}` is no exported decoder, so it is not replaced", hint=hint) from None
-    owned = {CARD_FILE, *card.files}
+    owned = {CARD_FILE, *(Path(name).parts[0] for name in card.files)}
+    if card.format == "mindir":  # settings that users may edit have no digest
+        owned |= settings_files(card.settings or {})
     strays = sorted(entry.name for entry in out.iterdir() if entry.name not in owned)
     if strays:
         raise UsageError(f"`{shown}` holds {list_keys(strays)} beside its export, so it is not replaced", hint=hint)

@@ -86,6 +86,12 @@ def export_mindir(
     return MindirExport(files=tuple(files), graphs=graphs)
 
 
+def settings_files(graphs: Mapping[str, Any]) -> set[str]:
+    """Names of the files of settings beside these graphs."""
+    stem = str(graphs.get(PREFILL, "")).removesuffix("_prefill_graph.mindir")
+    return {f"{stem}.yaml", GE_CONFIG}
+
+
 def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None:
     from llama_adapter.vision.mindspore_cells import Encoder
 

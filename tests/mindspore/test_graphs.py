@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.exported.card import check_files, read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import choose, predict
-from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import BOUNDS, judge
+from tests.app.golden import model_options
 from tests.llm.toys import forward
 from tests.mindspore.models import embedded, encoder, exported, greedy, place, program
 from tests.parity.golden import GENERATE, pixels, tensors
@@ -200,3 +202,15 @@ def test_a_token_beyond_the_window_is_an_error() -> None:
     made = program()
     with pytest.raises(GraphError):
         made.run(prefill_step([[1] * 513], [None], capacity=513), first_slot=0)
+
+
+def test_force_replaces_an_export_whose_settings_were_edited(tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    job = DecoderJob(out=str(out), format="mindir", encoder=False, compare=False, force=True, **model_options())
+    run_export_decoder(job)
+    (out / "config.ini").write_text("[ascend_context]\n")
+    run_export_decoder(job)
+    (out / "mine.txt").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"`mine\.txt`"):
+        run_export_decoder(job)
