@@ -25,7 +25,7 @@ from llama_adapter.llm.exported.om_program import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
-from llama_adapter.runtime.device_names import split_device
+from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
 from llama_adapter.runtime.graphs.open_session import default_threads
@@ -150,8 +150,11 @@ def open_program(
         program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider)
         return program, card.config.context
     if card.format == FOR_ATC:
-        _, device_id = split_device("npu" if spec.device == AUTO else spec.device)
-        return open_om_program(card, folder, device_id=device_id or 0, num_slots=num_slots)
+        try:
+            device_id = 0 if spec.device == AUTO else om_device_id(spec.device)
+        except ValueError as error:
+            raise UsageError(f"device {spec.device} runs no OM: {error}", hint="leave out --device") from None
+        return open_om_program(card, folder, device_id=device_id, num_slots=num_slots)
     raise GraphError(
         f"`{folder}` is an export as {card.format}, which is not run here", hint="export it with --format onnx"
     )
