@@ -14,7 +14,6 @@ from pydantic import (
     create_model,
 )
 
-from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.online.types import State
 from llama_adapter.app.tasks.entry import RequestField
 from llama_adapter.app.tasks.registry import options
@@ -267,10 +266,10 @@ class CommonRequest(IgnoredParameters):
     output_ids: bool | None = Field(
         None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
     )
-    text_prefix: TextPrefix | None = Field(
+    text_prefix: Literal["none", "zeros"] | None = Field(
         None,
-        description="Extension, without a picture: what the model attends to instead, a picture of zeros, nothing, or "
-        "what an adapter for texts learned. Default: as the model was trained.",
+        description="Extension, without a picture: what the model attends to instead, a picture of zeros or nothing. "
+        "Default: as the model was trained.",
     )
     stream: bool | None = None
 
