@@ -12,8 +12,8 @@ from llama_adapter.llm.runners.eager import EagerRunner
 
 _LENGTHS: Final = (3, 9, 17)  # tokens of the prompts, which are random
 _NUM_STEPS: Final = 12
-# float32: other orders of summation. float16: rounding of activations. 8 and 4 bits: rounding of weights, of which
-# models differ in what they bear, so they are only told.
+# float32: other orders of summation. float16: rounding of activations. 8 and 4 bits: rounding of weights; how much a
+# model bears differs, so these are only reported.
 BOUNDS: Final = {"float32": 1e-3, "float16": 5e-2}  # of the largest difference, at logits of magnitude 1
 
 

@@ -1,4 +1,4 @@
-"""MindIR decoders where MindSpore is not installed: what is told. tests/mindspore runs them."""
+"""Errors of MindIR decoders where MindSpore is not installed; tests/mindspore runs them."""
 
 import importlib.util
 from pathlib import Path

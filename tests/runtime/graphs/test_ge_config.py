@@ -1,4 +1,4 @@
-"""`config.ini` of MindSpore Lite: what is read, and what is told of it."""
+"""Reading `config.ini` of MindSpore Lite, and its warnings."""
 
 from pathlib import Path
 
