@@ -177,7 +177,10 @@ def v1_adapter(place: Path, *, heads: int = 4, num_layers: int = 2) -> dict[str,
 
 def logits_of_v1(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torch.Tensor:
     """What follows the tokens, by a plain float64 LLaMA with V1's attention, one head and one token at a time."""
-    w = {name: tensor.double() for name, tensor in torch.load(LLAMA_FOLDER / "consolidated.00.pth", weights_only=True).items()}
+    w = {
+        name: tensor.double()
+        for name, tensor in torch.load(LLAMA_FOLDER / "consolidated.00.pth", weights_only=True).items()
+    }
     head_dim, num_adapter = DIM // HEADS, len(adapter["adapter_query.weight"]) // 10
     queries = adapter["adapter_query.weight"].double().view(num_adapter, 10, DIM)
     eps = PARAMS["norm_eps"]
