@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+from llama_adapter.llm.past import PastKeyValues
 
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # zero in a LLaMA without adapter
 
@@ -19,7 +21,7 @@ class DecoderConfig:
     ffn_dim: int
     norm_eps: float
     rope_theta: float = 10000.0
-    context: int = 512  # tokens of one sequence, prompt and answer together
+    context: int = 512  # tokens of one sequence: past, prompt and answer together
     num_adapter_layers: int = 0
     num_queries: int = 0
     # True if LoRA is merged into the token projections: the adapter then has K/V weights of its own, without LoRA.
@@ -62,6 +64,7 @@ class EngineConfig:
     mode: str = "eager"  # or a graph mode of the device, as `resolve_mode` returns it
     operators: Literal["auto", "aten"] = "auto"  # the device's fused operators where it has them, or plain torch
     max_prefill_tokens: int = 8192  # of one padded prefill, unless a single prompt is longer
+    past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # in front of every prompt
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
@@ -70,18 +73,23 @@ class EngineConfig:
     @property
     def context(self) -> int:
         """Tokens of one sequence, prompt and answer together."""
-        return self.decoder.context
+        return self.decoder.context - self.past_length
+
+    @property
+    def past_length(self) -> int:
+        """Tokens in front of every prompt. Position 0 of a plan is this position of the decoder."""
+        return 0 if self.past is None else len(self.past)
 
 
 def _check_numbers(config: DecoderConfig) -> None:
     """Raise ValueError unless every field has its type, integers are at least 1 and floats finite and above 0."""
-    for field in fields(config):
-        kind: Any = field.type
-        value = getattr(config, field.name)
+    for one in fields(config):
+        kind: Any = one.type
+        value = getattr(config, one.name)
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {value!r}")
-        least = 0 if field.name in _MAY_BE_ZERO else 1
+            raise ValueError(f"{one.name} must be of type {kind.__name__}, got {value!r}")
+        least = 0 if one.name in _MAY_BE_ZERO else 1
         if kind is int and value < least:
-            raise ValueError(f"{field.name} must be at least {least}, got {value}")
+            raise ValueError(f"{one.name} must be at least {least}, got {value}")
         if kind is float and not 0 < value <= sys.float_info.max:
-            raise ValueError(f"{field.name} must be above 0 and finite, got {value}")
+            raise ValueError(f"{one.name} must be above 0 and finite, got {value}")

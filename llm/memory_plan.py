@@ -27,15 +27,16 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, *, weights: int, padding: int = 1) -> MemoryPlan:
     """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger."""
     sizes, itemsize = config.decoder, config.dtype.itemsize
-    num_tokens = min(config.num_slots * config.context, max(padding * config.max_prefill_tokens, config.context))
+    context = sizes.context
+    num_tokens = min(config.num_slots * context, max(padding * config.max_prefill_tokens, context))
     # The widest moments of a layer: the attention scores in float32 with their mask and their cast copy, or the
     # feed-forward network's two halves and their product.
-    attention = num_tokens * sizes.num_heads * config.context * (2 * _FLOAT32_BYTES + itemsize)
+    attention = num_tokens * sizes.num_heads * context * (2 * _FLOAT32_BYTES + itemsize)
     feed_forward = num_tokens * 3 * sizes.ffn_dim * itemsize
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
     # A slot holds keys and values of every position, and those of the picture.
-    cached = sizes.num_layers * config.context + sizes.num_adapter_layers * sizes.num_queries
+    cached = sizes.num_layers * context + sizes.num_adapter_layers * sizes.num_queries
     return MemoryPlan(
         weights=weights,
         slots=config.num_slots * 2 * cached * sizes.dim * itemsize,
@@ -64,7 +65,7 @@ def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, de
     slots = "1 slot" if config.num_slots == 1 else f"{config.num_slots} slots"
     smaller = "--batch-size or --context" if config.num_slots > 1 else "--context"
     raise DeviceError(
-        f"{slots} with a context of {config.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
+        f"{slots} with a context of {config.decoder.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
         f"{free / 1e9:.1f} GB are free on {device}",
         hint=f"try a smaller {smaller}" + (", or a half --dtype" if plan.weights else ""),
     )

@@ -49,6 +49,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "adapters with CLIP inside",
             "LLaMA without adapter",
             "LLaMA-Adapter V1 for texts",
+            "prefix tuning",
         ),
     ),
     "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights")),

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
     check_names,
     check_shapes,
     count_blocks,
     list_keys,
-    read_json,
     what_is,
 )
 from llama_adapter.runtime.text import shown_excerpt

@@ -25,6 +25,8 @@ from llama_adapter.llm.exported.om_program import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
@@ -96,11 +98,18 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     with ExitStack() as stack:
         vision, identity = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
-        program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime)
+        past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), config)
+        program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime, past=past)
+        if past is not None and len(past) >= most_tokens:
+            raise GraphError(
+                f"`{spec.past_key_values}` holds {len(past)} tokens, and the gears of the decoder take {most_tokens}, "
+                "with those of prompt and answer",
+                hint="compile the decoder again with more cached positions, as --sizes P",
+            )
         if most_tokens < config.context:
             notes = (f"the gears of the decoder take {most_tokens} tokens of prompt and answer together",)
             config = dataclasses.replace(config, context=most_tokens)
-        engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots)
+        engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
         runner = ExportedRunner(program, engine)
         stack.pop_all()
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
@@ -126,35 +135,41 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         operators="graph",
         encoder=identity,
         notes=notes,
-        context=config.context,
+        context=engine.context,
         default_prompt=card.prompt,
         has_adapter=bool(card.fingerprint),
         has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
+        past=None if past is None else past.digest,
     )
     backend = GraphBackend(program.name)
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
 
 
 def open_program(
-    spec: CaptionerSpec, exported: ExportedModel, *, num_slots: int, runtime: MindirRuntime | None = None
+    spec: CaptionerSpec,
+    exported: ExportedModel,
+    *,
+    num_slots: int,
+    runtime: MindirRuntime | None = None,
+    past: PastKeyValues | None = None,
 ) -> tuple[DecoderProgram, int]:
-    """The graphs of an exported decoder, loaded, with `num_slots` slots, and the most tokens that a row may have.
+    """The graphs of an exported decoder, loaded, and the most tokens of a row.
 
-    `runtime` is for MindIR. Raises GraphError.
+    There are `num_slots` slots, which begin with `past`. `runtime` is for MindIR. Raises GraphError.
     """
     card, folder = exported.card, exported.folder
     if runtime is not None:
-        return open_mindir_program(card, folder, runtime, num_slots=num_slots), card.config.context
+        return open_mindir_program(card, folder, runtime, num_slots=num_slots, past=past), card.config.context
     if card.format == "onnx":
         provider, threads = decoder_provider(spec), default_threads()
-        program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider)
+        program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider, past=past)
         return program, card.config.context
     if card.format == FOR_ATC:
         try:
             device_id = 0 if spec.device == AUTO else om_device_id(spec.device)
         except ValueError as error:
             raise UsageError(f"device {spec.device} runs no OM: {error}", hint="leave out --device") from None
-        return open_om_program(card, folder, device_id=device_id, num_slots=num_slots)
+        return open_om_program(card, folder, device_id=device_id, num_slots=num_slots, past=past)
     raise GraphError(
         f"`{folder}` is an export as {card.format}, which is not run here", hint="export it with --format onnx"
     )

@@ -140,6 +140,7 @@ class Captioner:
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
         vision: VisionKind | None = DEFAULTS.vision,
+        past_key_values: StrPath | None = DEFAULTS.past_key_values,
         decoder: StrPath | None = DEFAULTS.decoder,
         decoder_backend: MindirBackend | None = DEFAULTS.decoder_backend,
         ge_config: StrPath | None = DEFAULTS.ge_config,
@@ -171,6 +172,8 @@ class Captioner:
             context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
                 pictures come from prefix files.
+            past_key_values: keys and values in front of every prompt, as prefix tuning and P-Tuning v2 learn them:
+                PaddleNLP's `pre_caches.npy`, or a folder with it or with a PEFT adapter. They count in `context`.
             decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
             decoder_backend: what runs MindIR graphs: `"ms"` (default), MindSpore, or `"mslite"`, MindSpore Lite.
             ge_config: a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend.

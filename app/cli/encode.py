@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.cli.answering import add_pictures, add_resuming, are_encoded, inputs_from
@@ -16,9 +18,13 @@ Encode pictures once and keep the result in a folder, which `caption` and `ask` 
 machine encodes, another one answers and needs no encoder. Only the picture half of the model is read: a bundle's, an
 adapter's with CLIP, or an exported encoder alone. The same command continues an earlier run.
 
+With --text, the keys and values of a text are kept in a .npy file instead, which --past-key-values puts in front of
+every prompt; then the language model is read.
+
   llama-adapter encode photos --recursive --adapter BIAS-7B.pth --clip ViT-L-14.pt --out prefixes
   llama-adapter encode photos --encoder clip.onnx --out prefixes
   llama-adapter caption prefixes --llama-dir LLaMA --adapter BIAS-7B.pth --out captions.jsonl
+  llama-adapter encode --text "Answer in one word." --llama-dir LLaMA --out pre_caches.npy
 """
 
 
@@ -34,11 +40,13 @@ def _declare(parser: Parser) -> None:
     output = parser.add_argument_group("output", section="output")
     output.add_argument(
         "--out",
-        metavar="FOLDER",
+        metavar="FOLDER|FILE",
         first=True,
         required=True,
-        help="folder for prefixes-*.safetensors and records of them; pictures with a record there are skipped",
+        help="folder for prefixes-*.safetensors and records of them; pictures with a record there are skipped. With "
+        "--text, a .npy file in the form of PaddleNLP's pre_caches.npy",
     )
+    output.add_argument("--text", metavar="TEXT", first=True, help="encode this text, and no pictures")
     output.add_argument(
         "--keys-values",
         action="store_true",
@@ -60,6 +68,8 @@ def _declare(parser: Parser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.text is not None:
+        return _encode_text(options)
     inputs = inputs_from(options)
     if are_encoded(inputs):
         raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
@@ -89,3 +99,19 @@ def _run(options: argparse.Namespace) -> int:
     }
     runner = EncodeRunner(sources, keeps="keys_values" if options.keys_values else "queries")
     return run_job(settings(Job, {**given, **values}), runner)
+
+
+def _encode_text(options: argparse.Namespace) -> int:
+    if options.paths or options.lists or options.manifests or options.keys_values:
+        raise UsageError("--text goes without pictures and --keys-values", hint="leave them out, or --text")
+    if not options.out.endswith(".npy"):
+        raise UsageError(f"--out is a .npy file beside --text, and `{options.out}` is none")
+    if os.path.exists(options.out) and not options.overwrite:
+        raise UsageError(f"`{options.out}` exists already", hint="replace it with --overwrite")
+    spec = spec_from(options, sees_pictures=False)
+    from llama_adapter.app.captioning.encode_text import encode_text
+
+    num_tokens = encode_text(spec, options.text, Path(options.out))
+    if not options.quiet:
+        sys.stderr.write(f"wrote {num_tokens} tokens to {options.out}\n")
+    return 0

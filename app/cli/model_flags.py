@@ -76,6 +76,12 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
     )
     if decoder:
         add_precision(compute)
+        compute.add_argument(
+            "--past-key-values",
+            metavar="PATH",
+            help="keys and values in front of every prompt, of prefix tuning or P-Tuning v2: PaddleNLP's "
+            "pre_caches.npy, or a folder with it or with a PEFT adapter",
+        )
     add_encoder(compute, decoder=decoder)
     compute.add_argument(
         "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"

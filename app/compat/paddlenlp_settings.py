@@ -19,10 +19,6 @@ from llama_adapter.runtime.device_names import our_device
 SYSTEM = "PaddleNLP"
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature"}
 _EXPORT = "`export-records --to paddlenlp`"
-_NO_PREFIX = (
-    "caches of prefix tuning are Paddle's own; the file of a LLaMA-Adapter goes here, or as `model.adapter` beside "
-    "`model.llama_dir`"
-)
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
@@ -57,14 +53,7 @@ def _adapter(imported: Import, key: str, value: Any) -> None:
     if isinstance(value, str) and value.endswith((".pth", ".safetensors")):
         imported.take(key, {"model.adapter": value})
     else:
-        imported.refuse(key, _NO_PREFIX)
-
-
-def _precache(imported: Import, key: str, value: Any) -> None:
-    if value is True and not str(imported.value("prefix_path", "")).endswith((".pth", ".safetensors")):
-        imported.refuse(key, _NO_PREFIX)
-    else:
-        imported.ignore(key, "the adapter's prefix is computed once for each picture anyway")
+        imported.take(key, {"computation.past_key_values": value}, "the folder of pre_caches.npy")
 
 
 def _device(imported: Import, key: str, value: Any) -> None:
@@ -90,7 +79,7 @@ RULES: dict[str, Rule] = {
     "max_length": whole_number("generation.max_length", note="of prompt and answer together, as the guide says"),
     "lora_path": _lora,
     "prefix_path": _adapter,
-    "export_precache": _precache,
+    "export_precache": ignored("`prefix_path` says whether there are any"),
     "top_k": lambda imported, key, value: None,  # together, below
     "top_p": lambda imported, key, value: None,
     "temperature": lambda imported, key, value: None,

@@ -52,7 +52,8 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
-from llama_adapter.runtime.tensor_files.files import list_keys, read_json
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.weights import ClipSource, build_vision, read_query

@@ -94,7 +94,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
     finally:
         parts.vision.close()
     prompt_tokens = len(parts.model.tokenizer.encode(format_prompt(_instruction(job, parts))))
-    room = parts.model.decoder_config.context - prompt_tokens
+    room = parts.info.context - prompt_tokens
     return BenchResult(
         model=parts.info.name,
         num_decoder_weights=decoder_weights(parts.model.decoder_config),

@@ -51,7 +51,8 @@ from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
 from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.runtime.schemes.state import convert_precision
-from llama_adapter.runtime.tensor_files.files import list_keys, read_json, read_safetensors
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity

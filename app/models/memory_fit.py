@@ -5,6 +5,7 @@ If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
+from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import Backend, OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
@@ -45,7 +47,9 @@ def place_model(
     Empties the model's `decoder_state`, see `place_decoder`. Raises DeviceError, before large allocations, if the model
     does not fit into the device's memory.
     """
-    config = EngineConfig(decoder=model.decoder_config, dtype=model.dtype, mode=mode, operators=spec.operators)
+    sizes = model.decoder_config
+    past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
+    config = EngineConfig(decoder=sizes, dtype=model.dtype, mode=mode, operators=spec.operators, past=past)
     own_bytes = sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
     reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
     planned = planner(config, model.decoder_state, backend=backend, reserved=reserved)

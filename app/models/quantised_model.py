@@ -18,7 +18,7 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
-from llama_adapter.runtime.tensor_files.files import read_json
+from llama_adapter.runtime.tensor_files.arrays import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

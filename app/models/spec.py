@@ -42,6 +42,7 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512
+    past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
     decoder: str | None = None  # folder of an exported decoder, in place of the model's own
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
     ge_config: str | None = None  # a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend
@@ -83,7 +84,17 @@ class CaptionerSpec:
 
     def __post_init__(self) -> None:
         configs = ("ge_config", "provider_config")
-        for name in ("model", "llama_dir", "llama_type", "adapter", "clip", "decoder", "encoder", *configs):
+        for name in (
+            "model",
+            "llama_dir",
+            "llama_type",
+            "adapter",
+            "clip",
+            "past_key_values",
+            "decoder",
+            "encoder",
+            *configs,
+        ):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
@@ -184,6 +195,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
     has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
     has_text_adapter: bool = False  # of LLaMA-Adapter V1
+    past: str | None = None  # digest of the past keys and values
 
     def require_adapter(self) -> None:
         """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""

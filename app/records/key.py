@@ -58,4 +58,5 @@ def record_settings(
         **({} if spec.reading == "exact" else {"reading": spec.reading}),
         **({} if info.precision == "float" else {"precision": info.precision}),
         **({} if info.encoder is None else {"encoder": info.encoder}),
+        **({} if info.past is None else {"past_key_values": info.past}),
     }

@@ -10,6 +10,7 @@ import numpy as np
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.program import HostSlots
 from llama_adapter.llm.exported.step import SOURCE, TARGET, layer_ports
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 
 # Allocates an array of zeros (shape, dtype) on the device.
@@ -44,14 +45,17 @@ class DeviceSlots:
         device_id: int,
         allocate: Allocate,
         mover: Any,
+        past: PastKeyValues | None = None,
     ) -> None:
         """`mover` is an onnxruntime session of the graph `slots.onnx`, `device` onnxruntime's name."""
-        self._host = HostSlots(config, num_slots=num_slots, dtype=dtype)  # prefixes, and the shapes of the cache
+        self._host = HostSlots(
+            config, num_slots=num_slots, dtype=dtype, past=past
+        )  # prefixes, and the shapes of the cache
         self._device, self._device_id, self._allocate, self._mover = device, device_id, allocate, mover
         self._cache_ports, self._kept_ports = (layer_ports(name, config.num_layers) for name in ("cache", "kept"))
         self._prefix = [allocate(whole.shape, dtype) for whole in self._host.prefix]
-        self._cache = [allocate(whole.shape, dtype) for whole in self._host.cache]
-        self._host.cache = []
+        self._cache: list[Any] = []
+        self._upload_cache()
 
     @property
     def capacity(self) -> int:
@@ -64,10 +68,7 @@ class DeviceSlots:
             return
         self._host.cache = [value.numpy() for value in self._cache]
         self._host.reserve(num_places)
-        older, self._host.cache, self._cache = self._host.cache, [], []
-        for whole in older:
-            self._cache.append(self._allocate(whole.shape, whole.dtype))
-            self._cache[-1].update_inplace(whole)
+        self._upload_cache()
 
     def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
         """See `DecoderProgram.place`."""
@@ -100,11 +101,22 @@ class DeviceSlots:
         """See `DecoderProgram.clear`."""
         for value in self._cache:
             whole = value.numpy().copy()
-            whole[slot] = 0
+            whole[slot, :, self._host.start :] = 0
             value.update_inplace(whole)
         for whole in self._host.prefix:
             whole[slot] = 0
         self._upload_prefixes()
+
+    def fresh(self, num_rows: int, num_places: int) -> list[np.ndarray]:
+        """See `HostSlots.fresh`."""
+        return self._host.fresh(num_rows, num_places)
+
+    def _upload_cache(self) -> None:
+        """Allocate the cache in the sizes of the host's, which it takes over."""
+        whole_arrays, self._host.cache, self._cache = self._host.cache, [], []
+        for whole in whole_arrays:
+            self._cache.append(self._allocate(whole.shape, whole.dtype))
+            self._cache[-1].update_inplace(whole)
 
     def _upload_prefixes(self) -> None:
         for value, whole in zip(self._prefix, self._host.prefix, strict=True):

@@ -7,6 +7,7 @@ import numpy as np
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import Step
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.graphs.session import GraphSession
 
@@ -22,8 +23,11 @@ class HostProgram:
         increment: GraphSession,
         prefix: GraphSession | None,
         num_slots: int,
+        past: PastKeyValues | None = None,
     ) -> None:
         """`prefill` takes a step without a cache, `increment` with one; `prefix` is None without adapter layers.
+
+        Every slot begins with `past`, which is a cache already: then `increment` takes prompts too.
 
         Without `prefill`, `increment` takes prompts too, behind one place that no token sees: a runtime that does not
         share weights among graphs then holds them once.
@@ -31,7 +35,7 @@ class HostProgram:
         self.card, self.name = card, increment.info.name
         self._config, self._dtype = card.config, np.dtype(card.dtype)
         self._prefill, self._increment, self._prefix = prefill, increment, prefix
-        self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+        self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
 
     @property
     def capacity(self) -> int:
@@ -51,8 +55,9 @@ class HostProgram:
         num_rows, num_tokens = step.ids_RS.shape
         rows = slice(first_slot, first_slot + num_rows)
         prefix = [whole[rows] for whole in self._slots.prefix]
-        if num_tokens > 1 or not step.places_RS.any():  # a prompt: nothing is cached
-            chosen, new = self._prompt(step, step.mask_RSP[:, :, :num_tokens], prefix)
+        start = self._slots.start
+        if num_tokens > 1 or (step.places_RS == start).all():  # a prompt: nothing is cached but the past
+            chosen, new = self._prompt(step, step.mask_RSP[:, :, : start + num_tokens], prefix)
         else:
             # The step's own token stands behind the cache, not at its place in it.
             is_cached_RSP = np.arange(self.capacity) < step.places_RS[:, :, None]
@@ -79,14 +84,15 @@ class HostProgram:
                 session.close()
 
     def _prompt(
-        self, step: Step, mask_RSS: np.ndarray, prefix: Sequence[np.ndarray]
+        self, step: Step, mask_RSP: np.ndarray, prefix: Sequence[np.ndarray]
     ) -> tuple[Chosen, list[np.ndarray]]:
-        if self._prefill is not None:
-            return self._step(self._prefill, step, mask_RSS, prefix)
-        config, (num_rows, num_tokens) = self._config, step.ids_RS.shape
-        unseen = np.zeros((num_rows, config.num_heads, 1, config.head_dim), self._dtype)
-        mask_RSP = np.concatenate([np.zeros((num_rows, num_tokens, 1), bool), mask_RSS], axis=-1)
-        return self._step(self._increment, step, mask_RSP, [*prefix, *[unseen] * (2 * config.num_layers)])
+        """A step whose tokens attend to the past and to each other."""
+        start, (num_rows, num_tokens) = self._slots.start, step.ids_RS.shape
+        if self._prefill is not None and not start:
+            return self._step(self._prefill, step, mask_RSP, prefix)
+        if not start:  # a cache of one place that no token sees
+            mask_RSP = np.concatenate([np.zeros((num_rows, num_tokens, 1), bool), mask_RSP], axis=-1)
+        return self._step(self._increment, step, mask_RSP, [*prefix, *self._slots.fresh(num_rows, max(start, 1))])
 
     def _step(
         self, graph: GraphSession, step: Step, mask: np.ndarray, state: Sequence[np.ndarray]

@@ -8,12 +8,15 @@ from typing import Any
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.host_program import HostProgram
 from llama_adapter.llm.exported.mindir_graphs import INCREMENT, PREFILL, PREFIX, step_inputs
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
 
 
-def open_mindir_program(card: ExportCard, folder: Path, runtime: MindirRuntime, *, num_slots: int) -> HostProgram:
+def open_mindir_program(
+    card: ExportCard, folder: Path, runtime: MindirRuntime, *, num_slots: int, past: PastKeyValues | None = None
+) -> HostProgram:
     """The decoder of a folder. Raises GraphError for graphs that cannot be run, or that are not those of the card.
 
     MindSpore holds the weights of every graph that it opens, so there the increment takes prompts too.
@@ -34,6 +37,7 @@ def open_mindir_program(card: ExportCard, folder: Path, runtime: MindirRuntime, 
             increment=opened[INCREMENT],
             prefix=opened.get(PREFIX),
             num_slots=num_slots,
+            past=past,
         )
         stack.pop_all()
     return program

@@ -9,6 +9,7 @@ from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.llm.exported.host_program import HostProgram
 from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
 from llama_adapter.llm.exported.step import num_prefix_layers
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 
@@ -16,8 +17,10 @@ DECODER_OM: Final = "decoder.om"
 PREFIX_OM: Final = "prefix.om"
 
 
-def open_om_program(card: ExportCard, folder: Path, *, device_id: int, num_slots: int) -> tuple[HostProgram, int]:
-    """The decoder of a folder, and the most tokens of a row that its gears take.
+def open_om_program(
+    card: ExportCard, folder: Path, *, device_id: int, num_slots: int, past: PastKeyValues | None = None
+) -> tuple[HostProgram, int]:
+    """The decoder of a folder, and the most tokens of a row, with those of `past`, that its gears take.
 
     Raises GraphError where the OMs are missing, or are not those of the folder's graphs.
     """
@@ -35,7 +38,8 @@ def open_om_program(card: ExportCard, folder: Path, *, device_id: int, num_slots
             opened[name] = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))
         step = OmStep(opened[DECODER_OM], config)
         prefix = OmPrefix(opened[PREFIX_OM]) if PREFIX_OM in opened else None
-        program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots)
+        program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots, past=past)
         stack.pop_all()
-    # A prompt is one step; the tokens behind it attend to a cache.
-    return program, min(config.context, step.most("S"), step.most("P") + 1)
+    # A prompt is one step behind the past; the tokens behind it attend to a cache.
+    num_past = 0 if past is None else len(past)
+    return program, min(config.context, num_past + step.most("S"), step.most("P") + 1)

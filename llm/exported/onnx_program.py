@@ -25,6 +25,7 @@ from llama_adapter.llm.exported.step import (
     layer_ports,
     num_prefix_layers,
 )
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.onnx_provider import CPU, KINDS, OnnxProvider
@@ -50,8 +51,9 @@ class OnnxProgram:
         num_slots: int,
         provider: OnnxProvider = CPU,
         on_device: bool = False,
+        past: PastKeyValues | None = None,
     ) -> None:
-        """On an accelerator the cache is in its memory; `on_device` treats the host as one.
+        """On an accelerator the cache is in its memory; `on_device` treats the host as one. Slots begin with `past`.
 
         Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's.
         """
@@ -79,7 +81,7 @@ class OnnxProgram:
             self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
         self._slots: HostSlots | DeviceSlots
         if provider.name == CPU.name and not on_device:
-            self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype)
+            self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
         else:
             device, device_id = _DEVICES[provider.name], int(provider.options.get("device_id", "0"))
             self._slots = DeviceSlots(
@@ -90,6 +92,7 @@ class OnnxProgram:
                 device_id=device_id,
                 allocate=lambda shape, dtype: zeros_on_device(shape, dtype, device=device, device_id=device_id),
                 mover=open_inference_session(folder / SLOTS_FILE, threads=threads, provider=provider),
+                past=past,
             )
 
     @property
@@ -116,10 +119,12 @@ class OnnxProgram:
         return self._run(step, prefix, cache)
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
-        num_rows, width = step.ids_RS.shape
-        # One pair for all layers: each layer reads what it wrote before the next one writes.
-        shape = (num_rows, self._config.num_heads, width, self._config.head_dim)
-        cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
+        num_rows, _, num_places = step.mask_RSP.shape
+        if num_places > step.ids_RS.shape[1]:  # behind a past, which differs from layer to layer
+            cache = self._slots.fresh(num_rows, num_places)
+        else:  # one pair for all layers: each layer reads what it wrote before the next one writes
+            shape = (num_rows, self._config.num_heads, num_places, self._config.head_dim)
+            cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
         return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_TV
 

@@ -10,6 +10,7 @@ import numpy as np
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.step import Step, num_prefix_layers
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 
 LEAST_CAPACITY = 64  # places of a fresh cache; it doubles when a row needs more
@@ -55,7 +56,7 @@ class DecoderProgram(Protocol):
         ...
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
-        """Logits (T, V) of a step with places of its own; no slot is used."""
+        """Logits (T, V) of a step with places of its own behind the past; no slot is used."""
         ...
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
@@ -63,7 +64,7 @@ class DecoderProgram(Protocol):
         ...
 
     def clear(self, slot: int) -> None:
-        """Zero a slot."""
+        """Zero a slot, all but the past."""
         ...
 
     def close(self) -> None:
@@ -77,12 +78,21 @@ class HostSlots:
     Rows stand first, so that slots that follow each other are one piece of memory.
     """
 
-    def __init__(self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype, past: PastKeyValues | None = None
+    ) -> None:
+        """Every slot begins with `past`."""
         self._config, self.dtype = config, dtype
-        self.num_slots, self.capacity = num_slots, min(LEAST_CAPACITY, config.context)
+        self.past = (
+            []
+            if past is None
+            else [part[layer].astype(dtype) for layer in range(config.num_layers) for part in past.parts]
+        )
+        self.start = 0 if past is None else len(past)
+        self.num_slots, self.capacity = num_slots, max(min(LEAST_CAPACITY, config.context), self.start)
         shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
         self.prefix = [np.zeros(shape, dtype) for _ in range(2 * num_prefix_layers(config))]
-        self.cache = self._zeros(self.capacity)
+        self.cache = self.fresh(num_slots, self.capacity)
 
     def reserve(self, num_places: int) -> None:
         """See `DecoderProgram.reserve`."""
@@ -110,9 +120,10 @@ class HostSlots:
         """Write a step's keys and values (R, N, S, H), by ports, to its places."""
         num_rows, num_tokens = step.places_RS.shape
         rows = np.arange(first_slot, first_slot + num_rows)
-        if num_tokens > 1:  # a prompt, from place 0
+        if num_tokens > 1:  # a prompt
+            places = slice(self.start, self.start + num_tokens)
             for whole, part in zip(self.cache, new, strict=True):
-                whole[first_slot : first_slot + num_rows, :, :num_tokens] = part
+                whole[first_slot : first_slot + num_rows, :, places] = part
             return
         for whole, part in zip(self.cache, new, strict=True):
             whole[rows, :, step.places_RS[:, 0]] = part[:, :, 0]
@@ -126,13 +137,19 @@ class HostSlots:
 
     def clear(self, slot: int) -> None:
         """See `DecoderProgram.clear`."""
-        for whole in (*self.cache, *self.prefix):
+        for whole in self.cache:
+            whole[slot, :, self.start :] = 0
+        for whole in self.prefix:
             whole[slot] = 0
 
-    def _zeros(self, capacity: int) -> list[np.ndarray]:
+    def fresh(self, num_rows: int, num_places: int) -> list[np.ndarray]:
+        """A cache (R, N, P, H) by ports, which begins with the past and goes on with zeros."""
         config = self._config
-        shape = (self.num_slots, config.num_heads, capacity, config.head_dim)
-        return [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
+        shape = (num_rows, config.num_heads, num_places, config.head_dim)
+        made = [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
+        for whole, part_NCH in zip(made, self.past, strict=False):  # without a past there are no parts
+            whole[:, :, : self.start] = part_NCH
+        return made
 
 
 def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:

@@ -20,9 +20,10 @@ class ExportedRunner:
     """See `Runner`. Tokens are read in the step that makes them."""
 
     def __init__(self, program: DecoderProgram, config: EngineConfig) -> None:
-        """`program` has at least `config.num_slots` slots."""
+        """`program` has at least `config.num_slots` slots, which begin with `config.past`."""
         self.config = config
         self.program = program
+        self._start = config.past_length  # place at which prompts begin
         self._newest = [0] * config.num_slots  # token of each slot
 
     @property
@@ -47,22 +48,17 @@ class ExportedRunner:
             case DecodePlan(rows=[]):
                 return Tokens((), ())
             case DecodePlan():
-                self.program.reserve(max(plan.positions) + 1)
                 newest = self._newest[: len(plan.rows)]
-                step = decode_step(newest, plan.positions, self._drawn(plan.draws), capacity=self.program.capacity)
-                return self._choose(plan, self.program.run(step, first_slot=0), first_slot=0)
+                chosen = self._decode(newest, plan.positions, self._drawn(plan.draws))
+                return self._choose(plan, chosen, first_slot=0)
             case PrefillPlan():
-                self.program.reserve(max(map(len, plan.prompts)))
-                self.program.place(plan.prefixes, first_slot=plan.first_slot)
-                step = prefill_step(plan.prompts, self._drawn(plan.draws), capacity=self.program.capacity)
-                return self._choose(
-                    plan, self.program.run(step, first_slot=plan.first_slot), first_slot=plan.first_slot
-                )
+                chosen = self._prefill(plan.prompts, plan.prefixes, self._drawn(plan.draws), first_slot=plan.first_slot)
+                return self._choose(plan, chosen, first_slot=plan.first_slot)
             case ScorePlan():
                 return Scores(plan.rows, self._score(plan))
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self.program.move(source, target, num_tokens=num_tokens)
+        self.program.move(source, target, num_tokens=self._start + num_tokens)
         self._newest[target] = self._newest[source]
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
@@ -77,15 +73,30 @@ class ExportedRunner:
         started = time.perf_counter()
         num_slots, context = self.config.num_slots, self.config.context
         longest = min(prompt_tokens + new_tokens, context)
-        self.program.reserve(longest)
         prompt, prefixes = [0] * min(prompt_tokens, context), [self.empty_prefix()] * num_slots
-        self.program.place(prefixes, first_slot=0)
         greedy = [None] * num_slots
-        self.program.run(prefill_step([prompt] * num_slots, greedy, capacity=self.program.capacity), first_slot=0)
-        last = [longest - 1] * num_slots
-        self.program.run(decode_step([0] * num_slots, last, greedy, capacity=self.program.capacity), first_slot=0)
+        self._prefill([prompt] * num_slots, prefixes, greedy, first_slot=0)
+        self._decode([0] * num_slots, [longest - 1] * num_slots, greedy)
         self.reset()
         return WarmUp(seconds=time.perf_counter() - started, programs=2)
+
+    def _prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        draws: Sequence[Draw | None],
+        *,
+        first_slot: int,
+    ) -> Chosen:
+        self.program.reserve(self._start + max(map(len, prompts)))
+        self.program.place(prefixes, first_slot=first_slot)
+        step = prefill_step(prompts, draws, capacity=self.program.capacity, start=self._start)
+        return self.program.run(step, first_slot=first_slot)
+
+    def _decode(self, tokens: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]) -> Chosen:
+        self.program.reserve(self._start + max(positions) + 1)
+        step = decode_step(tokens, positions, draws, capacity=self.program.capacity, start=self._start)
+        return self.program.run(step, first_slot=0)
 
     def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
         """The draws that the graph makes: penalties are applied on the host, so such rows are drawn there."""
@@ -105,7 +116,7 @@ class ExportedRunner:
 
     def _score(self, plan: ScorePlan) -> list[list[float]]:
         layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
-        logits_TV = self.program.score(score_step(layouts), plan.prefixes)
+        logits_TV = self.program.score(score_step(layouts, start=self._start), plan.prefixes)
         targets = [token for layout in layouts for token in layout.targets]
         per_token = iter(log_softmax(logits_TV)[np.arange(len(targets)), targets])
         return [[float(sum(next(per_token) for _ in range(length))) for length in layout.lengths] for layout in layouts]

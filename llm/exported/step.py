@@ -72,15 +72,18 @@ class Step:
         return temperature, top_p, top_k, uniform
 
 
-def prefill_step(prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None], *, capacity: int) -> Step:
-    """All tokens of each prompt, at places from 0; each token attends to those before it and to itself.
+def prefill_step(
+    prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None], *, capacity: int, start: int = 0
+) -> Step:
+    """All tokens of each prompt, at places from `start`; each token attends to those before it and to itself.
 
     Padding stands behind a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
     """
     width = max(map(len, prompts))
     ids_RS = np.array([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], np.int32)
-    places_RS = np.broadcast_to(np.arange(width, dtype=np.int32), ids_RS.shape)
-    causal_SP = np.arange(capacity) <= np.arange(width)[:, None]
+    places_S = np.arange(start, start + width, dtype=np.int32)
+    places_RS = np.broadcast_to(places_S, ids_RS.shape)
+    causal_SP = np.arange(capacity) <= places_S[:, None]
     return Step(
         ids_RS=ids_RS,
         positions_RS=places_RS,
@@ -92,10 +95,10 @@ def prefill_step(prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None],
 
 
 def decode_step(
-    token_ids: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None], *, capacity: int
+    token_ids: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None], *, capacity: int, start: int = 0
 ) -> Step:
-    """One token of each row at its position, which is its place too."""
-    places_R1 = np.array(positions, np.int32)[:, None]
+    """One token of each row at its position, counted from place `start`."""
+    places_R1 = start + np.array(positions, np.int32)[:, None]
     return Step(
         ids_RS=np.array(token_ids, np.int32)[:, None],
         positions_RS=places_R1,
@@ -106,8 +109,11 @@ def decode_step(
     )
 
 
-def score_step(layouts: Sequence[ScoreLayout]) -> Step:
-    """Prompts with their continuations, one row each, at places from 0; wanted are the predictors of all targets."""
+def score_step(layouts: Sequence[ScoreLayout], *, start: int = 0) -> Step:
+    """Prompts with their continuations, one row each, at places from `start`.
+
+    Wanted are the predictors of all targets.
+    """
     width = max(len(layout.token_ids) for layout in layouts)
 
     def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -117,9 +123,9 @@ def score_step(layouts: Sequence[ScoreLayout]) -> Step:
     wanted = [row * width + place for row, layout in enumerate(layouts) for place in layout.predictors]
     return Step(
         ids_RS=ids_RS,
-        positions_RS=padded([layout_positions(layout) for layout in layouts]),
-        places_RS=np.broadcast_to(np.arange(width, dtype=np.int32), ids_RS.shape),
-        mask_RSP=np.stack([layout_mask(layout, width) for layout in layouts]),
+        positions_RS=padded([layout_positions(layout, start=start) for layout in layouts]),
+        places_RS=np.broadcast_to(np.arange(start, start + width, dtype=np.int32), ids_RS.shape),
+        mask_RSP=np.stack([layout_mask(layout, width, start=start) for layout in layouts]),
         wanted_T=np.array(wanted, np.int32),
         draws=[None] * len(wanted),
     )

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.operators import StoreFunction, store
+
+Past = tuple[Tensor, Tensor]  # keys and values in front of every prompt, (L, N, C, H) each
 
 
 class KVView(Protocol):
@@ -23,26 +26,37 @@ class KVView(Protocol):
 
 
 class NoCache:
-    """Stores nothing: a forward pass attends to its own tokens. For training and scoring."""
+    """Stores nothing: a forward pass attends to its own tokens, and to a past. For training and scoring."""
+
+    def __init__(self, past: Past | None = None) -> None:
+        self._past = past
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
-        return k_BNSH, v_BNSH
+        if self._past is None:
+            return k_BNSH, v_BNSH
+        return _behind(self._past[0][layer], k_BNSH), _behind(self._past[1][layer], v_BNSH)
 
 
 class PrefillView:
-    """New rows, written from position 0; they attend to their own tokens.
+    """New rows, written behind the past; they attend to it and to their own tokens.
 
     A single row of keys and values, (1, N, S, H), is written to all rows.
     """
 
-    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor) -> None:
-        self._k, self._v = k_LBNPH, v_LBNPH
+    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor, past: Past | None = None) -> None:
+        self._k, self._v, self._own = k_LBNPH, v_LBNPH, NoCache(past)
+        self._start = 0 if past is None else past[0].shape[2]
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
-        num_tokens = k_BNSH.shape[2]
-        self._k[layer, :, :, :num_tokens] = k_BNSH
-        self._v[layer, :, :, :num_tokens] = v_BNSH
-        return k_BNSH, v_BNSH
+        places = slice(self._start, self._start + k_BNSH.shape[2])
+        self._k[layer, :, :, places] = k_BNSH
+        self._v[layer, :, :, places] = v_BNSH
+        return self._own.update(layer, k_BNSH, v_BNSH)
+
+
+def _behind(past_NCH: Tensor, own_BNSH: Tensor) -> Tensor:
+    """Both together, (B, N, C + S, H)."""
+    return torch.cat([past_NCH.expand(len(own_BNSH), -1, -1, -1), own_BNSH], dim=2)
 
 
 LayerViews = Sequence[tuple[Tensor, Tensor]]  # k and v of each layer, (B, N, context, H)
@@ -62,23 +76,36 @@ class DecodeView:
 
 
 class KVCache:
-    """Slots at fixed addresses: k and v are (L, slots, N, context, H).
+    """Slots at fixed addresses: k and v are (L, slots, N, context, H). Each slot begins with the past, if there is one.
 
     Rows in use are always slots 0..n-1, so that every step uses a view.
     """
 
     def __init__(
-        self, config: DecoderConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: DecoderConfig,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        past: PastKeyValues | None = None,
     ) -> None:
         shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
         # Zeros, not empty memory: a masked place is multiplied by 0, which does not remove a NaN.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.past: Past | None = None
+        self._start = 0
+        if past is not None:
+            k_LNCH, v_LNCH = (torch.from_numpy(part).to(device, dtype) for part in past.parts)
+            self.past, self._start = (k_LNCH, v_LNCH), len(past)
+            self.k[:, :, :, : self._start] = k_LNCH[:, None]
+            self.v[:, :, :, : self._start] = v_LNCH[:, None]
 
     def prefill_view(self, first: int, num_rows: int) -> PrefillView:
         """Slots first..first+num_rows-1, for new rows."""
         rows = slice(first, first + num_rows)
-        return PrefillView(self.k[:, rows], self.v[:, rows])
+        return PrefillView(self.k[:, rows], self.v[:, rows], self.past)
 
     def layers(self, num_rows: int) -> LayerViews:
         """Slots 0..num_rows-1 of each layer, for decode steps.
@@ -87,7 +114,13 @@ class KVCache:
         """
         return [(k[:num_rows], v[:num_rows]) for k, v in zip(self.k.unbind(), self.v.unbind(), strict=True)]
 
-    def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        """Copy the first `num_tokens` positions of slot `source` over slot `target`."""
-        self.k[:, target, :, :num_tokens] = self.k[:, source, :, :num_tokens]
-        self.v[:, target, :, :num_tokens] = self.v[:, source, :, :num_tokens]
+    def move(self, source: int, target: int, *, num_places: int) -> None:
+        """Copy the first `num_places` places of slot `source` over slot `target`."""
+        for whole in (self.k, self.v):
+            whole[:, target, :, :num_places] = whole[:, source, :, :num_places]
+
+    def clear(self, slot: int, *, place: int | None = None) -> None:
+        """Zero a slot behind the past, or one place of it."""
+        places = slice(self._start, None) if place is None else place
+        for whole in (self.k, self.v):
+            whole[:, slot, :, places] = 0

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache
+from llama_adapter.llm.model.kv import DecodeView, KVCache, NoCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
@@ -57,7 +58,10 @@ class EagerRunner:
         self._readback = AsyncReadback(backend, num_slots=config.num_slots)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
-        self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device)
+        self._start = config.past_length  # position of the decoder at which prompts begin
+        self._cache = KVCache(
+            sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=config.past
+        )
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
@@ -105,13 +109,15 @@ class EagerRunner:
         self._place(prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        positions_1S = torch.arange(length, device=self._device)[None]
-        causal_11SS = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()[None, None]
+        start = self._start
+        positions_1S = torch.arange(start, start + length, device=self._device)[None]
+        ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=self._device)
+        causal_11SP = ones_SP.tril(start)[None, None]
         slots = slice(first_slot, first_slot + num_rows)
         hidden_RSD = self._decoder(
             self._padded(_one_for_all(prompts), num_rows=num_rows, width=length),
             positions_1S,
-            causal_11SS,
+            causal_11SP,
             Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots]),
             self._cache.prefill_view(first_slot, num_rows),
         )
@@ -124,12 +130,16 @@ class EagerRunner:
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         """Feed one token to each of slots 0..R-1 at its position; what follows. A tensor of ids is on the device."""
         num_rows = self._shapes.step_rows(len(positions), limit=self.config.num_slots)
-        length = self._shapes.length(max(positions) + 1, limit=self.config.context)
+        length = self._length(max(positions) + 1)
         program = self._decode_program(num_rows, length)
+        # A free slot gets a token behind the past, as a running one does.
+        positions_R = self._column(
+            [self._start + position for position in positions], num_rows=num_rows, fill=self._start
+        )
         tokens_R = token_ids if isinstance(token_ids, Tensor) else self._upload(token_ids)
         if num_rows > len(tokens_R):
             tokens_R = torch.cat([tokens_R, tokens_R[-1:].expand(num_rows - len(tokens_R))])
-        logits_RV, best_R = program(tokens_R[:, None], self._column(positions, num_rows=num_rows))
+        logits_RV, best_R = program(tokens_R[:, None], positions_R)
         return Prediction(logits_RV[: len(positions)], best_R[: len(positions)])
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
@@ -158,14 +168,17 @@ class EagerRunner:
         widest = max(len(layout.token_ids) for layout in distinct)
         width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
-        positions_RS = self._padded([layout_positions(layout) for layout in distinct], num_rows=num_rows, width=width)
-        masks = [torch.from_numpy(layout_mask(layout, width)) for layout in distinct]
-        mask_R1SS = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
+        positions_RS = self._padded(
+            [layout_positions(layout, start=self._start) for layout in distinct], num_rows=num_rows, width=width
+        )
+        masks = [torch.from_numpy(layout_mask(layout, width, start=self._start)) for layout in distinct]
+        mask_R1SP = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
             torch.cat([prefix.k for prefix in prefixes], dim=1), torch.cat([prefix.v for prefix in prefixes], dim=1)
         )
-        hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SS, prefix)
+        cache = NoCache(self._cache.past)
+        hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SP, prefix, cache)
         predictors = [(row, place) for row, layout in enumerate(layouts) for place in layout.predictors]
         num_targets = self._shapes.rows(len(predictors), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
@@ -174,7 +187,7 @@ class EagerRunner:
 
     @torch.inference_mode()
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self._cache.move(source, target, num_tokens=self._shapes.length(num_tokens, limit=self.config.context))
+        self._cache.move(source, target, num_places=self._length(num_tokens))
         self._prefix.k[:, target] = self._prefix.k[:, source]
         self._prefix.v[:, target] = self._prefix.v[:, source]
         self._readback.move(source, target)
@@ -182,11 +195,18 @@ class EagerRunner:
     @torch.inference_mode()
     def clear(self, slot: int, *, position: int | None = None) -> None:
         if position is not None:
-            for cache in (self._cache.k, self._cache.v):
-                cache[:, slot, :, position] = 0
+            self._cache.clear(slot, place=self._start + position)
             return
-        for whole in (self._cache.k, self._cache.v, self._prefix.k, self._prefix.v):
+        self._cache.clear(slot)
+        for whole in self._prefix:
             whole[:, slot] = 0
+
+    @torch.inference_mode()
+    def kept(self, *, num_tokens: int) -> PastKeyValues:
+        """The past and the first `num_tokens` tokens of slot 0, as a past for other prompts."""
+        places = slice(0, self._start + num_tokens)
+        k, v = (whole[:, 0, :, places].float().cpu().numpy().copy() for whole in (self._cache.k, self._cache.v))
+        return PastKeyValues(k, v)
 
     def reset(self) -> None:
         self._readback.forget()
@@ -200,7 +220,7 @@ class EagerRunner:
         rows, lengths = [num_slots], [longest]
         if self._shapes.are_few:
             rows = _each([self._shapes.step_rows(needed, limit=num_slots) for needed in range(1, num_slots + 1)])
-            lengths = _each([self._shapes.length(needed, limit=context) for needed in range(1, longest + 1)])
+            lengths = _each([self._length(needed) - self._start for needed in range(1, longest + 1)])
         sizes = self.config.decoder
         prefixes = self.project_prefix(torch.zeros(num_slots, sizes.num_queries, sizes.dim))
         prompt = [0] * min(prompt_tokens, context)
@@ -211,6 +231,10 @@ class EagerRunner:
         self.reset()
         self._backend.synchronise()
         return WarmUp(seconds=time.perf_counter() - started, programs=len(rows) * (1 + len(lengths)))
+
+    def _length(self, num_tokens: int) -> int:
+        """Places of the cache that a step attends to: the past, and `num_tokens` behind it."""
+        return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
     def _place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
         """Copy pictures into slots `first_slot` and up."""
@@ -224,8 +248,8 @@ class EagerRunner:
         missing = num_rows - len(rows) if len(rows) > 1 else 0
         return self._upload([*filled, *[filled[-1]] * missing])
 
-    def _column(self, values: Sequence[int], *, num_rows: int) -> Tensor:
-        return self._upload([*values, *[0] * (num_rows - len(values))])
+    def _column(self, values: Sequence[int], *, num_rows: int, fill: int = 0) -> Tensor:
+        return self._upload([*values, *[fill] * (num_rows - len(values))])
 
 
 def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:

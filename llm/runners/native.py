@@ -144,7 +144,8 @@ class NativeRunner(EagerRunner):
         # A prompt is packed with one continuation of one token: the logits that predict that token are computed.
         layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
         rows = enumerate(layouts, start=first_slot)
-        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in _portions(rows)]
+        portions = _portions(rows, start=self._start)
+        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -153,12 +154,13 @@ class NativeRunner(EagerRunner):
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         num_rows = len(token_ids)
+        places = [self._start + position for position in positions]
         tokens = _Tokens(
             ids=token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids),
             run_rows=list(range(num_rows)),
             run_starts=list(range(num_rows + 1)),
-            places=list(positions),
-            positions=list(positions),
+            places=places,
+            positions=places,
             shared_ends=[0] * num_rows,
             starts=[0] * num_rows,
             logit_tokens=list(range(num_rows)),
@@ -170,11 +172,16 @@ class NativeRunner(EagerRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
-        # Of one layer: no layer reads another's, and nothing is kept beyond this call.
-        shape = (1, len(layouts), sizes.num_heads, widest, sizes.head_dim)
+        # Of one layer, unless each has a past: no layer reads another's, and nothing is kept beyond this call.
+        num_layers = 1 if self._cache.past is None else sizes.num_layers
+        shape = (num_layers, len(layouts), sizes.num_heads, self._start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
+        if self._cache.past is not None:
+            for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
+                whole[:, :, :, : self._start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in _portions(enumerate(layouts))])
+        portions = _portions(enumerate(layouts), start=self._start)
+        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logits_TV, targets_T, layouts)
 
@@ -188,7 +195,7 @@ class NativeRunner(EagerRunner):
 
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
         """What follows each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
-        _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.context)
+        _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.decoder.context)
         x_TD = self._decoder.embedding(torch.tensor(tokens.ids)).float()
         num_logits = len(tokens.logit_tokens)
         logits_RV = torch.empty(num_logits, self.config.decoder.vocab_size)
@@ -214,8 +221,11 @@ class NativeRunner(EagerRunner):
         return Prediction(logits_RV, best_R)
 
 
-def _portions(rows: Iterable[tuple[int, ScoreLayout]]) -> Iterable[_Tokens]:
-    """Rows with their numbers, in portions of few enough tokens; logits are those of the layouts' predictors."""
+def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int) -> Iterable[_Tokens]:
+    """Rows with their numbers, in portions of few enough tokens; logits are those of the layouts' predictors.
+
+    Rows begin at place and position `start`, behind the past that all their tokens attend to.
+    """
     tokens = _Tokens()
     for row, layout in rows:
         length = layout.prompt_length
@@ -223,10 +233,10 @@ def _portions(rows: Iterable[tuple[int, ScoreLayout]]) -> Iterable[_Tokens]:
             yield tokens
             tokens = _Tokens()
         first = len(tokens.ids)
-        tokens.add(layout.token_ids[:length])
+        tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:
             ids = layout.token_ids[span.start : span.stop]
-            tokens.add(ids, place=span.start, position=length, shared_end=length)
+            tokens.add(ids, place=start + span.start, position=start + length, shared_end=start + length)
         tokens.end_row(row)
         tokens.logit_tokens.extend(first + place for place in layout.predictors)
     yield tokens

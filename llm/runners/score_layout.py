@@ -33,20 +33,23 @@ def lay_out(prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> Sc
     return layout
 
 
-def layout_positions(layout: ScoreLayout) -> list[int]:
-    """The position of each fed token: every continuation goes on from the prompt's end."""
-    positions = list(range(layout.prompt_length))
+def layout_positions(layout: ScoreLayout, *, start: int = 0) -> list[int]:
+    """The position of each fed token, from `start`: every continuation goes on from the prompt's end."""
+    end = start + layout.prompt_length
+    positions = list(range(start, end))
     for span in layout.spans:
-        positions.extend(range(layout.prompt_length, layout.prompt_length + len(span)))
+        positions.extend(range(end, end + len(span)))
     return positions
 
 
-def layout_mask(layout: ScoreLayout, width: int) -> np.ndarray:
-    """(S, S) bool for a row padded to `width`. Padding attends to itself, so that its softmax is defined."""
+def layout_mask(layout: ScoreLayout, width: int, *, start: int = 0) -> np.ndarray:
+    """(S, start + S) bool for a row padded to `width`: every token attends to the `start` tokens in front of the row.
+
+    Padding attends to itself, so that its softmax is defined.
+    """
     owners = np.full(width, -2)  # the continuation that each token belongs to, -1 for the prompt
     owners[: layout.prompt_length] = -1
     for index, span in enumerate(layout.spans):
         owners[span.start : span.stop] = index
     visible: np.ndarray = (owners[None, :] == -1) | (owners[None, :] == owners[:, None])
-    mask: np.ndarray = visible & np.tri(width, dtype=bool)
-    return mask
+    return np.concatenate([np.ones((width, start), bool), visible & np.tri(width, dtype=bool)], axis=1)

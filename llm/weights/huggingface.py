@@ -16,13 +16,8 @@ from llama_adapter.llm.weights.names import (
     from_huggingface,
 )
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import (
-    check_dense,
-    list_keys,
-    read_json,
-    read_tensor_file,
-    require_numbers,
-)
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.files import check_dense, list_keys, read_tensor_file, require_numbers
 from llama_adapter.runtime.text import shown_excerpt
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

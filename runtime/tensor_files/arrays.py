@@ -1,14 +1,17 @@
-"""Reads safetensors as numpy arrays, and checks files before they are opened. Imports no torch."""
+"""Reads safetensors as numpy arrays and JSON objects, and checks files before they are opened. Imports no torch."""
 
+import json
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
+
+_MAX_JSON: Final = 16 << 20  # bytes; the largest shard index has a hundredth of it
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -47,6 +50,25 @@ def require_file(path: Path) -> None:
         raise CheckpointError(
             f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it with `git lfs pull`"
         )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raises CheckpointError if the file is missing or holds something else."""
+    require_file(path)
+    if path.stat().st_size > _MAX_JSON:
+        raise CheckpointError(
+            f"`{path}` has {path.stat().st_size:,} bytes, and such files have {_MAX_JSON:,} at most",
+            hint="it is another file, or damaged; copy it again",
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"`{path}` is no JSON: {shown_excerpt(str(error))}", hint="the file is damaged; copy it again"
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
+    return content
 
 
 def damaged(path: Path, what: str = "") -> CheckpointError:

@@ -4,7 +4,6 @@ Damage and foreign files are refused in a sentence. What the tensors mean is kno
 `vision.weights`.
 """
 
-import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +22,6 @@ from llama_adapter.runtime.tensor_files.torch_files import CompressedError, Torc
 from llama_adapter.runtime.text import shown_excerpt
 
 _SHOWN_KEYS = 12
-_MAX_JSON = 16 << 20  # bytes; the largest shard index has a hundredth of it
 _LARGEST = 1 << 63  # of a whole number in a tensor
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ADAPTER = "a LLaMA-Adapter file"
@@ -120,25 +118,6 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (SafetensorError, OSError, ValueError, RuntimeError):
         raise damaged(path) from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raises CheckpointError if the file is missing or holds something else."""
-    require_file(path)
-    if path.stat().st_size > _MAX_JSON:
-        raise CheckpointError(
-            f"`{path}` has {path.stat().st_size:,} bytes, and such files have {_MAX_JSON:,} at most",
-            hint="it is another file, or damaged; copy it again",
-        )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"`{path}` is no JSON: {shown_excerpt(str(error))}", hint="the file is damaged; copy it again"
-        ) from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, where a JSON object is wanted")
-    return content
 
 
 def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:

@@ -12,6 +12,7 @@ from llama_adapter.llm.exported.export import export_decoder
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.past import PastKeyValues
 
 CARD = ExportCard(
     format="onnx",
@@ -43,10 +44,16 @@ def exported_card(decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool 
 
 
 def onnx_runner(
-    decoder: LlamaAdapterDecoder, folder: Path, *, num_slots: int, on_device: bool = False, **options: Any
+    decoder: LlamaAdapterDecoder,
+    folder: Path,
+    *,
+    num_slots: int,
+    on_device: bool = False,
+    past: PastKeyValues | None = None,
+    **options: Any,
 ) -> ExportedRunner:
     """A runner of a decoder that is exported to ONNX; `options` as `exported_card`."""
     card = exported_card(decoder, folder, **options)
-    program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device)
-    config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots)
+    program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device, past=past)
+    config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
     return ExportedRunner(program, config)

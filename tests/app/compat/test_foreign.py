@@ -103,11 +103,13 @@ def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapsh
 
 def test_options_of_paddlenlp_as_json(tmp_path: Path) -> None:
     given = {"model_name_or_path": str(embedded_model()), "top_k": 5, "top_p": 0.7, "temperature": 0.95}
+    given |= {"prefix_path": "tuned", "export_precache": True}
     found = imported(tmp_path, "options.json", json.dumps(given, indent=1))
 
     sampling = {name: found.settings["generation"][name] for name in ("temperature", "top_k", "top_p", "max_length")}
     assert sampling == {"temperature": 0.95, "top_k": 5, "top_p": 0.7, "max_length": 2048}
-    assert [entry.line for entry in found.report] == [2, 3, 4, 5]
+    assert found.settings["computation"]["past_key_values"] == "tuned"
+    assert [entry.line for entry in found.report] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Path) -> None:
@@ -146,7 +148,6 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (PREDICT, "model: {model_config: {checkpoint_name_or_path: llama2_7b.ckpt}}", 2),
         (OPTIONS, "output_path: ./inference", 2),
         (OPTIONS, "lora_path: b", 2),
-        (OPTIONS, "prefix_path: pre_caches", 2),
         (OPTIONS, "quant_type: weight_only_int4", 2),
         (OPTIONS, "decode_strategy: beam_search", 2),
         ("model_name_or_path: a.pdparams", "dtype: float32", 1),

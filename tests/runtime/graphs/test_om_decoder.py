@@ -22,6 +22,7 @@ from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
 from llama_adapter.llm.exported.program import stacked
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcSettings, make_om, plan_dims
@@ -170,25 +171,31 @@ def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
     check_gears(ports(stacked_ports("cache"), heads=32 * 32), gears)
 
 
-def test_the_engine_gives_torchs_answers(acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_past", [0, 4])
+@pytest.mark.proves("prefix tuning", "OM")
+def test_the_engine_gives_torchs_answers(
+    acl: Any, num_past: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
     decoder = toy_decoder()
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
     # Fewer rows than slots for prompts, fewer wanted tokens than continuations have.
-    steps = [(1, 32, 1, 2), (2, 32, 1, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
+    steps = [(1, 32, 4, 2), (2, 32, 4, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
     for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
         graph = read_graph(tmp_path / name)
         place = (tmp_path / name).with_suffix("")
         make_om(plan_dims(graph, tmp_path / name, place, SETTINGS, sizes), atc=find_atc(), graph=graph)
-    program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4)
+    shape = (2, CONFIG.num_layers, CONFIG.num_heads, num_past, CONFIG.head_dim)
+    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4, past=past)
     config = dataclasses.replace(decoder.config, context=most_tokens)
-    runner = ExportedRunner(program, EngineConfig(decoder=config, dtype=np.dtype("float32"), num_slots=4))
+    runner = ExportedRunner(program, EngineConfig(decoder=config, dtype=np.dtype("float32"), num_slots=4, past=past))
     settings = [SamplingParams(max_new_tokens=4 + row, temperature=row % 2, seed=row) for row in range(9)]
 
     with closing(program):
         found = []
-        for engine in (toy_engine(decoder, num_slots=4), Engine(runner, eos_id=EOS_ID)):
+        for engine in (toy_engine(decoder, num_slots=4, past=past), Engine(runner, eos_id=EOS_ID)):
             requests = toy_requests(engine, toy_prompts(9, longest=20), sampling=settings)
             for request in requests[:3]:
                 score = ScoreRequest(
@@ -204,7 +211,7 @@ def test_the_engine_gives_torchs_answers(acl: Any, tmp_path: Path, monkeypatch: 
         with pytest.raises(PromptTooLongError):
             engine.submit(dataclasses.replace(requests[0], prompt_ids=(5,) * 33))
 
-    assert most_tokens == 32
+    assert most_tokens == 32 + num_past
     for wanted, made in zip(*found, strict=True):
         assert made[:2] == wanted[:2]
         assert made[2] == pytest.approx(wanted[2], abs=1e-4)

@@ -1,0 +1,33 @@
+"""Keys and values of a text, kept as a past in front of prompts."""
+
+import dataclasses
+from pathlib import Path
+
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.weights.past import write_pre_caches
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.vision.backends.base import NoEncoder
+
+
+def encode_text(spec: CaptionerSpec, text: str, path: Path) -> int:
+    """Write the keys and values of a text without a picture as PaddleNLP's `pre_caches.npy`; the number of tokens.
+
+    A past of the spec stands in front of the text. What an adapter for texts learned takes part, as in the answers of
+    `generate`. Raises PromptTooLongError for a text that fills the context, ValueError for one that cannot be encoded,
+    CheckpointError, DeviceError and OSError.
+    """
+    parts = assemble_parts(dataclasses.replace(spec, batch_size=1), vision=NoEncoder())
+    runner = parts.runner
+    assert isinstance(runner, EagerRunner), "so are all that compute with torch"
+    engine = Engine(runner, eos_id=parts.model.tokenizer.eos_id)
+    ids = tuple(parts.model.tokenizer.encode(text))
+    engine.check(ids)
+    prefix = engine.learned_prefix() if parts.info.has_text_adapter else engine.empty_prefix()
+    runner.prefill([ids], [prefix], first_slot=0)
+    past = runner.kept(num_tokens=len(ids))
+    with atomic_write(path) as file:
+        write_pre_caches(file, past, runner.config.decoder)
+    return len(past)

@@ -1,0 +1,160 @@
+"""Past keys and values: runners answer as if their tokens stood in front of the prompt; files are read exactly."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
+from llama_adapter.llm.weights.past import read_past, write_pre_caches
+from llama_adapter.runtime.devices import CpuBackend
+from tests.llm import toys
+from tests.llm.exported import onnx_runner
+from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, toy_decoder, toy_prompts, toy_requests
+
+CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)  # sizes that the kernels take
+DECODER = toy_decoder(CONFIG)
+TEXT = (1, 17, 250, 33, 8)  # the tokens that become past
+MakeRunner = Callable[..., Runner]
+
+
+def chosen(*, num_slots: int, past: PastKeyValues | None, folder: Path, mode: str = "eager") -> Runner:
+    options: Any = {"num_slots": num_slots, "past": past, "mode": mode}
+    return open_runner(CONFIG, DECODER.state_dict(), backend=CpuBackend(), **options)
+
+
+def compiled(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
+    return chosen(num_slots=num_slots, past=past, folder=folder, mode="compile")
+
+
+def plain(*, num_slots: int, past: PastKeyValues | None, folder: Path, **options: Any) -> Runner:
+    return eager(DECODER, num_slots=num_slots, past=past, **options)
+
+
+def bucketed(**options: Any) -> Runner:
+    return plain(**options, shapes=BUCKETED)
+
+
+def stepped(**options: Any) -> Runner:
+    return plain(**options, shapes=STEPPED)
+
+
+def onnx(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
+    return onnx_runner(DECODER, folder, num_slots=num_slots, past=past)
+
+
+def onnx_on_device(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
+    return onnx_runner(DECODER, folder, num_slots=num_slots, past=past, on_device=True)
+
+
+RUNNERS = [chosen, plain, bucketed, stepped, onnx, onnx_on_device]
+SETTINGS = [SamplingParams(max_new_tokens=11), SamplingParams(max_new_tokens=9, temperature=0.8, seed=3)]
+
+
+def text_past() -> PastKeyValues:
+    """The keys and values of TEXT, without a picture."""
+    runner = eager(DECODER, num_slots=1)
+    runner.prefill([TEXT], [runner.empty_prefix()], first_slot=0)
+    return runner.kept(num_tokens=len(TEXT))
+
+
+@pytest.mark.parametrize("make", RUNNERS)
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_past_is_a_text_in_front_of_every_prompt(make: MakeRunner, num_slots: int, tmp_path: Path) -> None:
+    prompts = toy_prompts(7, longest=20)
+    settings = [SETTINGS[number % 2] for number in range(len(prompts))]
+    whole = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID)
+    engine = Engine(make(num_slots=num_slots, past=text_past(), folder=tmp_path), eos_id=EOS_ID)
+    engine.warm_up(prompt_tokens=9, new_tokens=5)
+
+    wanted, made = (
+        answer(
+            one,
+            [
+                dataclasses.replace(request, prefix=one.empty_prefix())
+                for request in toy_requests(one, texts, sampling=settings, config=CONFIG)
+            ],
+        )
+        for one, texts in ((whole, [(*TEXT, *prompt) for prompt in prompts]), (engine, prompts))
+    )
+
+    assert made == wanted
+    assert any(len(ids) > 3 for ids, _ in wanted.values())
+
+
+@pytest.mark.parametrize("make", RUNNERS)
+def test_choices_are_scored_behind_it(make: MakeRunner, tmp_path: Path) -> None:
+    prompts, choices = toy_prompts(3, longest=9), ((5, 6, 7), (8,), (5, 9))
+    whole = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID)
+    engine = Engine(make(num_slots=2, past=text_past(), folder=tmp_path), eos_id=EOS_ID)
+
+    scores = []
+    for one, texts in ((whole, [(*TEXT, *prompt) for prompt in prompts]), (engine, prompts)):
+        for number, text in enumerate(texts):
+            prefix = one.empty_prefix()
+            one.submit(ScoreRequest(id=number, prompt_ids=text, continuations=choices, prefix=prefix))
+        scores.append({output.request_id: output.logprobs for output in drain(one)})
+
+    for number in range(len(prompts)):
+        assert scores[1][number] == pytest.approx(scores[0][number], abs=2e-4)
+
+
+def test_the_context_holds_past_prompt_and_answer(tmp_path: Path) -> None:
+    engine = Engine(plain(num_slots=1, past=text_past(), folder=tmp_path), eos_id=-1)
+    prompt = tuple([1] * (CONFIG.context - len(TEXT) - 4))
+
+    [request] = toy_requests(engine, [prompt], sampling=[SamplingParams(max_new_tokens=50)], config=CONFIG)
+
+    ids, finish = answer(engine, [request])[0]
+    assert (len(ids), finish) == (4, "length")
+
+
+def test_a_cleared_slot_keeps_its_past(tmp_path: Path) -> None:
+    for make in RUNNERS:
+        runner = make(num_slots=2, past=text_past(), folder=tmp_path)
+        engine = Engine(runner, eos_id=EOS_ID)
+        [request] = toy_requests(engine, [(1, 9, 30)], sampling=[SamplingParams(max_new_tokens=6)], config=CONFIG)
+        first = answer(engine, [request])
+        for slot in range(2):
+            runner.clear(slot)
+        assert answer(engine, [request]) == first
+
+
+def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(tmp_path: Path) -> None:
+    past = text_past()
+    with (tmp_path / "pre_caches.npy").open("wb") as file:
+        write_pre_caches(file, past, CONFIG)
+
+    for path in (tmp_path, tmp_path / "pre_caches.npy"):
+        read = read_past(path, CONFIG)
+        np.testing.assert_allclose(read.k_LNCH, past.k_LNCH, atol=1e-5)
+        np.testing.assert_array_equal(read.v_LNCH, past.v_LNCH)
+    stored = np.load(tmp_path / "pre_caches.npy")
+    assert stored.shape == (CONFIG.num_layers, 2, CONFIG.num_heads, len(TEXT), CONFIG.head_dim)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """A random LLaMA of transformers, and the same weights as a decoder here."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=300,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=64,
+        )
+    ).eval()
