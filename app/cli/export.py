@@ -6,6 +6,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, settings
+from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
 
@@ -105,6 +106,7 @@ def _declare_decoder(parser: Parser) -> None:
     out.add_argument("--force", action="store_true", help="replace an existing export")
 
 
+@terminated_as_interrupted()
 def _run_export_decoder(options: argparse.Namespace) -> int:
     from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 
@@ -193,6 +195,7 @@ def _declare_om(parser: Parser) -> None:
     om.add_argument("--force", action="store_true", help="replace existing files, and ignore errors of the lint")
 
 
+@terminated_as_interrupted()
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
@@ -204,6 +207,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+@terminated_as_interrupted()
 def _run_export_om(options: argparse.Namespace) -> int:
     from llama_adapter.app.graph_export.to_om import OmJob, run_export_om
     from llama_adapter.runtime.graphs.atc import AtcSettings

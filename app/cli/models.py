@@ -7,6 +7,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings
+from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
@@ -62,6 +63,7 @@ def _declare_quantize(quantize: Parser) -> None:
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
 
 
+@terminated_as_interrupted()
 def _run_convert(options: argparse.Namespace) -> int:
     if options.llama_dir is None or options.adapter is None:
         raise UsageError(
@@ -90,6 +92,7 @@ def _answer(bundle: Path) -> None:
         say(f"note: the bundle has no known answer for `doctor`: {describe(error).sentence}")
 
 
+@terminated_as_interrupted()
 def _run_quantize(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 

@@ -2,9 +2,12 @@
 
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from llama_adapter.app.terminal.stderr_lines import forget, say
 from llama_adapter.runtime.errors import ExitCode
@@ -37,6 +40,21 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
         say(said)
         return problem.exit_code
     return exit_code
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does: commands then remove their unfinished files."""
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                previous[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def forget_stdout() -> None:

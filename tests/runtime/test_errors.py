@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.online.types import BusyError
-from llama_adapter.app.terminal.run_guarded import format_problem, run_guarded
+from llama_adapter.app.terminal.run_guarded import format_problem, run_guarded, terminated_as_interrupted
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.runtime.device_failures import CODES, MEMORY, OTHER, explain_device_error
 from llama_adapter.runtime.errors import (
@@ -266,3 +267,21 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding: str) -> None:
 
     assert ran.returncode == 2
     assert (ran.stdout, ran.stderr) == (b"a\\udcff\n", b"error: no b\\udcff\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_writes_ends_by_sigterm_as_by_ctrl_c(number: signal.Signals, tmp_path: Path) -> None:
+    beside = tmp_path / "unfinished"
+
+    @terminated_as_interrupted()
+    def write() -> int:
+        beside.mkdir()
+        try:
+            signal.raise_signal(number)
+        finally:
+            beside.rmdir()
+        return 0
+
+    assert run_guarded(write) == ExitCode.INTERRUPTED
+    assert not beside.exists()
+    assert signal.getsignal(number) is signal.SIG_DFL
