@@ -27,6 +27,10 @@ from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SEND_BUFFER_BYTES = 2**20  # a square of pixels fits, so that one write sends it
+_TOO_LARGE = AnswerError(
+    code="too_large",
+    message="There is not enough memory to read this picture in a process of its own; make it smaller.",
+)
 
 
 class _ParentHasGone(Exception):
@@ -74,6 +78,7 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
     while True:
         num_packed, num_data = request_sizes(received(connection, REQUEST_HEAD_BYTES))
         packed = received(connection, num_packed)
+        reading: PictureReading | None = None
         try:
             request = Request.decode(packed, received(connection, num_data) if num_data else b"")
             if request.folder is not None:
@@ -85,10 +90,8 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
                 side=request.side,
             )
         except MemoryError:
-            message = "There is not enough memory to read this picture in a process of its own; make it smaller."
-            error = AnswerError(code="too_large", message=message)
-            reading = PictureReading(error=error)
-        reply(connection, reading)
+            pass  # only behind this block is the memory of the reading free again, for the reply
+        reply(connection, reading or PictureReading(error=_TOO_LARGE))
 
 
 def reply(connection: socket.socket, reading: PictureReading) -> None:
