@@ -1,11 +1,13 @@
 """Captioners on a decoder in OM files, on the stand-ins for ATC and ais_bench, answer as torch's do."""
 
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llama_adapter import Captioner, TextDelta
+from llama_adapter import Captioner, GraphError, TextDelta
 from tests.app.captioning.test_exported import CHOICES, DRAWN, PROMPTS, SAMPLE_PROMPTS, SAMPLES
 from tests.app.exported import om_embedded, om_golden
 from tests.app.golden import model_options
@@ -36,6 +38,17 @@ def test_golden_cases_have_the_ids_of_the_reference(group: str, batch_size: int)
         made = answer(captioner, case, as_ids=False)
 
     assert made == list(zip(case["output_ids"], case["output_text"], strict=True))
+
+
+@pytest.mark.parametrize("name", ["decoder.om", "prefix.om"])
+def test_an_om_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+    """Its sizes are the same."""
+    folder = shutil.copytree(om_golden("BIAS-TINY"), tmp_path / "mixed")
+    for file in (name, f"{name}.json"):
+        shutil.copy(Path(om_golden("training-checkpoint-0")) / file, folder)
+
+    with pytest.raises(GraphError, match="compiled from another export"):
+        Captioner.load(decoder=str(folder), **model_options("BIAS-TINY"))
 
 
 @pytest.fixture(scope="module")
