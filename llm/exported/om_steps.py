@@ -39,11 +39,10 @@ class OmStep:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """ids, positions, mask, wanted, settings, prefixes, and keys and values if there are any -> as the graph gives.
 
-        A step of more rows than a gear has is run in parts. Raises GraphError for a row that is longer than every gear,
-        and if ais_bench fails.
+        A step of more rows or wanted tokens than a gear has is run in parts. Raises GraphError for a row that is longer
+        than every gear, and if ais_bench fails.
         """
-        num_rows, num_wanted = len(inputs[0]), len(inputs[3])
-        if num_rows > 1 and (num_rows > self.most("R") or num_wanted > self.most("T") or not self._has_gear(inputs)):
+        if max(len(inputs[0]), len(inputs[3])) > 1 and not self._has_gear(inputs):
             return self._in_parts(inputs)
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
@@ -92,9 +91,16 @@ class OmStep:
         return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)
 
     def _in_parts(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the first half of the rows, then the others."""
+        """Run the first half of the rows, then the others; or one row for each half of its wanted tokens."""
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        if len(ids_RS) == 1:
+            middle = len(wanted_T) // 2
+            (tokens_T, logits_TV, *new), (other_tokens_T, other_logits_TV, *_) = (
+                self.run([ids_RS, positions_RS, mask_RSP, *(one[part] for one in (wanted_T, *settings)), *state])
+                for part in (slice(0, middle), slice(middle, None))
+            )
+            return [np.concatenate([tokens_T, other_tokens_T]), np.concatenate([logits_TV, other_logits_TV]), *new]
         num_tokens, results = ids_RS.shape[1], []
         places = []
         middle = len(ids_RS) // 2
