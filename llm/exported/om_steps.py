@@ -42,6 +42,7 @@ class OmStep:
         A step of more rows or wanted tokens than a gear has is run in parts. Raises GraphError for a row that is longer
         than every gear, and if ais_bench fails.
         """
+        inputs = self._trimmed(inputs)
         if max(len(inputs[0]), len(inputs[3])) > 1 and not self._has_gear(inputs):
             return self._in_parts(inputs)
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
@@ -86,6 +87,16 @@ class OmStep:
     def close(self) -> None:
         """See `GraphSession.close`."""
         self._session.close()
+
+    def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Without the places of the cache behind the last one that a token attends to."""
+        ids_RS, positions_RS, mask_RSP, *rest = inputs
+        num_cached = mask_RSP.shape[2] - ids_RS.shape[1]
+        cached_RSP, own_RSS = np.split(mask_RSP, [num_cached], axis=2)
+        num_used = int(np.flatnonzero(cached_RSP.any((0, 1))).max(initial=-1)) + 1
+        first = 1 + self._num_settings + 2 * num_prefix_layers(self._config)  # of the cache, behind `wanted`
+        mask_RSP = np.concatenate([cached_RSP[..., :num_used], own_RSS], axis=2)
+        return [ids_RS, positions_RS, mask_RSP, *rest[:first], *(part[:, :, :num_used] for part in rest[first:])]
 
     def _has_gear(self, inputs: Sequence[np.ndarray]) -> bool:
         return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)

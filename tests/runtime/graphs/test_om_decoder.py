@@ -175,7 +175,7 @@ def test_the_engine_gives_torchs_answers(acl: Any, tmp_path: Path, monkeypatch: 
     decoder = toy_decoder()
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
     # Fewer rows than slots for prompts, fewer tokens and wanted tokens than all continuations of a prompt have.
-    steps = [(1, 32, 1, 2), (2, 32, 1, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
+    steps = [(1, 32, 1, 2), (2, 32, 1, 1), (4, 1, 31, 4), (1, 1, 20, 1)]
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
     for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
         graph = read_graph(tmp_path / name)
