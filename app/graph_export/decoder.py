@@ -25,7 +25,7 @@ from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, file_mark, read_card
+from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -39,6 +39,7 @@ from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.vision.encoder import encoder_from_state

@@ -89,7 +89,8 @@ def run_export_om(job: OmJob) -> None:
     refuse_to_replace([request.output for request in requests], force=job.force)
     check_place(requests[0].output, shown=str(requests[0].output))
     atc = find_atc()
-    _tell_of_foreign(job.onnx, graph)
+    if not job.sizes:  # the side-car of a decoder has marks of its files
+        _tell_of_foreign(job.onnx, graph)
     for request in requests:
         _convert(request, atc=atc, graph=graph)
     if not job.sizes:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.json_object import check_fields, read_object
 
 CARD_FILE: Final = "decoder.json"
@@ -21,8 +22,6 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "gears": list,
     "settings": (dict, type(None)),
 }
-_WHOLE_BYTES: Final = 64 << 20  # files up to this size are read whole for their mark
-_BLOCK_BYTES, _NUM_BLOCKS = 64 << 10, 256  # of larger ones
 _HINT: Final = "export it again with `llama-adapter export decoder`"
 
 
@@ -99,20 +98,3 @@ def check_files(card: ExportCard, folder: Path) -> None:
             )
         if file_mark(path) != mark:
             raise GraphError(f"`{path}` was changed after its export: it differs from what the card says", hint=_HINT)
-
-
-def file_mark(path: Path) -> str:
-    """Identifies a file's content: SHA-256 of its size and its bytes, of large files 256 blocks of 64 KiB.
-
-    Reading 13 GB at every start would take longer than loading them. It finds mix-ups and cut files, and most damage.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{size} ".encode())
-    with path.open("rb") as file:
-        if size <= _WHOLE_BYTES:
-            digest.update(file.read())
-        else:
-            for number in range(_NUM_BLOCKS):
-                file.seek((size - _BLOCK_BYTES) * number // (_NUM_BLOCKS - 1))
-                digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()

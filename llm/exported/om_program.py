@@ -29,13 +29,15 @@ def open_om_program(
     with ExitStack() as stack:
         opened: dict[str, OmDimsSession] = {}
         for name, source in names.items():
+            hint = f"compile it: llama-adapter export om {folder / source} --sizes ... (docs/exported-decoder.md)"
             if not (folder / name).exists():
-                command = f"llama-adapter export om {folder / source} --sizes ..."
+                raise GraphError(f"`{folder}` was exported for ATC, and has no `{name}`", hint=hint)
+            session = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))
+            if any(card.files.get(file, mark) != mark for file, mark in session.sources.items()):
                 raise GraphError(
-                    f"`{folder}` was exported for ATC, and has no `{name}`",
-                    hint=f"compile it: {command} (docs/exported-decoder.md)",
+                    f"`{folder / name}` was compiled from another export than the one in its folder", hint=hint
                 )
-            opened[name] = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))
+            opened[name] = session
         step = OmStep(opened[DECODER_OM], config)
         prefix = OmPrefix(opened[PREFIX_OM]) if PREFIX_OM in opened else None
         program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots, past=past)

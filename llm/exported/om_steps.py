@@ -39,11 +39,11 @@ class OmStep:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """ids, positions, mask, wanted, settings, prefixes, and keys and values if there are any -> as the graph gives.
 
-        A step of more rows than a gear has is run in parts. Raises GraphError for a row that is longer than every gear,
-        and if ais_bench fails.
+        A step of more rows or wanted tokens than a gear has is run in parts. Raises GraphError for a row that is longer
+        than every gear, and if ais_bench fails.
         """
-        num_rows, num_wanted = len(inputs[0]), len(inputs[3])
-        if num_rows > 1 and (num_rows > self.most("R") or num_wanted > self.most("T") or not self._has_gear(inputs)):
+        inputs = self._trimmed(inputs)
+        if max(len(inputs[0]), len(inputs[3])) > 1 and not self._has_gear(inputs):
             return self._in_parts(inputs)
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
@@ -88,13 +88,30 @@ class OmStep:
         """See `GraphSession.close`."""
         self._session.close()
 
+    def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Without the places of the cache behind the last one that a token attends to."""
+        ids_RS, positions_RS, mask_RSP, *rest = inputs
+        num_cached = mask_RSP.shape[2] - ids_RS.shape[1]
+        cached_RSP, own_RSS = np.split(mask_RSP, [num_cached], axis=2)
+        num_used = int(np.flatnonzero(cached_RSP.any((0, 1))).max(initial=-1)) + 1
+        first = 1 + self._num_settings + 2 * num_prefix_layers(self._config)  # of the cache, behind `wanted`
+        mask_RSP = np.concatenate([cached_RSP[..., :num_used], own_RSS], axis=2)
+        return [ids_RS, positions_RS, mask_RSP, *rest[:first], *(part[:, :, :num_used] for part in rest[first:])]
+
     def _has_gear(self, inputs: Sequence[np.ndarray]) -> bool:
         return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)
 
     def _in_parts(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the first half of the rows, then the others."""
+        """Run the first half of the rows, then the others; or one row for each half of its wanted tokens."""
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        if len(ids_RS) == 1:
+            middle = len(wanted_T) // 2
+            (tokens_T, logits_TV, *new), (other_tokens_T, other_logits_TV, *_) = (
+                self.run([ids_RS, positions_RS, mask_RSP, *(one[part] for one in (wanted_T, *settings)), *state])
+                for part in (slice(0, middle), slice(middle, None))
+            )
+            return [np.concatenate([tokens_T, other_tokens_T]), np.concatenate([logits_TV, other_logits_TV]), *new]
         num_tokens, results = ids_RS.shape[1], []
         places = []
         middle = len(ids_RS) // 2

@@ -13,7 +13,7 @@ from llama_adapter.llm.exported.step import decode_step, prefill_step, score_ste
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, Tokens, WarmUp
 from llama_adapter.llm.runners.draw import Draw
-from llama_adapter.llm.runners.score_layout import lay_out
+from llama_adapter.llm.runners.score_layout import lay_out_rows
 
 
 class ExportedRunner:
@@ -115,8 +115,17 @@ class ExportedRunner:
         return Tokens(plan.rows, token_ids, logprobs.tolist())
 
     def _score(self, plan: ScorePlan) -> list[list[float]]:
-        layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
-        logits_TV = self.program.score(score_step(layouts, start=self._start), plan.prefixes)
+        most_tokens = self.config.context  # compiled graphs take no longer rows
+        questions = [
+            lay_out_rows(*question, most_tokens=most_tokens)
+            for question in zip(plan.prompts, plan.continuations, strict=True)
+        ]
+        layouts = [layout for rows in questions for layout in rows]
+        prefixes = [prefix for prefix, rows in zip(plan.prefixes, questions, strict=True) for _ in rows]
+        logits_TV = self.program.score(score_step(layouts, start=self._start), prefixes)
         targets = [token for layout in layouts for token in layout.targets]
         per_token = iter(log_softmax(logits_TV)[np.arange(len(targets)), targets])
-        return [[float(sum(next(per_token) for _ in range(length))) for length in layout.lengths] for layout in layouts]
+        return [
+            [float(sum(next(per_token) for _ in range(length))) for layout in rows for length in layout.lengths]
+            for rows in questions
+        ]

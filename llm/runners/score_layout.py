@@ -33,6 +33,18 @@ def lay_out(prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> Sc
     return layout
 
 
+def lay_out_rows(
+    prompt: Sequence[int], continuations: Sequence[Sequence[int]], *, most_tokens: int
+) -> list[ScoreLayout]:
+    """One row or several: as many continuations in each as fit in `most_tokens`, in their order, and at least one."""
+    groups: list[list[Sequence[int]]] = []
+    for continuation in continuations:
+        if not groups or len(lay_out(prompt, [*groups[-1], continuation]).token_ids) > most_tokens:
+            groups.append([])
+        groups[-1].append(continuation)
+    return [lay_out(prompt, group) for group in groups]
+
+
 def layout_positions(layout: ScoreLayout, *, start: int = 0) -> list[int]:
     """The position of each fed token, from `start`: every continuation goes on from the prompt's end."""
     end = start + layout.prompt_length

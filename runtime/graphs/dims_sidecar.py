@@ -19,6 +19,7 @@ _FIELDS: Final = {
     "outputs": list,
     "gears": list,
     "weights": dict,
+    "sources": dict,
     "soc_version": str,
     "precision_mode": str,
     "sha256": str,
@@ -37,6 +38,7 @@ class DimsSidecar:
     weights: Mapping[str, int]  # files in WEIGHTS_FOLDER and their bytes; none if the OM contains them
     soc_version: str
     precision_mode: str
+    sources: Mapping[str, str]  # names of the .onnx and of its external weights -> `file_mark`
     sha256: str  # of the .om
     onnx_sha256: str  # of the .onnx and, behind it, of its external weights
 
@@ -51,6 +53,7 @@ class DimsSidecar:
             "outputs": [_port_to_json(port) for port in self.outputs],
             "gears": [dict(gear) for gear in self.gears],
             "weights": dict(self.weights),
+            "sources": dict(self.sources),
             **{name: getattr(self, name) for name in ("soc_version", "precision_mode", "sha256", "onnx_sha256")},
         }
         return json.dumps(values, indent=1) + "\n"
@@ -61,10 +64,12 @@ class DimsSidecar:
         try:
             values = read_object(text)
             check_version(values, FORMAT_VERSION)
+            values = {"sources": {}, **values}  # which early side-cars do not have
             check_fields(values, _FIELDS, what="the side-car")
             for gear in values["gears"]:
                 check_fields(gear, dict.fromkeys(gear, int), what="a gear")
             check_fields(values["weights"], dict.fromkeys(values["weights"], int), what="weights")
+            check_fields(values["sources"], dict.fromkeys(values["sources"], str), what="sources")
             ports = {name: tuple(map(_port_from_json, values.pop(name))) for name in ("inputs", "outputs")}
             return cls(inputs=ports["inputs"], outputs=ports["outputs"], gears=tuple(values.pop("gears")), **values)
         except (TypeError, ValueError) as error:

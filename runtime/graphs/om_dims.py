@@ -32,6 +32,7 @@ class OmDimsSession:
         check_om_file(self.file)
         sidecar = read_dims_sidecar(self.file)
         self.inputs, self.outputs, self.gears = sidecar.inputs, sidecar.outputs, sidecar.gears
+        self.sources = sidecar.sources  # names of the files that it was compiled from -> `file_mark`
         self._thread = OmThread(file=self.file, name=self.name)
         try:
             self._model = self._thread.open(lambda: OmModel(self.file, device_id=device_id, soc=sidecar.soc_version))

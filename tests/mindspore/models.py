@@ -22,7 +22,7 @@ from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
 from tests.app.golden import model_options
 
-NUM_SLOTS = 8
+NUM_SLOTS = 16
 _FOLDER = tempfile.TemporaryDirectory(prefix="mindir-")
 
 

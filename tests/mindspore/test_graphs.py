@@ -21,7 +21,7 @@ from llama_adapter.vision.export import BOUNDS, judge
 from tests.app.golden import model_options
 from tests.llm.toys import forward
 from tests.mindspore.models import embedded, encoder, exported, greedy, place, program
-from tests.parity.golden import GENERATE, pixels, tensors
+from tests.parity.golden import GENERATE, GROUPS, batch, pixels, tensors
 
 LOGITS_ATOL = 1e-4
 PICTURES = GENERATE["bias_b3_mixed"]["images"]
@@ -66,6 +66,16 @@ def test_ids_of_every_golden_case_are_those_of_the_reference(name: str) -> None:
     ids, _ = greedy(
         program(case["adapter"]), prompts, query, num_tokens=case["max_gen_len"], window=case["max_seq_len"]
     )
+    assert ids == case["output_ids"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_ids_of_golden_cases_in_16_ragged_rows_are_those_of_the_reference(group: str) -> None:
+    case = batch(group, num_rows=16)
+    [query] = encoder(case["adapter"]).run([pixels(case["images"]).numpy()])
+    prompts = [prompt["ids"] for prompt in case["prompts"]]
+    made = program(case["adapter"])
+    ids, _ = greedy(made, prompts, query, num_tokens=case["max_gen_len"], window=case["max_seq_len"])
     assert ids == case["output_ids"]
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from llama_adapter import Captioner, InferConfig, InferTask, pipeline
 from llama_adapter.app.captioning.captioner import TextDelta
-from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.ge_config import read_ge_config
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.mslite_session import MsliteSession
+from tests.app.captioning.test_exported import CHOICES, DRAWN, PROMPTS, SAMPLE_PROMPTS, SAMPLES
 from tests.mindspore.models import encoder, exported, greedy
 from tests.mindspore.test_graphs import PICTURES
 from tests.parity.golden import GENERATE, pixels
@@ -131,30 +131,42 @@ def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.Mo
             assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
 
 
+@pytest.fixture(scope="module")
+def torchs() -> Captioner:
+    return Captioner.load(device="cpu", dtype="float32", batch_size=16)
+
+
+@pytest.mark.parametrize(("batch_size", "num_pictures"), [(1, 5), (5, 12), (16, 32)])
 @pytest.mark.proves("embedded model", "MindSpore")
 @pytest.mark.proves("continuous batching", "MindSpore")
+def test_sample_pictures_have_torchs_answers(torchs: Captioner, batch_size: int, num_pictures: int) -> None:
+    pictures, prompts = SAMPLES[:num_pictures], SAMPLE_PROMPTS[:num_pictures]
+    with Captioner.load(decoder=str(exported()), batch_size=batch_size) as captioner:
+        made = captioner.generate(pictures, prompts)
+    wanted = torchs.generate(pictures, prompts)
+    assert [answer.token_ids for answer in made] == [answer.token_ids for answer in wanted]
+
+
 @pytest.mark.proves("streaming", "MindSpore")
 @pytest.mark.proves("choices by scoring", "MindSpore")
-def test_pictures_are_captioned_drawn_streamed_and_chosen_as_by_torch(mslite: Any) -> None:
-    pictures, question = sorted(sample_pictures().iterdir())[:10], "Is there a red star?"
+def test_pictures_are_captioned_drawn_streamed_and_chosen_as_by_torch(torchs: Captioner, mslite: Any) -> None:
+    pictures = SAMPLES[:7]
 
-    def answers(captioner: Captioner) -> tuple[Any, ...]:
-        texts = [answer.text for answer in captioner.generate(pictures, "Describe this image.", max_new_tokens=24)]
-        drawn = captioner.generate(pictures, question, temperature=1.5, top_k=9, seed=3)
-        events = captioner.stream(pictures[0], question, max_new_tokens=6)
+    def answers(captioner: Captioner) -> tuple[Any, list[Any]]:
+        made = [captioner.generate(pictures, PROMPTS[0], **options) for options in ({}, DRAWN)]
+        events = captioner.stream(pictures[0], PROMPTS[1], max_new_tokens=6)
         pieces = [event.text for event in events if isinstance(event, TextDelta)]
-        chosen = captioner.generate(pictures, question, choices=["Yes", "No"])
-        shares = [pytest.approx(answer.choice["Yes"], abs=1e-4) for answer in chosen if answer.choice is not None]
-        return texts, [answer.text for answer in drawn], pieces, shares
+        chosen = captioner.generate(pictures, PROMPTS[1], choices=CHOICES)
+        ids = [[answer.token_ids for answer in answers] for answers in made]
+        return (ids, pieces), [answer.choice for answer in chosen]
 
-    with Captioner.load(device="cpu", dtype="float32") as ours:
-        wanted = answers(ours)
-    assert all(map(len, wanted))
+    wanted, wanted_shares = answers(torchs)
     for backend in ("ms", "mslite"):
         with pipeline("caption", exported(), backend=backend, target="CPU").captioner as theirs:
-            made = answers(theirs)
-        assert made[:3] == wanted[:3]
-        assert [share.expected for share in made[3]] == wanted[3]
+            made, shares = answers(theirs)
+        assert made == wanted
+        for share, other in zip(shares, wanted_shares, strict=True):
+            assert share == pytest.approx(other, abs=1e-4)
 
 
 def test_infer_task_runs_graphs_by_mindspore_lite(mslite: Any) -> None:

@@ -1,6 +1,7 @@
 """The reference's data, and our models built from its checkpoints through the production converter."""
 
 import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,24 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())
 GENERATE: dict[str, dict[str, Any]] = {case["name"]: case for case in CASES["generate"]}
 PICTURES: list[str] = CASES["visual_order"]
+# Cases of one model and the same limits, which one call can answer together: their prompts differ in length.
+GROUPS: dict[str, list[dict[str, Any]]] = {}
+for _case in GENERATE.values():
+    GROUPS.setdefault("{adapter}-{max_gen_len}-{max_seq_len}".format_map(_case), []).append(_case)
 ADAPTERS = tuple(CASES["adapters"])
 
 
 class GoldenModel(NamedTuple):
     encoder: PictureEncoder
     decoder: LlamaAdapterDecoder
+
+
+def batch(group: str, *, num_rows: int) -> dict[str, Any]:
+    """The rows of a group's cases as one case, again from the first up to `num_rows` where they are fewer."""
+    cases, columns = GROUPS[group], ("images", "prompts", "output_ids", "output_text")
+    rows = {name: [row for case in cases for row in case[name]] for name in columns}
+    num_rows = max(num_rows, len(rows["images"]))
+    return cases[0] | {name: list(itertools.islice(itertools.cycle(all), num_rows)) for name, all in rows.items()}
 
 
 def tensors(name: str) -> dict[str, Tensor]:

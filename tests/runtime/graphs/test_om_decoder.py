@@ -179,8 +179,8 @@ def test_the_engine_gives_torchs_answers(
     monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
     decoder = toy_decoder()
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
-    # Fewer rows than slots for prompts, fewer wanted tokens than continuations have.
-    steps = [(1, 32, 4, 2), (2, 32, 4, 1), (4, 1, 64, 4), (1, 1, 64, 1)]
+    # Fewer rows than slots for prompts, fewer tokens and wanted tokens than all continuations of a prompt have.
+    steps = [(1, 32, 4, 2), (2, 32, 4, 1), (4, 1, 35, 4), (1, 1, 20, 1)]
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
     for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
         graph = read_graph(tmp_path / name)
@@ -202,7 +202,7 @@ def test_the_engine_gives_torchs_answers(
                     id=100 + request.id,
                     prompt_ids=request.prompt_ids,
                     prefix=request.prefix,
-                    continuations=((5,), (6,))[: 1 + request.id % 2],
+                    continuations=((5,), (6,), (5,) * 8, (7, 8) * 4, (9,) * 8)[: 1 + 2 * request.id],
                 )
                 engine.submit(score)
             for request in requests:

@@ -185,6 +185,8 @@ def test_a_side_car_must_be_that_of_the_file(acl: Any, om: Path) -> None:
     text = path.read_text()
     assert DimsSidecar.from_json(text, file="f").to_json() == text
     stored = json.loads(text)
+    early = json.dumps({name: value for name, value in stored.items() if name != "sources"})
+    assert DimsSidecar.from_json(early, file="f").sources == {}
     path.unlink()
     with pytest.raises(GraphError, match="needs its side-car"):
         OmDimsSession(om)
@@ -196,6 +198,7 @@ def test_a_side_car_must_be_that_of_the_file(acl: Any, om: Path) -> None:
         "its version is 2": {"version": 2},
         "must be a list": {"gears": 1},
         "must be a whole number": {"gears": [{"R": "1"}] * 2},
+        "must be a text": {"sources": {"decoder.onnx": 1}},
         "must be whole numbers and names": {"inputs": [{**stored["inputs"][0], "shape": [1.5]}]},
     }
     for words, change in faults.items():
