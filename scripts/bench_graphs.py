@@ -4,9 +4,11 @@ Usage: python -m scripts.bench_graphs [--part PART] [--sizes 160M 1B] [--rounds 
 
 Parts measured earlier stay unless they are measured again. `exports` writes decoders with random weights in every
 precision, `processes` runs the caption command with and without torch, and `one_thread` and `two_threads` compare
-programs in turn.
+programs in turn. `formats` compares the logits of each format with torch's; run it where MindSpore is installed.
 """
 
+import dataclasses
+import importlib.util
 import json
 import os
 import statistics
@@ -15,16 +17,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 
+from llama_adapter.app.captioning.assemble import load_model
+from llama_adapter.app.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
+from llama_adapter.llm.exported.parity import compare
+from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.step import prefill_step
 from llama_adapter.llm.exported.weights_file import ExportPrecision
+from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from scripts.common import ROOT, in_turn, run_bench, sample_files, tell
 from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
@@ -151,6 +165,36 @@ def _child(program: str, *arguments: str) -> dict[str, Any]:
     return {**reply, "seconds": seconds}
 
 
+def measure_formats(settings: Settings) -> dict[str, Any]:
+    """Differences of the embedded model's logits from torch's float32, in every format that runs here."""
+    backend, spec = open_backend("cpu"), DecoderJob(out="unused").spec
+    model = load_model(spec, dtype=torch.float32, is_encoded_elsewhere=True)
+    config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32, operators="aten")
+    reference = place_decoder(config, model.decoder_state, backend=backend).runner(3)
+    assert isinstance(reference, EagerRunner), "the CPU's runners are"
+    formats: dict[DecoderFormat, tuple[Any, ...]] = {"onnx": get_args(ExportPrecision)}
+    if importlib.util.find_spec("mindspore") is not None:
+        formats["mindir"] = ("float32", "float16")
+    rows: list[dict[str, Any]] = []
+    for form, precisions in formats.items():
+        for precision in precisions:
+            with tempfile.TemporaryDirectory() as scratch:
+                place = Path(scratch) / "exported"
+                job = DecoderJob(out=str(place), format=form, precision=precision, encoder=False, compare=False)
+                run_export_decoder(job)
+                card = read_card(place)
+                program: DecoderProgram
+                if form == "mindir":
+                    program = open_mindir_program(card, place, MindirRuntime(), num_slots=3)
+                else:
+                    program = OnnxProgram(card, place, threads=1, num_slots=3)
+                with closing(program):
+                    parity = compare(program, reference)
+            rows.append({"format": form, "precision": precision, **dataclasses.asdict(parity)})
+            tell(str(rows[-1]))
+    return {"rows": rows}
+
+
 def measure_processes(settings: Settings) -> dict[str, Any]:
     """The caption command for one picture, whole processes in turn: seconds, and the largest memory of the process."""
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +242,7 @@ def page_context(figures: dict[str, Any]) -> dict[str, Any]:
     rates = [figures[name] for name in ("one_thread", "two_threads") if name in figures]
     for part in rates:
         part["engines"] = [name for name in ENGINES if any(name in row["rates"] for row in part["rows"])]
-    return {"exports": None, "processes": None, **figures, "rates": rates}
+    return {"exports": None, "formats": None, "processes": None, **figures, "rates": rates}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packages=ONNXRUNTIME_PACKAGES,
         measure={
             "exports": measure_exports,
+            "formats": measure_formats,
             "processes": measure_processes,
             "one_thread": lambda settings: measure_rates(settings, threads=1),
             "two_threads": lambda settings: measure_rates(settings, threads=2),
