@@ -52,7 +52,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "prefix tuning",
         ),
     ),
-    "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights")),
+    "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights", "int4 weights")),
     "Decoder": (
         DECODER,
         (

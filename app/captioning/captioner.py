@@ -187,7 +187,7 @@ class Captioner:
                 or a `torch.device`.
             dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a
                 `torch.dtype`.
-            precision: of the weights of linear layers, `"float"` or `"int8"`. Default: as stored.
+            precision: of the weights of linear layers, `"float"`, `"int8"` or `"int4"`. Default: as stored.
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
             operators: `"auto"` (default), or `"aten"` to avoid fused operators.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.

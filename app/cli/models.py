@@ -11,6 +11,7 @@ from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.schemes import QUANTISED
 
 _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
@@ -19,9 +20,10 @@ bundle: `doctor` repeats it.
 """
 
 _QUANTIZE = """\
-Round the weights of all linear layers of a bundle to 8 bits, with a scale for each output: half the size of float16,
-and faster on a CPU with the kernels (see `doctor --environment`); elsewhere they are widened at load. docs/int8.md has
-the accuracy.
+Round the weights of all linear layers of a bundle: to 8 bits, with a scale for each output, or to 4 bits, with a scale
+for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes with 8-bit weights
+faster (see `doctor --environment`); elsewhere, and from 4 bits, they are widened at load. docs/int8.md and docs/int4.md
+have the accuracy.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
 """
@@ -47,7 +49,7 @@ def _declare_convert(convert: Parser) -> None:
 
 
 def add_quantize(commands: Any) -> None:
-    text = "make an 8-bit bundle"
+    text = "make an 8-bit or 4-bit bundle"
     command(commands, "quantize", _run_quantize, declare=_declare_quantize, help=text, description=_QUANTIZE)
 
 
@@ -58,7 +60,7 @@ def _declare_quantize(quantize: Parser) -> None:
     output = quantize.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     output.add_argument(
-        "--precision", key="stored_precision", choices=("int8",), default="int8", help=default("of the weights")
+        "--precision", key="stored_precision", choices=QUANTISED, default="int8", help=default("of the weights")
     )
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
 

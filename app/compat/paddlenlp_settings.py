@@ -15,6 +15,7 @@ from llama_adapter.app.compat.imported import (
     whole_number,
 )
 from llama_adapter.runtime.device_names import our_device
+from llama_adapter.runtime.schemes import QUANTISED
 
 SYSTEM = "PaddleNLP"
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature"}
@@ -94,7 +95,8 @@ RULES: dict[str, Rule] = {
     ),
     "mode": _mode,
     "quant_type": one_of(
-        {"weight_only_int8": {"computation.precision": "int8"}}, otherwise="weights are float or 8-bit here"
+        {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED},
+        otherwise="weights are float, 8-bit or 4-bit here",
     ),
     "output_path": lambda imported, key, value: imported.refuse(
         key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"

@@ -18,7 +18,7 @@ ExportPrecision = Literal["float32", "float16", "int8", "int4"]
 PRECISIONS: Final = ("float32", "float16", "int8", "int4")
 GROUP: Final = 32  # weights that share a scale in int4; int8 too, unless the model has scales of its own
 _ALIGNMENT: Final = 64
-_SCALE = "_scale"  # of the 8-bit scheme
+_SCALE = "_scale"  # of the stored schemes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +92,12 @@ class WeightsFile:
         import torch
 
         quantisable = frozenset(linears)
-        pending: tuple[str, Tensor] | None = None  # an int8 weight that waits for its scales
+        pending: tuple[str, Tensor] | None = None  # a quantised weight that waits for its scales
         for name, tensor in tensors:
-            if tensor.dtype == torch.int8:
+            if tensor.dtype in (torch.int8, torch.uint8):
                 pending = name, tensor
             elif pending is not None and name == pending[0] + _SCALE:
-                self._write_int8(*pending, scales=tensor)
+                self._write_quantised(*pending, scales=tensor)
                 pending = None
             elif name in quantisable and tensor.ndim == 2:
                 self._write_linear(name, tensor)
@@ -112,20 +112,36 @@ class WeightsFile:
             bits = 8 * np.dtype(self.float_dtype).itemsize
             self.linears[name] = Linear(weight=weight, scales=None, num_inputs=tensor.shape[1], bits=bits, group=0)
             return
-        bits = 8 if self.precision == "int8" else 4
-        codes, scales = quantise_groups(_finite(name, tensor.float().numpy()), bits=bits, group=GROUP)
-        self._write_codes(name, codes, scales, num_inputs=tensor.shape[1], bits=bits)
-
-    def _write_int8(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
-        """A weight that is 8-bit already: exactly its values in int8, with the scale of its row in every group."""
-        num_inputs = weight.shape[1]
+        num_inputs = tensor.shape[1]
         if self.precision == "int8":
-            groups = -(-num_inputs // GROUP)
-            codes = _in_groups((weight.numpy().astype(np.int16) + 128).astype(np.uint8), group=GROUP, filler=128)
-            repeated = np.repeat(scales.float().numpy()[:, None], groups, axis=1)
-            self._write_codes(name, codes, repeated, num_inputs=num_inputs, bits=8)
+            codes, scales = quantise_to_8_bits(_finite(name, tensor.float().numpy()))
+            self._write_codes(name, codes, scales, num_inputs=num_inputs, bits=8)
             return
-        self._write_linear(name, weight.float() * scales[:, None])
+        from llama_adapter.runtime.schemes.int4 import quantise_groups
+
+        try:
+            groups, steps = quantise_groups(tensor)
+        except ValueError as error:
+            raise GraphError(f"Values of `{name}` are {error}", hint="the checkpoint is damaged") from None
+        self._write_codes(name, groups.numpy(), steps.numpy(), num_inputs=num_inputs, bits=4)
+
+    def _write_quantised(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
+        """A weight that is quantised already: exactly its values, where the export has as many bits."""
+        from llama_adapter.runtime.schemes.int4 import unpacked
+        from llama_adapter.runtime.schemes.scheme import scheme_of
+
+        scheme = scheme_of(weight.dtype)
+        assert scheme is not None, "the caller looks at the type"
+        if scheme.name != self.precision:
+            self._write_linear(name, scheme.dequantise({"": weight, _SCALE: scales}))
+            return
+        if scheme.name == "int4":
+            codes, steps = _in_groups(unpacked(weight).numpy(), filler=8), scales.numpy()
+        else:  # the scale of a row stands in every group
+            codes = _in_groups((weight.numpy().astype(np.int16) + 128).astype(np.uint8), filler=128)
+            steps = np.repeat(scales.float().numpy()[:, None], codes.shape[1], axis=1)
+        bits, num_inputs = (4, 2 * weight.shape[1]) if scheme.name == "int4" else (8, weight.shape[1])
+        self._write_codes(name, codes, steps, num_inputs=num_inputs, bits=bits)
 
     def _write_codes(self, name: str, codes: np.ndarray, scales: np.ndarray, *, num_inputs: int, bits: int) -> None:
         if bits == 4:
@@ -153,28 +169,27 @@ class WeightsFile:
         return stored
 
 
-def quantise_groups(weight_OI: np.ndarray, *, bits: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+def quantise_to_8_bits(weight_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matrix (O, I) -> codes uint8 (O, G, group) and scales (O, G) in float32.
 
-    W = (code - 2^(bits-1)) * scale, rounded to nearest. A scale is the largest magnitude of its group over the largest
-    code, with its sign where that uses the code -2^(bits-1): one more step of range.
+    W = (code - 128) * scale, rounded to nearest. A scale is the largest magnitude of its group over the largest code,
+    with its sign where that uses the code 0: one more step of range.
     """
-    middle = 1 << (bits - 1)
-    weight_OGI = _in_groups(weight_OI, group=group, filler=0)
+    weight_OGI = _in_groups(weight_OI, filler=0)
     places = np.abs(weight_OGI).argmax(-1)
     extreme_OG = np.take_along_axis(weight_OGI, places[..., None], -1)[..., 0]
-    scales_OG = np.where(extreme_OG == 0, np.float32(1), -extreme_OG / middle).astype(np.float32)
-    codes = np.clip(np.rint(weight_OGI / scales_OG[..., None]), -middle, middle - 1) + middle
+    scales_OG = np.where(extreme_OG == 0, np.float32(1), -extreme_OG / 128).astype(np.float32)
+    codes = np.clip(np.rint(weight_OGI / scales_OG[..., None]), -128, 127) + 128
     return codes.astype(np.uint8), scales_OG
 
 
-def _in_groups(weight_OI: np.ndarray, *, group: int, filler: int) -> np.ndarray:
-    """(O, I) -> (O, G, group), the last group filled up."""
+def _in_groups(weight_OI: np.ndarray, *, filler: int) -> np.ndarray:
+    """(O, I) -> (O, G, GROUP), the last group filled up."""
     num_outputs, num_inputs = weight_OI.shape
-    missing = -num_inputs % group
+    missing = -num_inputs % GROUP
     if missing:
         weight_OI = np.pad(weight_OI, ((0, 0), (0, missing)), constant_values=filler)
-    return weight_OI.reshape(num_outputs, -1, group)
+    return weight_OI.reshape(num_outputs, -1, GROUP)
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:

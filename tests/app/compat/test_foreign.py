@@ -148,7 +148,7 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (PREDICT, "model: {model_config: {checkpoint_name_or_path: llama2_7b.ckpt}}", 2),
         (OPTIONS, "output_path: ./inference", 2),
         (OPTIONS, "lora_path: b", 2),
-        (OPTIONS, "quant_type: weight_only_int4", 2),
+        (OPTIONS, "quant_type: weight_only_int2", 2),
         (OPTIONS, "decode_strategy: beam_search", 2),
         ("model_name_or_path: a.pdparams", "dtype: float32", 1),
         (OPTIONS, "device: tpu", 2),

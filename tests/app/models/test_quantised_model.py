@@ -1,4 +1,4 @@
-"""8-bit bundles: what `quantize` writes and refuses, and that such a model answers as the one it was made from."""
+"""8-bit and 4-bit bundles: what `quantize` writes and refuses, and that such models answer as the original."""
 
 import itertools
 import json
@@ -21,6 +21,7 @@ from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.schemes import QUANTISED
 from tests.app.models.bundles import Damage, edit_known_answer, edit_manifest, edit_tensors
 from tests.llm.toys import is_mapped
 
@@ -33,6 +34,18 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantise_bundle(QuantiseJob(out=str(tmp_path_factory.mktemp("int8") / "bundle")))
 
 
+@pytest.fixture(scope="module")
+def int4_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantise_bundle(QuantiseJob(out=str(tmp_path_factory.mktemp("int4") / "bundle"), precision="int4"))
+
+
+@pytest.fixture(params=QUANTISED)
+def quantised(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """A precision, and the embedded model's bundle in it."""
+    bundle: Path = request.getfixturevalue(f"{request.param}_bundle")
+    return request.param, bundle
+
+
 @pytest.fixture
 def own_bundle(tmp_path: Path, int8_bundle: Path) -> Path:
     return Path(shutil.copytree(int8_bundle, tmp_path / "bundle"))
@@ -42,11 +55,12 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_quantised_bundle_equals_quantising_at_load(int8_bundle: Path) -> None:
-    plain, stored = load_bundle(embedded_model()), load_bundle(int8_bundle)
-    rounded = load_bundle(embedded_model(), precision="int8")
+def test_a_quantised_bundle_equals_quantising_at_load(quantised: tuple[Any, Path]) -> None:
+    precision, bundle = quantised
+    plain, stored = load_bundle(embedded_model()), load_bundle(bundle)
+    rounded = load_bundle(embedded_model(), precision=precision)
 
-    assert (stored.precision, stored.dtype) == ("int8", torch.float16)
+    assert (stored.precision, stored.dtype) == (precision, torch.float16)
     assert same(stored.decoder_state, rounded.decoder_state)
     assert same(stored.vision_state, rounded.vision_state)
     assert stored.origin == rounded.origin
@@ -57,24 +71,27 @@ def test_a_quantised_bundle_equals_quantising_at_load(int8_bundle: Path) -> None
     assert torch.equal(plain.vision_state["clip.position_embedding"], stored.vision_state["clip.position_embedding"])
 
 
-def test_the_manifest_has_the_original_and_a_new_version(int8_bundle: Path) -> None:
-    made, source = read_manifest(int8_bundle), read_manifest(embedded_model())
-    sizes = [sum(f.stat().st_size for f in place.glob("*.safetensors")) for place in (int8_bundle, embedded_model())]
+def test_the_manifest_has_the_original_and_a_new_version(quantised: tuple[str, Path]) -> None:
+    precision, bundle = quantised
+    made, source = read_manifest(bundle), read_manifest(embedded_model())
+    sizes = [sum(f.stat().st_size for f in place.glob("*.safetensors")) for place in (bundle, embedded_model())]
 
-    assert (made["version"], made["precision"], made["dtype"]) == (2, "int8", "float16")
+    version, share = {"int8": (2, 0.6), "int4": (3, 0.4)}[precision]
+    assert (made["version"], made["precision"], made["dtype"]) == (version, precision, "float16")
     assert made["origin"]["digest"] == source["digest"] != made["digest"]
     assert (made["name"], made["prompt"], made["sources"]) == (source["name"], source["prompt"], source["sources"])
     assert (source["version"], "precision" in source) == (1, False)
-    assert sizes[0] < 0.6 * sizes[1]
+    assert sizes[0] < share * sizes[1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
-def test_8_bit_weights_are_mapped_for_every_dtype(int8_bundle: Path) -> None:
-    loaded = load_bundle(int8_bundle, dtype=torch.float32)
+def test_quantised_weights_are_mapped_for_every_dtype(quantised: tuple[str, Path]) -> None:
+    _, bundle = quantised
+    loaded = load_bundle(bundle, dtype=torch.float32)
     for state, file in ((loaded.decoder_state, "llm.safetensors"), (loaded.vision_state, "vision.safetensors")):
-        stored = {name: tensor for name, tensor in state.items() if tensor.dtype == torch.int8}
+        stored = {name: tensor for name, tensor in state.items() if tensor.dtype in (torch.int8, torch.uint8)}
         assert stored
-        assert all(is_mapped(tensor, int8_bundle / file) for tensor in stored.values())
+        assert all(is_mapped(tensor, bundle / file) for tensor in stored.values())
         assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in state.values())
 
 
@@ -101,6 +118,18 @@ def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None
     assert [answer.text for answer in ours] == [answer.text for answer in expected]
 
 
+@pytest.mark.proves("int4 weights", "CPU")
+def test_most_captions_of_the_samples_survive_4_bits(int4_bundle: Path) -> None:
+    expected = [answer.text for answer in Captioner.load(dtype="float32").generate(SAMPLES)]
+    stored = Captioner.load(int4_bundle, dtype="float32")
+
+    texts = [answer.text for answer in stored.generate(SAMPLES)]
+
+    assert stored.info.precision == "int4"
+    same = sum(one == other for one, other in zip(texts, expected, strict=True))
+    assert same >= 0.9 * len(SAMPLES)
+
+
 def test_only_float_bundles_are_quantised_and_no_bundle_is_replaced_without_force(
     int8_bundle: Path, own_bundle: Path, tmp_path: Path
 ) -> None:
@@ -115,7 +144,7 @@ def test_only_float_bundles_are_quantised_and_no_bundle_is_replaced_without_forc
     assert quantise_bundle(QuantiseJob(out=str(own_bundle), force=True)) == own_bundle.resolve()
 
 
-@pytest.mark.parametrize("values", [{"precision": "int4"}, {"model": ""}, {"out": ""}])
+@pytest.mark.parametrize("values", [{"precision": "int2"}, {"model": ""}, {"out": ""}])
 def test_an_invalid_job_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         QuantiseJob(**{"out": "x", **values})

@@ -11,6 +11,7 @@ from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import PRECISIONS
+from llama_adapter.runtime.schemes.int4 import GROUP
 from llama_adapter.runtime.schemes.int8 import quantise_weight
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme, scheme_of
@@ -50,7 +51,7 @@ def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
 def test_schemes_differ_in_bundle_version_and_stored_dtype() -> None:
     schemes = [find_scheme(precision) for precision in PRECISIONS]
 
-    assert [scheme.bundle_version for scheme in schemes] == [1, 2]  # in bundles that exist already
+    assert [scheme.bundle_version for scheme in schemes] == [1, 2, 3]  # in bundles that exist already
     assert len({scheme.weight_dtype for scheme in schemes}) == len(schemes)
     assert scheme_of(torch.float16) is None
     assert scheme_of(torch.int8) is find_scheme("int8")
@@ -66,6 +67,47 @@ def test_int8_moves_no_weight_by_more_than_half_a_step_of_its_row(dtype: torch.d
     assert values.abs().amax(dim=1).tolist() == [127] * 50
     error = (values.float() * scales[:, None] - weight.float()).abs()
     assert bool((error <= scales[:, None] * 0.5001).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_int4_moves_weights_by_less_than_rounding_to_the_largest(dtype: torch.dtype) -> None:
+    weight = (weights(50, 96) * torch.logspace(-3, 2, 50)[:, None]).to(dtype)
+    weight[3, :32] = 0
+
+    parts = find_scheme("int4").quantise(weight)
+    back = find_scheme("int4").dequantise(parts)
+
+    assert (parts[""].dtype, parts["_scale"].dtype) == (torch.uint8, torch.float16)
+    steps = parts["_scale"].float().abs().repeat_interleave(GROUP, dim=1)
+    error = (back - weight.float()).abs()
+    # The largest weights of a group may be clipped, by a sixth of the range at most.
+    assert bool((error <= 2.5 * steps).all())
+    assert float((error <= 0.501 * steps).float().mean()) > 0.97
+    # Q4_0 of llama.cpp has a scale of the largest weight over 8, and no choice.
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    widest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
+    plain = (groups / widest.where(widest != 0, 1.0)).round().clamp(-8, 7) * widest
+    relative = (back - weight.float()).square().sum(1) / (plain.flatten(1) - weight.float()).square().sum(1)
+    assert float(relative.mean()) < 0.96
+    assert torch.equal(back[3, :32], torch.zeros(32))
+
+
+def test_int4_takes_rows_that_end_within_a_group() -> None:
+    weight = weights(5, 70)
+
+    back = find_scheme("int4").dequantise(find_scheme("int4").quantise(weight))
+
+    assert back.shape == weight.shape
+    assert float((back - weight).abs().max()) < 0.6
+
+
+@pytest.mark.parametrize("damaged", [float("nan"), float("inf"), 1e30])
+def test_int4_refuses_what_its_scales_cannot_hold(damaged: float) -> None:
+    weight = weights(4, 64)
+    weight[2, 5] = damaged
+
+    with pytest.raises(ValueError, match=r"infinite|large"):
+        find_scheme("int4").quantise(weight)
 
 
 def test_int8_rounds_each_row_alone() -> None:
