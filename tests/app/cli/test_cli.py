@@ -188,7 +188,7 @@ doctor --encoder clip.onnx --vision torch
 """
 
 
-@pytest.mark.parametrize("line", ["caption a.png --precision int2", "quantize --out bundle --precision int4"])
+@pytest.mark.parametrize("line", ["caption a.png --precision int2", "quantize --out bundle --precision int2"])
 def test_unknown_precision_is_usage_error(run: Run, line: str) -> None:
     assert run(*line.split()).code == 2
 
