@@ -49,6 +49,7 @@ ENGINES = (
     "ours-float32",
     "ours-bfloat16",
     "ours-int8",
+    "ours-int4",
     "graphs-float32",
     "graphs-int8",
     "graphs-int4",

@@ -21,9 +21,8 @@ bundle: `doctor` repeats it.
 
 _QUANTIZE = """\
 Round the weights of all linear layers of a bundle: to 8 bits, with a scale for each output, or to 4 bits, with a scale
-for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes with 8-bit weights
-faster (see `doctor --environment`); elsewhere, and from 4 bits, they are widened at load. docs/int8.md and docs/int4.md
-have the accuracy.
+for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes faster with fewer bits
+(see `doctor --environment`); elsewhere weights are widened at load. docs/bits.md has the accuracy.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
 """

@@ -28,11 +28,10 @@ from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, Ke
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
 
+# Of the widest instruction set; decoders are required to fit it, so that all sets run the same ones.
 _BLOCK = 64  # outputs that the kernels compute together
 _LANES = 16  # floats of a vector
 _MAX_TOKENS = 2048  # of one call; more would not be faster, only take memory
-
-NATIVE = dataclasses.replace(ATEN, name="native")  # plain ones compute what is outside of the kernels
 
 
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
@@ -88,7 +87,9 @@ class NativeRunner(EagerRunner):
     def __init__(
         self, decoder: LlamaAdapterDecoder, config: EngineConfig, *, backend: Backend, library: Library
     ) -> None:
-        super().__init__(decoder, config, backend=backend, operators=NATIVE)
+        # Plain operators compute what is outside of the kernels.
+        operators = dataclasses.replace(ATEN, name=f"native {library.instruction_set}")
+        super().__init__(decoder, config, backend=backend, operators=operators)
         self._library = library
         self._kept: list[Tensor] = []  # tensors that the structures point to
         self._struct = self._describe(decoder)

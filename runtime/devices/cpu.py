@@ -72,7 +72,7 @@ class CpuBackend:
         if stored is None:
             return True
         kernels = _kernels(wanted)
-        return kernels is not None and takes_types(stored, activations, library=kernels)
+        return kernels is not None and takes_types(stored, activations)
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -73,16 +73,16 @@ static void norm_task(const void *context, int64_t first, int64_t end, int64_t t
     for (int64_t row = first; row < end; row++) {
         const float *x = self->x + (self->tokens ? self->tokens[row] : row) * self->dim;
         float *out = self->out + row * self->dim;
-        __m512 squares = _mm512_setzero_ps();
+        floats_t squares = zeros();
         for (int64_t k = 0; k < self->dim; k += LANES) {
-            __m512 part = _mm512_maskz_loadu_ps(first_lanes(self->dim - k), x + k);
-            squares = _mm512_fmadd_ps(part, part, squares);
+            floats_t part = load_first(x + k, self->dim - k);
+            squares = times_add(part, part, squares);
         }
-        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / self->dim + self->eps));
+        floats_t scale = splat(1.0f / sqrtf(sum_of(squares) / self->dim + self->eps));
         for (int64_t k = 0; k < self->dim; k += LANES) {
-            __mmask16 lanes = first_lanes(self->dim - k);
-            __m512 part = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + k), scale);
-            _mm512_mask_storeu_ps(out + k, lanes, _mm512_mul_ps(part, _mm512_maskz_loadu_ps(lanes, self->weight + k)));
+            int64_t count = self->dim - k;
+            floats_t part = times(load_first(x + k, count), scale);
+            store_first(out + k, times(part, load_first(self->weight + k, count)), count);
         }
     }
 }
@@ -90,20 +90,20 @@ static void norm_task(const void *context, int64_t first, int64_t end, int64_t t
 /* Leave a key or a value of one head, `count` a multiple of 16, at place `at`. */
 static void keep(void *kept, int type, int64_t at, const float *values, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
-        __m512 x = _mm512_loadu_ps(values + i);
-        if (type == FLOAT32) _mm512_storeu_ps((float *)kept + at + i, x);
-        else store_bf16((bfloat16_t *)kept + at + i, x);
+        floats_t x = load(values + i);
+        if (type == FLOAT32) store((float *)kept + at + i, x);
+        else store_bf16_first((bfloat16_t *)kept + at + i, x, LANES);
     }
 }
 
 static void rotate(float *x, const float *cos, const float *sin, int64_t head_dim) {
     int64_t half = head_dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
-        __mmask16 lanes = first_lanes(half - i);
-        __m512 first = _mm512_maskz_loadu_ps(lanes, x + i), second = _mm512_maskz_loadu_ps(lanes, x + half + i);
-        __m512 c = _mm512_maskz_loadu_ps(lanes, cos + i), s = _mm512_maskz_loadu_ps(lanes, sin + i);
-        _mm512_mask_storeu_ps(x + i, lanes, _mm512_fnmadd_ps(second, s, _mm512_mul_ps(first, c)));
-        _mm512_mask_storeu_ps(x + half + i, lanes, _mm512_fmadd_ps(first, s, _mm512_mul_ps(second, c)));
+        int64_t count = half - i;
+        floats_t first = load_first(x + i, count), second = load_first(x + half + i, count);
+        floats_t c = load_first(cos + i, count), s = load_first(sin + i, count);
+        store_first(x + i, minus_times(times(first, c), second, s), count);
+        store_first(x + half + i, times_add(first, s, times(second, c)), count);
     }
 }
 
@@ -134,44 +134,48 @@ typedef struct {
     int64_t first, end;
 } span_t;
 
-/* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of 16 make up a head. */
+#define VECTORS_AT_ONCE 8 /* of a head's values, whose sums are in registers */
+
+/* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of LANES make up a head. */
 ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, const void *v, int type,
                           const span_t *spans, int num_spans, float *scores, float *heads) {
     int64_t head_dim = vectors * LANES, count = 0;
     float scale = 1.0f / sqrtf((float)head_dim);
     for (int s = 0; s < num_spans; s++)
         for (int64_t place = spans[s].first; place < spans[s].end; place++) {
-            __m512 sums = _mm512_setzero_ps();
-            UNROLL for (int64_t i = 0; i < vectors; i++) sums = _mm512_fmadd_ps(
-                _mm512_loadu_ps(q + i * LANES), load_as_float(k, type, place * head_dim + i * LANES), sums);
-            scores[count++] = _mm512_reduce_add_ps(sums) * scale;
+            floats_t sums = zeros();
+            UNROLL for (int64_t i = 0; i < vectors; i++) sums = times_add(
+                load(q + i * LANES), load_as_float(k, type, place * head_dim + i * LANES), sums);
+            scores[count++] = sum_of(sums) * scale;
         }
     if (!count) return; /* an adapter without queries adds nothing */
-    __m512 highest = _mm512_set1_ps(-INFINITY);
+    floats_t highest = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES) {
-        __m512 part = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), first_lanes(count - i), scores + i);
-        highest = _mm512_max_ps(highest, part);
+        highest = larger(highest, load_first_or(scores + i, count - i, -INFINITY));
     }
-    float largest = _mm512_reduce_max_ps(highest);
-    __m512 total = _mm512_setzero_ps();
+    float largest = largest_of(highest);
+    floats_t total = zeros();
     for (int64_t i = 0; i < count; i += LANES) {
-        __mmask16 lanes = first_lanes(count - i);
-        __m512 part = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, scores + i), _mm512_set1_ps(largest)));
-        total = _mm512_mask_add_ps(total, lanes, total, part);
-        _mm512_mask_storeu_ps(scores + i, lanes, part);
+        floats_t part = exponential(subtract(load_first(scores + i, count - i), splat(largest)));
+        total = add(total, only_first(part, count - i));
+        store_first(scores + i, part, count - i);
     }
-    __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total)), sums[16];
-    UNROLL for (int64_t i = 0; i < vectors; i++) sums[i] = _mm512_setzero_ps();
-    count = 0;
-    for (int s = 0; s < num_spans; s++)
-        for (int64_t place = spans[s].first; place < spans[s].end; place++) {
-            __m512 weight = _mm512_set1_ps(scores[count++]);
-            UNROLL for (int64_t i = 0; i < vectors; i++) sums[i] =
-                _mm512_fmadd_ps(weight, load_as_float(v, type, place * head_dim + i * LANES), sums[i]);
+    floats_t inverse = splat(1.0f / sum_of(total));
+    UNROLL for (int64_t first = 0; first < vectors; first += VECTORS_AT_ONCE) {
+        int64_t end = least(vectors, first + VECTORS_AT_ONCE);
+        floats_t sums[VECTORS_AT_ONCE];
+        EACH(i, VECTORS_AT_ONCE) sums[i] = zeros();
+        count = 0;
+        for (int s = 0; s < num_spans; s++)
+            for (int64_t place = spans[s].first; place < spans[s].end; place++) {
+                floats_t weight = splat(scores[count++]);
+                UNROLL for (int64_t i = first; i < end; i++) sums[i - first] =
+                    times_add(weight, load_as_float(v, type, place * head_dim + i * LANES), sums[i - first]);
+            }
+        UNROLL for (int64_t i = first; i < end; i++) {
+            float *place = heads + i * LANES;
+            store(place, times_add(sums[i - first], inverse, load(place)));
         }
-    UNROLL for (int64_t i = 0; i < vectors; i++) {
-        float *place = heads + i * LANES;
-        _mm512_storeu_ps(place, _mm512_fmadd_ps(sums[i], inverse, _mm512_loadu_ps(place)));
     }
 }
 
@@ -180,6 +184,7 @@ static void attend_any(int64_t vectors, const float *q, const void *k, const voi
     switch (vectors) { /* known to the compiler, the sums stay in registers */
         case 2: attend(2, q, k, v, type, spans, num_spans, scores, heads); break;
         case 4: attend(4, q, k, v, type, spans, num_spans, scores, heads); break;
+        case 16: attend(16, q, k, v, type, spans, num_spans, scores, heads); break;
         case 8: attend(8, q, k, v, type, spans, num_spans, scores, heads); break;
         default: attend(vectors, q, k, v, type, spans, num_spans, scores, heads);
     }
@@ -221,14 +226,14 @@ static void best_task(const void *context, int64_t first, int64_t end, int64_t t
     const best_t *self = context;
     for (int64_t row = first; row < end; row++) {
         const float *logits = self->logits + row * self->vocab_size;
-        __m512 largest = _mm512_set1_ps(-INFINITY), broken = _mm512_setzero_ps();
+        floats_t largest = splat(-INFINITY), broken = zeros();
         for (int64_t i = 0; i < self->vocab_size; i += LANES) {
-            __m512 part = _mm512_mask_loadu_ps(largest, first_lanes(self->vocab_size - i), logits + i);
-            largest = _mm512_max_ps(largest, part);
-            broken = _mm512_mask_mov_ps(broken, _mm512_cmp_ps_mask(part, part, _CMP_UNORD_Q), part);
+            floats_t part = load_first_or(logits + i, self->vocab_size - i, -INFINITY);
+            largest = larger(largest, part);
+            broken = where_nan(part, part, broken);
         }
-        float highest = _mm512_reduce_max_ps(largest);
-        bool is_finite = highest <= FLT_MAX && highest >= -FLT_MAX && _mm512_reduce_add_ps(broken) == 0.0f;
+        float highest = largest_of(largest);
+        bool is_finite = highest <= FLT_MAX && highest >= -FLT_MAX && sum_of(broken) == 0.0f;
         self->best[row] = NO_TOKEN;
         for (int64_t i = 0; is_finite && i < self->vocab_size; i++)
             if (logits[i] == highest) {

@@ -41,22 +41,21 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
     for (int64_t row = first; row < end; row++) {
         const float *x = self->x + row * self->width;
         float *out = self->out + row * self->width;
-        __m512 sums = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
+        floats_t sums = zeros(), squares = zeros();
         for (int64_t k = 0; k < self->width; k += LANES)
-            sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(first_lanes(self->width - k), x + k));
-        __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sums) / self->width);
+            sums = add(sums, load_first(x + k, self->width - k));
+        floats_t mean = splat(sum_of(sums) / self->width);
         for (int64_t k = 0; k < self->width; k += LANES) {
-            __mmask16 lanes = first_lanes(self->width - k);
-            __m512 part = _mm512_maskz_sub_ps(lanes, _mm512_maskz_loadu_ps(lanes, x + k), mean);
-            squares = _mm512_fmadd_ps(part, part, squares);
+            int64_t count = self->width - k;
+            floats_t part = only_first(subtract(load_first(x + k, count), mean), count);
+            squares = times_add(part, part, squares);
         }
-        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / self->width + self->eps));
+        floats_t scale = splat(1.0f / sqrtf(sum_of(squares) / self->width + self->eps));
         for (int64_t k = 0; k < self->width; k += LANES) {
-            __mmask16 lanes = first_lanes(self->width - k);
-            __m512 part = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, x + k), mean), scale);
-            __m512 weight = _mm512_maskz_loadu_ps(lanes, self->weight + k);
-            __m512 bias = _mm512_maskz_loadu_ps(lanes, self->bias + k);
-            _mm512_mask_storeu_ps(out + k, lanes, _mm512_fmadd_ps(part, weight, bias));
+            int64_t count = self->width - k;
+            floats_t part = times(subtract(load_first(x + k, count), mean), scale);
+            floats_t weight = load_first(self->weight + k, count), bias = load_first(self->bias + k, count);
+            store_first(out + k, times_add(part, weight, bias), count);
         }
     }
 }
@@ -66,20 +65,19 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
 static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, float *out, int64_t stride,
                    float *inverses) {
     for (int64_t r = 0; r < num_rows; r++) {
-        __m512 largest = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+        floats_t largest = splat(-INFINITY), total = zeros();
         for (int64_t t = 0; t < count; t += LANES) {
             const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
-            largest = _mm512_mask_max_ps(largest, first_lanes(count - t), largest, _mm512_load_ps(place));
+            largest = larger(largest, load_first_or(place, count - t, -INFINITY));
         }
-        __m512 most_of_all = _mm512_set1_ps(_mm512_reduce_max_ps(largest) * scale);
+        floats_t most_of_all = splat(largest_of(largest) * scale);
         for (int64_t t = 0; t < count; t += LANES) {
             const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
-            __mmask16 lanes = first_lanes(count - t);
-            __m512 part = exponential(_mm512_fmsub_ps(_mm512_load_ps(place), _mm512_set1_ps(scale), most_of_all));
-            total = _mm512_mask_add_ps(total, lanes, total, part);
-            _mm512_mask_storeu_ps(out + r * stride + t, lanes, part);
+            floats_t part = exponential(times_add(load(place), splat(scale), subtract(zeros(), most_of_all)));
+            total = add(total, only_first(part, count - t));
+            store_first(out + r * stride + t, part, count - t);
         }
-        inverses[r] = 1.0f / _mm512_reduce_add_ps(total);
+        inverses[r] = 1.0f / sum_of(total);
     }
 }
 
@@ -121,8 +119,8 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
             const float *k = q + token * 3 * width + width, *v = k + width;
             for (int64_t i = 0; i < head_dim; i++) keys[(token / BLOCK * head_dim + i) * BLOCK + token % BLOCK] = k[i];
             for (int64_t i = 0; i < head_dim; i += LANES)
-                _mm512_mask_storeu_ps(values + (i / BLOCK * num_tokens + token) * BLOCK + i % BLOCK,
-                                      first_lanes(head_dim - i), _mm512_maskz_loadu_ps(first_lanes(head_dim - i), v + i));
+                store_first(values + (i / BLOCK * num_tokens + token) * BLOCK + i % BLOCK,
+                            load_first(v + i, head_dim - i), head_dim - i);
         }
         for (int64_t token = 0; token < num_tokens; token += TILE_ROWS) {
             int64_t num_rows = least(TILE_ROWS, num_tokens - token);
@@ -133,8 +131,7 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
             for (int64_t r = 0; r < num_rows; r++)
                 for (int64_t i = 0; i < head_dim; i += LANES) {
                     const float *place = mixed + i / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + i % BLOCK;
-                    _mm512_mask_storeu_ps(heads + (token + r) * width + i, first_lanes(head_dim - i),
-                                          _mm512_mul_ps(_mm512_load_ps(place), _mm512_set1_ps(inverses[r])));
+                    store_first(heads + (token + r) * width + i, times(load(place), splat(inverses[r])), head_dim - i);
                 }
         }
     }

@@ -5,10 +5,6 @@
  * which is done without where it cannot be had.
  */
 
-#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
-#error "the kernels need a processor with AVX-512 (F, BW, VL, DQ)"
-#endif
-
 #include <sys/mman.h>
 
 #include "decoder.h"
@@ -16,29 +12,20 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Bits 1 << kind of the weights that this machine's kernels take. */
-EXPORT int32_t kernels_kinds(void) {
-    int32_t kinds = 1 << FLOAT32;
-#ifdef __AVX512BF16__
-    kinds |= 1 << BFLOAT16;
-#endif
-#ifdef __AVX512VNNI__
-    kinds |= 1 << INT8;
-#endif
-    return kinds;
-}
+EXPORT const char *kernels_instruction_set(void) { return INSTRUCTION_SET; }
 
 EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_in) {
     return packed_bytes(kind, num_out, num_in);
 }
 
-/* Lay out plain (num_out, num_in) weights; `packed` has packed_bytes bytes, with large pages asked for where it can be. */
-EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, void *packed,
-                         int32_t num_threads) {
+/* Lay out plain (num_out, num_in) weights, with scales for INT4 only; `packed` has packed_bytes bytes, with large pages
+ * asked for where it can be. */
+EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, const void *scales,
+                         void *packed, int32_t num_threads) {
     uintptr_t page = 2 << 20, first = ((uintptr_t)packed + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)packed + packed_bytes(kind, num_out, num_in)) / page * page;
     if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
-    packing_t job = {kind, num_out, num_in, plain, packed};
+    packing_t job = {kind, num_out, num_in, plain, scales, packed};
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
 }
 

@@ -1,5 +1,6 @@
 """The kernels as a shared library: compiled once with the machine's C compiler, cached, and declared to ctypes.
 
+The best instruction set of the processor is taken, or the one that the environment variable LLAMA_ADAPTER_ISA names.
 The kernels are optional: without a compiler, or on another processor, torch's own kernels compute.
 """
 
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,52 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-SOURCES = ("kernels.c", "decoder.h", "encoder.h", "linear.h", "vector.h", "parallel.h")
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
-NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512dq")  # processor flags as Linux names them
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of weights; enum in linear.h
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
+CHOICE = "LLAMA_ADAPTER_ISA"  # environment variable: the name of an instruction set
+
+
+class InstructionSet(NamedTuple):
+    """A set of vector instructions that the kernels are written for."""
+
+    name: str
+    # Processor flags as Linux names them, with the compiler's option for each.
+    needed: Mapping[str, str]
+    optional: Mapping[str, str]  # used where the processor has them
+
+    def missing(self) -> list[str]:
+        """Flags that this processor lacks."""
+        return [flag for flag in self.needed if flag not in processor_flags()]
+
+    def options(self) -> list[str]:
+        """Options of the compiler for this processor."""
+        found = [option for flag, option in self.optional.items() if flag in processor_flags()]
+        return [*self.needed.values(), *found]
+
+
+INSTRUCTION_SETS = (  # the best first
+    InstructionSet(
+        "avx512",
+        needed={
+            "avx512f": "-mavx512f",
+            "avx512bw": "-mavx512bw",
+            "avx512vl": "-mavx512vl",
+            "avx512dq": "-mavx512dq",
+            "avx512_vnni": "-mavx512vnni",
+        },
+        optional={"avx512_bf16": "-mavx512bf16"},
+    ),
+    InstructionSet(
+        "avx2",
+        needed={"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"},
+        optional={"avx_vnni": "-mavxvnni"},
+    ),
+)
+SOURCES = (
+    *("kernels.c", "decoder.h", "encoder.h", "linear.h", "tiles.h", "parallel.h", "vector.h"),
+    *(f"vector_{instructions.name}.h" for instructions in INSTRUCTION_SETS),
+)
+# Of weights, by the dtype that stores them; enum in tiles.h. uint8 holds two weights of 4 bits.
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
 _COMPILE_SECONDS = 300
 _Function = Any  # of a library: ctypes has no public name for its type
@@ -79,9 +122,8 @@ class Library:
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
         i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-        self._kinds = _function(loaded, "kernels_kinds", i32)
         self.packed_bytes = _function(loaded, "kernels_packed_bytes", i64, i32, i64, i64)
-        self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, i32)
+        self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, pointer, i32)
         scratch = (pointer, i64)
         self.linear = in_scratch(
             _function(loaded, "kernels_linear", i64, pointer, pointer, i32, i64, pointer, i32, *scratch)
@@ -89,14 +131,7 @@ class Library:
         self.blocks = in_scratch(_function(loaded, "kernels_blocks", i64, pointer, pointer, i64, i64, i32, *scratch))
         self.forward = in_scratch(_function(loaded, "kernels_forward", i64, pointer, pointer, i32, *scratch))
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """Names of the weight types that the kernels support."""
-        return tuple(str(dtype).removeprefix("torch.") for dtype in KINDS if self.takes(dtype))
-
-    def takes(self, dtype: torch.dtype) -> bool:
-        """Whether the kernels support weights of this type."""
-        return dtype in KINDS and bool(self._kinds() >> KINDS[dtype] & 1)
+        self.instruction_set: str = _function(loaded, "kernels_instruction_set", ctypes.c_char_p)().decode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +145,13 @@ class Finding:
 @functools.cache
 def find_library() -> Finding:
     """The kernels for this machine; the first use compiles them, which takes a few seconds."""
-    if reason := _unfit_machine():
-        return Finding(library=None, reason=reason)
+    instructions = choose_instructions()
+    if isinstance(instructions, str):
+        return Finding(library=None, reason=instructions)
     reasons = []
     for compiler in compilers():
         try:
-            return Finding(library=Library(compiled(compiler)))
+            return Finding(library=Library(compiled(compiler, instructions)))
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             reasons.append(f"`{shlex.join(compiler)}` could not make them: {_said(error)}")
     return Finding(
@@ -138,10 +174,11 @@ def compilers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "cc"]
 
 
-def compiled(compiler: list[str]) -> Path:
+def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
     """Path of the library in the user's cache, compiled if missing; raises OSError or SubprocessError."""
     source = Path(__file__).parent
-    marks = [" ".join((*compiler, *FLAGS)), platform.machine(), _c_library(), *sorted(processor_flags())]
+    command = [*compiler, *FLAGS, *instructions.options()]
+    marks = [" ".join(command), platform.machine(), _c_library()]
     digest = hashlib.sha256("\n".join(marks).encode())
     for name in SOURCES:
         digest.update((source / name).read_bytes())
@@ -150,9 +187,8 @@ def compiled(compiler: list[str]) -> Path:
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernels.so"
-        command = [*compiler, *FLAGS, str(source / "kernels.c"), "-o", str(made), "-lm"]
         subprocess.run(
-            command,
+            [*command, str(source / "kernels.c"), "-o", str(made), "-lm"],
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -200,13 +236,19 @@ def _c_library() -> str:
     return (os.confstr(name) or "") if name in os.confstr_names else ""
 
 
-def _unfit_machine() -> str:
-    """Why the kernels cannot run on this machine; empty if they can."""
+def choose_instructions() -> InstructionSet | str:
+    """The instruction set for this machine, or the reason why there is none."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
-    if missing := [name for name in NEEDED if name not in processor_flags()]:
-        return f"this processor has no {', '.join(missing)}"
-    return ""
+    names = [instructions.name for instructions in INSTRUCTION_SETS]
+    wanted = os.environ.get(CHOICE)
+    if wanted and wanted not in names:
+        return f"{CHOICE} is {wanted!r}; it can be {' or '.join(names)}"
+    choice = [instructions for instructions in INSTRUCTION_SETS if not wanted or instructions.name == wanted]
+    for instructions in choice:
+        if not instructions.missing():
+            return instructions
+    return f"this processor has no {', '.join(choice[-1].missing())}"
 
 
 @functools.cache

@@ -8,20 +8,21 @@ from torch import Tensor, nn
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import LinearStruct
 from llama_adapter.runtime.kernels.threads import num_threads
-from llama_adapter.runtime.schemes.int8 import SCALE
+from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type
 
-_INT8_ACTIVATIONS = (torch.float32, torch.bfloat16)
+_ACTIVATIONS = (torch.float32, torch.bfloat16)
+_STEPS = {torch.uint8: int4.GROUP}  # the number of inputs is a multiple of this; of 4 where the dtype is not listed
+_STEP = 4
 
 _ALIGNMENT = 64  # bytes, a cache line
-_DEPTH = 4  # inputs that are adjacent in packed int8 weights; required of all kinds
 
 
 class NativeLinear(nn.Module):
     """An `nn.Linear` for inference.
 
-    Weights are float32, bfloat16, or int8 with `weight_scale`. Activations are float32 or, unless the weights are
-    float32, bfloat16; outputs have the type of the inputs. The result of a row does not depend on other rows.
+    Weights are float32, bfloat16, or stored by the schemes int8 or int4. Activations are float32 or, unless the weights
+    are float32, bfloat16; outputs have the type of the inputs. The result of a row does not depend on other rows.
     """
 
     def __init__(self, linear: nn.Linear, *, library: Library) -> None:
@@ -30,14 +31,16 @@ class NativeLinear(nn.Module):
         weight = linear.weight.detach().contiguous()
         self._library = library
         self.weight_dtype = weight.dtype
-        self._activations = (torch.float32,) if weight.dtype == torch.float32 else (torch.float32, torch.bfloat16)
         kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
         num_bytes = library.packed_bytes(kind, *shape)
         # No parameter or buffer: packed weights can be neither moved nor saved.
         self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
         start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
-        library.pack(kind, *shape, weight.data_ptr(), start, num_threads())
-        scale = getattr(linear, WEIGHT + SCALE, None)
+        groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
+        library.pack(
+            kind, *shape, weight.data_ptr(), None if groups is None else groups.data_ptr(), start, num_threads()
+        )
+        scale = getattr(linear, WEIGHT + int8.SCALE) if weight.dtype == torch.int8 else None
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.struct = LinearStruct(
@@ -55,8 +58,9 @@ class NativeLinear(nn.Module):
 
         Raises RuntimeError, as torch does, for another number of features, type or device.
         """
+        takes = (torch.float32,) if self.weight_dtype == torch.float32 else _ACTIVATIONS
         # The kernels do not check: with another type or size they would read beyond the tensor.
-        if x.dtype not in self._activations or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
+        if x.dtype not in takes or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
             raise RuntimeError(
                 f"a layer of {self.in_features} inputs with {self.weight_dtype} weights was given "
                 f"{tuple(x.shape)} of {x.dtype} on {x.device}"
@@ -70,26 +74,25 @@ class NativeLinear(nn.Module):
     def part(self, first: int, num_out: int) -> LinearStruct:
         """Outputs first..first+num_out-1 as a layer in the same memory; `first` is a multiple of 64."""
         assert first % 64 == 0, "weights are packed in blocks of 64 outputs"
-        itemsize = self.weight_dtype.itemsize
         return LinearStruct(
             kind=self.struct.kind,
             num_in=self.in_features,
             num_out=num_out,
-            weight=self.struct.weight + first * self.in_features * itemsize,
+            weight=self.struct.weight + self._library.packed_bytes(self.struct.kind, first, self.in_features),
             scale=None if self._scale is None else self._scale[first:].data_ptr(),
             bias=None if self._bias is None else self._bias[first:].data_ptr(),
         )
 
 
-def takes_types(weights: torch.dtype, activations: torch.dtype, *, library: Library) -> bool:
+def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
     """Whether the kernels compute with weights and activations of these types."""
-    return library.takes(weights) and (weights.is_floating_point or activations in _INT8_ACTIVATIONS)
+    return weights in KINDS and (weights.is_floating_point or activations in _ACTIVATIONS)
 
 
-def can_take(linear: nn.Linear, *, activations: torch.dtype, library: Library) -> bool:
+def can_take(linear: nn.Linear, *, activations: torch.dtype) -> bool:
     """Whether the kernels compute this layer, given its type and sizes and the type of its inputs."""
-    is_fit = linear.in_features > 0 and linear.in_features % _DEPTH == 0
-    return is_fit and takes_types(linear.weight.dtype, activations, library=library)
+    dtype, num_inputs = linear.weight.dtype, linear.in_features
+    return num_inputs > 0 and num_inputs % _STEPS.get(dtype, _STEP) == 0 and takes_types(dtype, activations)
 
 
 def install_kernels(module: nn.Module, *, library: Library) -> int:
@@ -99,7 +102,7 @@ def install_kernels(module: nn.Module, *, library: Library) -> int:
     for owner in module.modules():  # not a list, which would keep all plain weights alive
         for name in [name for name, _ in owner.named_children()]:
             child = getattr(owner, name)
-            if isinstance(child, nn.Linear) and can_take(child, activations=activations, library=library):
+            if isinstance(child, nn.Linear) and can_take(child, activations=activations):
                 setattr(owner, name, NativeLinear(child, library=library))
                 num_installed += 1
     return num_installed

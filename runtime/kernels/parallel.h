@@ -6,7 +6,6 @@
  */
 #pragma once
 
-#include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -23,6 +22,12 @@ typedef void (*task_t)(const void *context, int64_t first, int64_t end, int64_t 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() asm volatile("yield")
+#endif
 
 #define MAX_CREW 256
 #define FIELD ((1 << 24) - 1)
@@ -75,7 +80,7 @@ static void *work(void *argument) {
         if (take_chunk(index)) {
             looks = 0;
         } else if (looks < PATIENCE) {
-            _mm_pause();
+            PAUSE();
         } else {
             uint32_t signal = atomic_load(&crew.signal);
             atomic_fetch_add(&crew.num_sleeping, 1);
@@ -117,7 +122,7 @@ static void run_crew(task_t task, const void *context, int64_t count, int64_t ch
     }
     while (take_chunk(0)) continue;
     for (int looks = 0; atomic_load_explicit(&crew.num_done, memory_order_acquire) < num_chunks; looks++)
-        if (looks < PATIENCE) _mm_pause();
+        if (looks < PATIENCE) PAUSE();
         else sched_yield(); /* who has the rest may be waiting for this very core */
     pthread_mutex_unlock(&crew.mutex);
 }

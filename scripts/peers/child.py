@@ -39,6 +39,7 @@ PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
     ("float32", "float32", "float"),
     ("bfloat16", "bfloat16", "float"),
     ("int8", "float32", "int8"),
+    ("int4", "float32", "int4"),
 )
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,

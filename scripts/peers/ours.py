@@ -29,10 +29,10 @@ def open_parts(
 ) -> Parts:
     """A model of those sizes with random weights on the CPU, `batch_size` slots.
 
-    Raises MissingPackage where 8-bit weights would be widened: figures of int8 would be those of floats.
+    Raises MissingPackage where weights of few bits would be widened: their figures would be those of floats.
     """
     if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
-        raise MissingPackage("8-bit weights would be widened here: the kernels for them are not available")
+        raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(
         spec, load=lambda _: random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision)

@@ -12,6 +12,7 @@ OURS = {
     "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
     "ours-bfloat16": (NumberSizes(2, 2), "matmul-bfloat16"),
     "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
+    "ours-int4": (NumberSizes(4.5 / 8, 4), "matmul-int4"),  # a scale of 16 bits for 32 weights
 }
 _MOST = 0.7  # share of a ceiling from which on it bounds a figure
 

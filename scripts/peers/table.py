@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llama_adapter.runtime.schemes import Precision
+
 Section = Literal["machine", "decode", "job", "vision"]  # measured by one child process
 
 
@@ -15,7 +17,7 @@ class Engine:
     section: Section
     program: str  # with the section a key of `scripts.peers.child.OPENERS`
     dtype: str = "float32"
-    precision: Literal["float", "int8"] = "float"
+    precision: Precision = "float"
     file: str = ""  # in the work folder; see `scripts.peers.files`
     note: str = ""
 
@@ -29,6 +31,7 @@ def _ours(section: Section) -> tuple[Engine, ...]:
         _engine("ours-float32", section, "ours"),
         _engine("ours-bfloat16", section, "ours", dtype="bfloat16"),
         _engine("ours-int8", section, "ours", precision="int8"),
+        _engine("ours-int4", section, "ours", precision="int4"),
     )
 
 
@@ -40,7 +43,7 @@ ENGINES: tuple[Engine, ...] = (
     *_ours("decode"),
     *(
         _engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
-        for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int8"))
+        for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int4"))
     ),
     _engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
     _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
@@ -48,7 +51,7 @@ ENGINES: tuple[Engine, ...] = (
     _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),
     _engine("llama.cpp-bf16", "decode", "llama.cpp", dtype="bfloat16", file="bf16.gguf"),
     _engine("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf"),
-    _engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int8", file="q4_0.gguf"),
+    _engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf"),
     *_ours("job"),
     _engine("reference-float32", "job", "reference", note="as the reference's loop does"),
     *_ours("vision"),

@@ -17,6 +17,8 @@ from llama_adapter.llm.runners.sampler import NO_TOKEN
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.llm import toys
 from tests.llm.toys import EOS_ID, answer, open_runner, toy_decoder, toy_prompts, toy_requests, toy_visual_queries
 
@@ -204,29 +206,36 @@ def test_unsupported_decoders_run_in_torch() -> None:
     assert type(runner) is EagerRunner
 
 
-def test_int8_weights_run_in_kernels_or_are_dequantised() -> None:
-    library = find_library().library
-    assert library is not None
+@pytest.mark.parametrize(("precision", "least", "most"), [("int8", 1e-5, 0.05), ("int4", 1e-4, 0.05)])
+def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(precision: Precision, least: float, most: float) -> None:
+    scheme = find_scheme(precision)
     state = dict(toy_decoder(CONFIG).state_dict())
     exact = dict(state)
     for name in [
         name for name in state if name.endswith(("qkv.weight", "out.weight", "gate_up.weight", "down.weight"))
     ]:
-        scale = state[name].abs().amax(dim=1) / 127
-        state[name + "_scale"], state[name] = scale, (state[name] / scale[:, None]).round().to(torch.int8)
-        exact[name] = state[name].float() * scale[:, None]
+        parts = scheme.quantise(state[name])
+        exact[name] = scheme.dequantise(parts)
+        state.update({name + suffix: tensor for suffix, tensor in parts.items()})
     prompts = toy_prompts(3)
     logits = []
     for weights, operators in itertools.product((state, exact), ("auto", "aten")):
         runner = open_runner(CONFIG, weights, backend=CpuBackend(), num_slots=3, operators=operators)
+        assert isinstance(runner, NativeRunner) == (operators == "auto")
         logits.append(runner.prefill(prompts, prefixes(runner, 3), first_slot=0).logits_RV)
     quantised, widened, float_native, float_plain = logits
 
     torch.testing.assert_close(widened, float_plain, atol=2e-5, rtol=2e-5)
-    if not library.takes(torch.int8):
-        pytest.skip("this processor has no kernels for int8")
     error = (quantised - float_native).norm() / float_native.norm()
-    assert 1e-5 < error < 0.05
+    assert least < error < most  # activations are rounded to 8 bits
+
+
+def test_the_operators_name_the_instruction_set() -> None:
+    library = find_library().library
+    assert library is not None
+    runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), num_slots=1)
+
+    assert runner.operators_name == f"native {library.instruction_set}"
 
 
 def test_threads_of_torch_are_restored_after_calls_and_errors() -> None:

@@ -21,6 +21,7 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.vision.pixels import zero_picture
 from tests.app.golden import GOLDEN, model_options, picture
 
@@ -153,12 +154,20 @@ def test_llama_alone_answers_texts_and_refuses_pictures() -> None:
         Captioner.load(**LLAMA, clip="ViT-L-14.pt")
 
 
-@pytest.mark.parametrize("precision", ["float", "int8"])
-def test_llama_alone_runs_in_every_mode(precision: str) -> None:
-    eager = Captioner.load(**LLAMA, precision=precision, operators="aten").generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
-    auto = Captioner.load(**LLAMA, precision=precision).generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
+def test_llama_alone_runs_by_all_operators() -> None:
+    plain = Captioner.load(**LLAMA, operators="aten").generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
+    auto = Captioner.load(**LLAMA).generate_text(PROMPTS, max_new_tokens=8)  # type: ignore[arg-type]
 
-    assert [answer.token_ids for answer in eager] == [answer.token_ids for answer in auto]
+    assert [answer.token_ids for answer in plain] == [answer.token_ids for answer in auto]
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_llama_alone_answers_with_fewer_bits(precision: Precision) -> None:
+    captioner = Captioner.load(**LLAMA, precision=precision)  # type: ignore[arg-type]
+    together = captioner.generate_text(PROMPTS, max_new_tokens=8)
+    alone = [captioner.generate_text([prompt], max_new_tokens=8)[0] for prompt in PROMPTS]
+
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
 
 
 # Adapters of LLaMA-Adapter V1

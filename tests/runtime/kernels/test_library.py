@@ -8,16 +8,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.kernels import library as native
-from llama_adapter.runtime.kernels.library import Library, cache_folder, compiled, compilers, find_library
+from llama_adapter.runtime.kernels.library import (
+    INSTRUCTION_SETS,
+    InstructionSet,
+    Library,
+    cache_folder,
+    choose_instructions,
+    compiled,
+    compilers,
+    find_library,
+)
 
-FIT_HERE = not native._unfit_machine() and next(compilers(), None) is not None
-needs_compiler = pytest.mark.skipif(not FIT_HERE, reason=native._unfit_machine() or "no C compiler")
+INSTRUCTIONS = choose_instructions()
+NO_COMPILER = "" if next(compilers(), None) else "no C compiler"
+REASON = INSTRUCTIONS if isinstance(INSTRUCTIONS, str) else NO_COMPILER
+needs_compiler = pytest.mark.skipif(bool(REASON), reason=REASON)
 
 
 @pytest.fixture(name="cache", autouse=True)
@@ -31,7 +41,7 @@ def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 @pytest.fixture(name="fit")
 def fit_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose processor the kernels support."""
-    monkeypatch.setattr(native, "_unfit_machine", lambda: "")
+    monkeypatch.setattr(native, "choose_instructions", lambda: INSTRUCTION_SETS[0])
 
 
 def use_compiler(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -46,18 +56,19 @@ def test_the_library_is_compiled_once_and_again_for_changed_sources(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = next(compilers())
-    first = compiled(compiler)
+    assert isinstance(INSTRUCTIONS, InstructionSet)
+    first = compiled(compiler, INSTRUCTIONS)
     assert list(cache.iterdir()) == [first]
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was compiled again"))
-        assert compiled(compiler) == first
-    assert Library(first).takes(torch.float32)
+        assert compiled(compiler, INSTRUCTIONS) == first
+    assert Library(first).instruction_set == INSTRUCTIONS.name
 
     shutil.copytree(Path(native.__file__).parent, tmp_path / "native")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native" / "library.py"))
     with (tmp_path / "native" / "vector.h").open("a") as file:
         file.write("/* changed */\n")
-    assert compiled(compiler) != first
+    assert compiled(compiler, INSTRUCTIONS) != first
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_a_compiler_that_does_not_start_or_end_is_named(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("fit")
 def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(compiler: list[str]) -> Path:
+    def made(compiler: list[str], _: InstructionSet) -> Path:
         if compiler == ["no-headers"]:
             raise OSError("stdlib.h: No such file")
         return Path("made by", *compiler)
@@ -175,7 +186,7 @@ def test_the_cache_is_private_to_the_user(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("system", "machine", "reason"),
     [
-        ("linux", "x86_64", "this processor has no avx512vl, avx512dq"),
+        ("linux", "x86_64", "this processor has no fma, f16c"),
         ("linux", "aarch64", "this is linux on aarch64"),
         ("darwin", "arm64", "this is darwin on arm64"),
     ],
@@ -193,3 +204,33 @@ def test_on_other_machines_torch_computes(
     assert reason in find_library().reason
     assert isinstance(module[0], PackedLinear)
     assert backend.kernels is None
+
+
+def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx512, avx2 = INSTRUCTION_SETS
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv(native.CHOICE, raising=False)
+    for flags, expected in [
+        ({*avx512.needed, *avx2.needed}, avx512),
+        ({*avx512.needed, *avx2.needed} - {"avx512_vnni"}, avx2),
+        ({*avx2.needed}, avx2),
+    ]:
+        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: frozenset(flags))
+        assert choose_instructions() == expected
+    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx2.needed, "avx_vnni"}))
+    assert avx2.options() == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
+
+
+def test_a_variable_names_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx512, avx2 = INSTRUCTION_SETS
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx512.needed, *avx2.needed}))
+    monkeypatch.setenv(native.CHOICE, "avx2")
+    assert choose_instructions() == avx2
+
+    monkeypatch.setattr(native, "processor_flags", lambda: frozenset(avx2.needed))
+    monkeypatch.setenv(native.CHOICE, "avx512")
+    assert choose_instructions() == f"this processor has no {', '.join(avx512.needed)}"
+
+    monkeypatch.setenv(native.CHOICE, "sse2")
+    assert find_library().reason == "LLAMA_ADAPTER_ISA is 'sse2'; it can be avx512 or avx2"

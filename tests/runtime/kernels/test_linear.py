@@ -15,21 +15,21 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
-from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.kernels.library import INSTRUCTION_SETS, Library, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear, can_take, install_kernels
+from llama_adapter.runtime.schemes.layers import store_parts
+from llama_adapter.runtime.schemes.scheme import scheme_of
 from tests.llm.toys import toy_decoder
-from tests.runtime.kernels.int8_reference import int8_linear
+from tests.runtime.kernels.instruction_sets import library_for
+from tests.runtime.kernels.integer_reference import GROUP, int4_linear, int8_linear
 
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.int8: 2e-5}
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.int8: 2e-5, torch.uint8: 2e-5}
 
 
-@pytest.fixture(name="library", scope="module")
-def library_fixture() -> Library:
-    library = find_library().library
-    if library is None:
-        pytest.skip(find_library().reason)
-    return library
+@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
+def library_fixture(request: pytest.FixtureRequest) -> Library:
+    return library_for(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -39,22 +39,28 @@ def keep_the_number_of_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def layer(kind: torch.dtype, *, num_in: int, num_out: int, bias: bool = True, library: Library) -> nn.Linear:
-    if not library.takes(kind):
-        pytest.skip(f"this processor has no kernels for {kind}")
+def layer(kind: torch.dtype, *, num_in: int, num_out: int, bias: bool = True) -> nn.Linear:
     torch.manual_seed(num_in + num_out)
     linear = nn.Linear(num_in, num_out, bias=bias).requires_grad_(False)
-    if kind != torch.int8:
+    if kind.is_floating_point:
         return linear.to(kind)
-    scale = linear.weight.abs().amax(dim=1) / 127
-    linear.weight = nn.Parameter((linear.weight / scale[:, None]).round().to(torch.int8), requires_grad=False)
-    linear.register_buffer("weight_scale", scale)
+    scheme = scheme_of(kind)
+    assert scheme is not None
+    store_parts(linear, scheme.quantise(linear.weight))
     return linear
+
+
+def inputs(kind: torch.dtype, count: int) -> int:
+    """So many inputs, or the next number that weights of this kind can have."""
+    step = GROUP["int4"] if kind == torch.uint8 else 1
+    return -(-count // step) * step
 
 
 def expected(linear: nn.Linear, x: Tensor) -> Tensor:
     if linear.weight.dtype == torch.int8:
         return int8_linear(x, linear.weight, linear.get_buffer("weight_scale"), linear.bias)
+    if linear.weight.dtype == torch.uint8:
+        return int4_linear(x, linear.weight, linear.get_buffer("weight_scale"), linear.bias)
     bias = None if linear.bias is None else linear.bias.float()
     return nn.functional.linear(x.float(), linear.weight.float(), bias).to(x.dtype)
 
@@ -77,7 +83,8 @@ def activations(*shape: int, kind: torch.dtype) -> Tensor:
 def test_a_layer_equals_the_one_it_is_made_of(
     kind: torch.dtype, bias: bool, shape: tuple[int, ...], num_out: int, library: Library
 ) -> None:
-    linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias, library=library)
+    shape = (*shape[:-1], inputs(kind, shape[-1]))
+    linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias)
     x = activations(*shape, kind=kind)
 
     ours = NativeLinear(linear, library=library)(x)
@@ -88,8 +95,9 @@ def test_a_layer_equals_the_one_it_is_made_of(
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> None:
-    linear = layer(kind, num_in=9000, num_out=70, library=library)
-    x = activations(30, 9000, kind=kind)
+    num_in = inputs(kind, 9000)
+    linear = layer(kind, num_in=num_in, num_out=70)
+    x = activations(30, num_in, kind=kind)
 
     ours = NativeLinear(linear, library=library)(x)
 
@@ -101,7 +109,8 @@ def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> N
 def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_threads(
     kind: torch.dtype, num_in: int, library: Library
 ) -> None:
-    native = NativeLinear(layer(kind, num_in=num_in, num_out=200, library=library), library=library)
+    num_in = inputs(kind, num_in)
+    native = NativeLinear(layer(kind, num_in=num_in, num_out=200), library=library)
     x = activations(110, num_in, kind=kind)
     x[3] *= 1000.0  # a neighbour that would spoil a scale shared by the batch
 
@@ -115,9 +124,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_thr
     assert torch.equal(together, shared_out)
 
 
-def test_int8_weights_take_activations_in_bfloat16(library: Library) -> None:
-    linear = layer(torch.int8, num_in=132, num_out=65, library=library)
-    x = activations(9, 132, kind=torch.bfloat16)
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=["int8", "int4"])
+def test_integer_weights_take_activations_in_bfloat16(kind: torch.dtype, library: Library) -> None:
+    num_in = inputs(kind, 132)
+    linear = layer(kind, num_in=num_in, num_out=65)
+    x = activations(9, num_in, kind=torch.bfloat16)
 
     ours = NativeLinear(linear, library=library)(x)
 
@@ -126,7 +137,7 @@ def test_int8_weights_take_activations_in_bfloat16(library: Library) -> None:
 
 
 def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> None:
-    linear = layer(torch.int8, num_in=1024, num_out=64, bias=False, library=library)
+    linear = layer(torch.int8, num_in=1024, num_out=64, bias=False)
     exact = linear.weight.float() * linear.get_buffer("weight_scale")[:, None]
     x = activations(16, 1024, kind=torch.int8)
     native = NativeLinear(linear, library=library)
@@ -144,7 +155,7 @@ def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> Non
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_affects_its_row_only(kind: torch.dtype, broken: float, library: Library) -> None:
-    native = NativeLinear(layer(kind, num_in=256, num_out=70, library=library), library=library)
+    native = NativeLinear(layer(kind, num_in=256, num_out=70), library=library)
     x = activations(4, 256, kind=kind)
     before = native(x)
     x[2, 100] = broken
@@ -155,9 +166,10 @@ def test_a_value_that_is_not_finite_affects_its_row_only(kind: torch.dtype, brok
     assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=["int8", "int4"])
 @pytest.mark.parametrize("value", [0.0, 1e-41])
-def test_zeros_and_subnormal_activations_give_the_bias(value: float, library: Library) -> None:
-    linear = layer(torch.int8, num_in=128, num_out=70, library=library)
+def test_zeros_and_subnormal_activations_give_the_bias(kind: torch.dtype, value: float, library: Library) -> None:
+    linear = layer(kind, num_in=128, num_out=70)
 
     ours = NativeLinear(linear, library=library)(torch.full((2, 128), value))
 
@@ -165,7 +177,7 @@ def test_zeros_and_subnormal_activations_give_the_bias(value: float, library: Li
 
 
 def test_views_that_are_not_contiguous_are_accepted(library: Library) -> None:
-    linear = layer(torch.float32, num_in=48, num_out=80, library=library)
+    linear = layer(torch.float32, num_in=48, num_out=80)
     x = torch.randn(48, 6).T
 
     torch.testing.assert_close(NativeLinear(linear, library=library)(x), linear(x), atol=1e-5, rtol=0)
@@ -183,21 +195,21 @@ def test_views_that_are_not_contiguous_are_accepted(library: Library) -> None:
     ids=["another width", "no width", "bfloat16", "float64", "elsewhere"],
 )
 def test_other_inputs_are_refused(x: Tensor, library: Library) -> None:
-    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80), library=library)
 
     with pytest.raises(RuntimeError, match="48 inputs"):
         native(x)
 
 
 def test_layers_with_addresses_cannot_be_copied(library: Library) -> None:
-    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80, library=library), library=library)
+    native = NativeLinear(layer(torch.float32, num_in=48, num_out=80), library=library)
 
     with pytest.raises(ValueError, match="pointers"):
         copy.deepcopy(native)
 
 
 def test_threads_release_their_memory_when_they_end(library: Library) -> None:
-    native = NativeLinear(layer(torch.bfloat16, num_in=4096, num_out=64, library=library), library=library)
+    native = NativeLinear(layer(torch.bfloat16, num_in=4096, num_out=64), library=library)
     x = activations(500, 4096, kind=torch.float32)  # 4 MB in bfloat16
     torch.set_num_threads(1)
     native(x)
@@ -212,7 +224,7 @@ def test_threads_release_their_memory_when_they_end(library: Library) -> None:
 
 
 def test_two_callers_at_once_get_the_same_bits(library: Library) -> None:
-    native = NativeLinear(layer(torch.float32, num_in=512, num_out=640, library=library), library=library)
+    native = NativeLinear(layer(torch.float32, num_in=512, num_out=640), library=library)
     x = activations(40, 512, kind=torch.float32)
     expected_bits = native(x)
     torch.set_num_threads(3)
@@ -237,9 +249,10 @@ def test_plain_weights_are_released_one_by_one(library: Library, monkeypatch: py
     assert alive == [5, 4, 3, 2, 1]
 
 
-def test_part_of_a_layer_is_a_layer_in_the_same_memory(library: Library) -> None:
-    native = NativeLinear(layer(torch.float32, num_in=48, num_out=192, library=library), library=library)
-    x = torch.randn(3, 48)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_part_of_a_layer_is_a_layer_in_the_same_memory(kind: torch.dtype, library: Library) -> None:
+    native = NativeLinear(layer(kind, num_in=64, num_out=192), library=library)
+    x = torch.randn(3, 64)
     part, out = native.part(64, 100), torch.empty(3, 100)
 
     library.linear(ctypes.addressof(part), x.data_ptr(), 0, 3, out.data_ptr(), 1)
@@ -249,7 +262,8 @@ def test_part_of_a_layer_is_a_layer_in_the_same_memory(library: Library) -> None
 
 def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
-    assert not can_take(odd, activations=torch.float32, library=library)
+    assert not can_take(odd, activations=torch.float32)
+    assert not can_take(layer(torch.uint8, num_in=48, num_out=4), activations=torch.float32)
     assert install_kernels(nn.Sequential(odd, half), library=library) == 0
     decoder = toy_decoder()
     num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
@@ -260,14 +274,15 @@ def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     assert decoder.embedding is embedding
 
 
-def test_plain_operators_use_no_kernels(library: Library) -> None:
+@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+def test_plain_operators_use_no_kernels() -> None:
     plain, ours = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
     backend = CpuBackend()
 
     backend.prepare(plain, wanted="aten")
     assert backend.kernels is None
     backend.prepare(ours)
-    assert backend.kernels is library
+    assert backend.kernels is find_library().library
 
     assert isinstance(plain[0], PackedLinear)
     assert isinstance(ours[0], NativeLinear)
@@ -275,9 +290,7 @@ def test_plain_operators_use_no_kernels(library: Library) -> None:
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 def test_int8_weights_among_half_types_compute_or_are_widened(half: torch.dtype, library: Library) -> None:
-    module = nn.Sequential(
-        nn.LayerNorm(64, dtype=half), layer(torch.int8, num_in=64, num_out=8, bias=False, library=library)
-    )
+    module = nn.Sequential(nn.LayerNorm(64, dtype=half), layer(torch.int8, num_in=64, num_out=8, bias=False))
     x = torch.randn(3, 64, dtype=half)
     exact = module[0](x).float() @ (module[1].weight.float() * module[1].get_buffer("weight_scale")[:, None]).T
 

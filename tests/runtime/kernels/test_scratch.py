@@ -20,8 +20,17 @@ from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels import library as kernels
 from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
-from llama_adapter.runtime.kernels.library import Library, compiled, compilers, find_library
+from llama_adapter.runtime.kernels.library import (
+    InstructionSet,
+    Library,
+    choose_instructions,
+    compiled,
+    compilers,
+    find_library,
+)
 from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.schemes import int8
+from llama_adapter.runtime.schemes.layers import store_parts
 from tests.llm import toys
 from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
@@ -104,7 +113,9 @@ def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torc
     prompts, pictures = toy_prompts(6), prefixes(runner)
     plan = ScorePlan(range(6), prompts, [((3, 4), (5,))] * 6, pictures)
     stack, x_BTW = blocks(library)
-    layer = NativeLinear(nn.Linear(48, 80).requires_grad_(False).to(torch.bfloat16), library=library)
+    linear = nn.Linear(48, 80).requires_grad_(False)
+    store_parts(linear, int8.SCHEME.quantise(linear.weight))
+    layer = NativeLinear(linear, library=library)
     x_RF = torch.randn(5, 48)
     return {
         "prefill": lambda: runner.prefill(prompts, pictures, first_slot=0).logits_RV,
@@ -119,8 +130,6 @@ def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torc
 def test_after_a_failed_allocation_the_next_call_computes_the_same(
     name: str, host: Host, thread: Callable[..., torch.Tensor], library: Library
 ) -> None:
-    if name == "linear" and not library.takes(torch.bfloat16):
-        pytest.skip("this processor has no kernels for bfloat16")
     every = works(runner(), library)
     thread(every["prefill"])  # steps go on from it
     work = every[name]
@@ -199,7 +208,9 @@ def test_the_number_of_threads_does_not_change_the_result(library: Library) -> N
 
 
 def test_the_library_allocates_nothing_and_never_ends_the_process() -> None:
-    names = set(compiled(next(compilers())).read_bytes().split(b"\0"))
+    instructions = choose_instructions()
+    assert isinstance(instructions, InstructionSet)
+    names = set(compiled(next(compilers()), instructions).read_bytes().split(b"\0"))
 
     # The last one is how a loaded library finds a thread's own variables: without memory for them it ends the process.
     assert not names & {b"abort", b"exit", b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"__tls_get_addr"}

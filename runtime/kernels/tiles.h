@@ -1,0 +1,183 @@
+/* Tiles: sums of up to TILE_ROWS rows and one block of BLOCK outputs, over a range of inputs, held in registers.
+ *
+ * Weights are laid out in blocks; inside a block, outputs stand side by side for one input (float32), a pair of inputs
+ * (bfloat16), four (int8) or eight (int4), as multiply-add instructions take them. A row's sums are always taken in the
+ * same order, so its result is the same, to the bit, alone or among others, and with any number of threads.
+ *
+ * int8 and int4: activations are rounded to int8 too, for each row in groups that have a scale each. The products are
+ * summed as integers. Instructions multiply unsigned with signed numbers: weights are stored with a number added, 128 or
+ * 8, and that many times the sum of a group's activations, its offset, is taken away.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "parallel.h"
+#include "vector.h"
+
+#define BLOCK (TILE_VECTORS * LANES) /* outputs */
+#define GROUP_INT8 128               /* inputs that share an activation scale */
+#define GROUP_INT4 32                /* inputs that share a scale of weights, and one of activations */
+#define INT4_BYTES (BLOCK * (2 + GROUP_INT4 / 2)) /* of a group in a block: scales in float16, then pairs of weights */
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+/* Activations in the form that a kind of weights takes. */
+typedef struct {
+    const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
+    int64_t stride;     /* elements from row to row */
+    const float *scales;    /* (rows, groups), INT8 and INT4 only */
+    const int32_t *offsets; /* (rows, groups): minus 128 or 8 times the sum of the group */
+    int64_t num_groups;
+} input_t;
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+#define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
+
+static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + 2048, 0, 3); }
+
+ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
+    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+}
+
+ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], float *c) {
+    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * BLOCK + v * LANES, sums[r][v]);
+}
+
+ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
+                                bool go_on) {
+    floats_t sums[TILE_ROWS][TILE_VECTORS];
+    load_sums(rows, sums, c, go_on);
+    for (int64_t k = 0; k < num_in; k++, w += BLOCK) {
+        floats_t weights[TILE_VECTORS];
+        EACH(v, TILE_VECTORS) {
+            weights[v] = load(w + v * LANES);
+            fetch_ahead(w + v * LANES);
+        }
+        EACH(r, rows) {
+            floats_t x = splat(a[r * stride + k]);
+            EACH(v, TILE_VECTORS) sums[r][v] = times_add(x, weights[v], sums[r][v]);
+        }
+    }
+    store_sums(rows, sums, c);
+}
+
+#ifdef BFLOAT16_PRODUCTS
+#define BFLOAT16_INPUT BFLOAT16 /* the type of activations for weights in bfloat16 */
+typedef bfloat16_t bfloat16_input_t;
+
+ALWAYS_INLINE void tile_bfloat16(const int rows, const bfloat16_t *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+                                 float *c, bool go_on) {
+    floats_t sums[TILE_ROWS][TILE_VECTORS];
+    load_sums(rows, sums, c, go_on);
+    for (int64_t k = 0; k < num_in; k += 2, w += 2 * BLOCK) {
+        pairs_t weights[TILE_VECTORS];
+        EACH(v, TILE_VECTORS) {
+            weights[v] = load_pairs(w + 2 * v * LANES);
+            fetch_ahead(w + 2 * v * LANES);
+        }
+        EACH(r, rows) {
+            int32_t pair;
+            memcpy(&pair, a + r * stride + k, 4);
+            EACH(v, TILE_VECTORS) sums[r][v] = add_pairs(sums[r][v], splat_pair(pair), weights[v]);
+        }
+    }
+    store_sums(rows, sums, c);
+}
+#else
+#define BFLOAT16_INPUT FLOAT32 /* weights are widened */
+typedef float bfloat16_input_t;
+
+ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+                                 float *c, bool go_on) {
+    floats_t sums[TILE_ROWS][TILE_VECTORS];
+    load_sums(rows, sums, c, go_on);
+    for (int64_t k = 0; k < num_in; k += 2, w += 2 * BLOCK) {
+        floats_t weights[TILE_VECTORS];
+        EACH(v, TILE_VECTORS) {
+            weights[v] = first_of_pairs(w + 2 * v * LANES);
+            fetch_ahead(w + 2 * v * LANES);
+        }
+        EACH(r, rows) {
+            floats_t x = splat(a[r * stride + k]);
+            EACH(v, TILE_VECTORS) sums[r][v] = times_add(x, weights[v], sums[r][v]);
+        }
+        EACH(v, TILE_VECTORS) weights[v] = second_of_pairs(w + 2 * v * LANES);
+        EACH(r, rows) {
+            floats_t x = splat(a[r * stride + k + 1]);
+            EACH(v, TILE_VECTORS) sums[r][v] = times_add(x, weights[v], sums[r][v]);
+        }
+    }
+    store_sums(rows, sums, c);
+}
+#endif
+
+/* 32 bits of activations for all outputs. */
+ALWAYS_INLINE ints_t splat_word(const void *a) {
+    int32_t word;
+    memcpy(&word, a, 4);
+    return splat_ints(word);
+}
+
+/* Sums of a group as floats, added to those in `c`. */
+ALWAYS_INLINE void add_to_sums(float *c, ints_t sums, floats_t scale, bool go_on) {
+    store(c, times_add(to_floats(sums), scale, go_on ? load(c) : zeros()));
+}
+
+ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
+                             const int32_t *offsets, int64_t num_groups, const uint8_t *w, int64_t num_in, float *c,
+                             bool go_on) {
+    for (int64_t first = 0; first < num_in; first += GROUP_INT8, scales++, offsets++) {
+        ints_t sums[TILE_ROWS][TILE_VECTORS];
+        EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(offsets[r * num_groups]);
+        int64_t end = least(first + GROUP_INT8, num_in);
+        for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
+            EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+            EACH(pass, INT8_PASSES) {
+                ints_t weights[TILE_VECTORS];
+                EACH(v, TILE_VECTORS) weights[v] = int8_weights(w + 4 * v * LANES, pass);
+                EACH(r, rows) {
+                    ints_t x = splat_word(a + r * stride + k + 2 * pass);
+                    EACH(v, TILE_VECTORS) sums[r][v] = int8_products(sums[r][v], weights[v], x);
+                }
+            }
+        }
+        EACH(r, rows) EACH(v, TILE_VECTORS)
+            add_to_sums(c + r * BLOCK + v * LANES, sums[r][v], splat(scales[r * num_groups]), go_on || first);
+    }
+}
+
+ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, const int32_t *offsets,
+                             int64_t num_groups, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
+    for (int64_t first = 0; first < num_in; first += GROUP_INT4, scales++, offsets++, w += INT4_BYTES) {
+        ints_t sums[TILE_ROWS][TILE_VECTORS];
+        EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(0);
+        const uint8_t *eight = w + 2 * BLOCK;
+        for (int64_t k = first; k < first + GROUP_INT4; k += 8, eight += 4 * BLOCK) {
+            ints_t weights[TILE_VECTORS];
+            EACH(v, TILE_VECTORS) {
+                weights[v] = low_halves(eight + 4 * v * LANES);
+                fetch_ahead(eight + 4 * v * LANES);
+            }
+            EACH(r, rows) {
+                ints_t x = splat_word(a + r * stride + k);
+                EACH(v, TILE_VECTORS) sums[r][v] = int4_products(sums[r][v], weights[v], x);
+            }
+            EACH(v, TILE_VECTORS) weights[v] = high_halves(eight + 4 * v * LANES);
+            EACH(r, rows) {
+                ints_t x = splat_word(a + r * stride + k + 4);
+                EACH(v, TILE_VECTORS) sums[r][v] = int4_products(sums[r][v], weights[v], x);
+            }
+        }
+        EACH(v, TILE_VECTORS) {
+            floats_t weight_scale = load_float16((const uint16_t *)w + v * LANES);
+            EACH(r, rows) {
+                ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
+                add_to_sums(c + r * BLOCK + v * LANES, total, times(weight_scale, splat(scales[r * num_groups])),
+                            go_on || first);
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+"""The kernels for an instruction set by name, where the processor has it."""
+
+import functools
+
+import pytest
+
+from llama_adapter.runtime.kernels.library import INSTRUCTION_SETS, Library, choose_instructions, compiled, compilers
+
+
+@functools.cache
+def library_for(name: str) -> Library:
+    """Skips the test on a processor without the instructions."""
+    if isinstance(reason := choose_instructions(), str):
+        pytest.skip(reason)
+    instructions = next(one for one in INSTRUCTION_SETS if one.name == name)
+    if missing := instructions.missing():
+        pytest.skip(f"this processor has no {', '.join(missing)}")
+    compiler = next(compilers(), None)
+    if compiler is None:
+        pytest.skip("no C compiler")
+    return Library(compiled(compiler, instructions))

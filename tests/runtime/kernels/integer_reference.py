@@ -1,0 +1,61 @@
+"""What linear layers with 8-bit and 4-bit weights compute, in plain torch and slowly: the yardstick for kernels.
+
+Activations are rounded per row and per group of input features, products and their sums within a group are exact whole
+numbers, and groups are added in float32.
+"""
+
+# R rows, G groups of input features, K features in a group, F input features, O output features
+
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.schemes.int4 import unpacked
+
+GROUP = {"int8": 128, "int4": 32}
+LARGEST = 127
+MIDDLE = 8  # of the codes of 4-bit weights
+
+
+def quantise_rows(x_RF: Tensor, group: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32."""
+    numbers, scales = [], []
+    for group_RK in x_RF.float().split(group, dim=1):
+        largest = group_RK.abs().amax(dim=1, keepdim=True)
+        scales.append(largest / LARGEST)
+        # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
+        inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
+        numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
+    return numbers, scales
+
+
+def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
+    """(..., F) -> (..., O) in the type of `x`, by weights int8 (O, F) with float32 scales (O,)."""
+    x_RF = x.reshape(-1, x.shape[-1])
+    sums_RO = torch.zeros(len(x_RF), len(weight_OF))
+    groups = zip(*quantise_rows(x_RF, GROUP["int8"]), weight_OF.split(GROUP["int8"], dim=1), strict=True)
+    for numbers_RK, scale_R1, weight_OK in groups:
+        # Sums of 128 products of up to 127 * 127 are below 2^24, so float32 holds them exactly.
+        sums_RO += (numbers_RK @ weight_OK.float().T) * scale_R1
+    return _finished(sums_RO * weight_scale_O, bias_O, x)
+
+
+def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tensor | None) -> Tensor:
+    """(..., F) -> (..., O) in the type of `x`, by the stored weights and scales of the scheme int4."""
+    x_RF = x.reshape(-1, x.shape[-1])
+    codes_OF = unpacked(stored).float() - MIDDLE
+    sums_RO = torch.zeros(len(x_RF), len(codes_OF))
+    groups = zip(
+        *quantise_rows(x_RF, GROUP["int4"]),
+        codes_OF.split(GROUP["int4"], dim=1),
+        weight_scale_OG.float().unbind(dim=1),
+        strict=True,
+    )
+    for numbers_RK, scale_R1, codes_OK, weight_scale_O in groups:
+        sums_RO += (numbers_RK @ codes_OK.T) * (scale_R1 * weight_scale_O)
+    return _finished(sums_RO, bias_O, x)
+
+
+def _finished(out_RO: Tensor, bias_O: Tensor | None, x: Tensor) -> Tensor:
+    if bias_O is not None:
+        out_RO = out_RO + bias_O.float()
+    return out_RO.to(x.dtype).view(*x.shape[:-1], out_RO.shape[1])
