@@ -1,0 +1,180 @@
+"""A command `llama-adapter` whose processes are forks of one process that has torch loaded, which takes seconds.
+
+    with warm_command(folder) as command:  # words of a shell
+        subprocess.run(f"{command} caption x.png", shell=True)
+
+The command hands its arguments, standard streams, current folder, variables, umask and ignored signals to the warm
+process, through a socket. A fork of that runs the command line and ends as an interpreter does. The command passes on
+the signals that it gets, and ends as the fork did. What stays unshown is how an interpreter starts: tests in
+`tests/e2e` start real ones.
+"""
+
+import io
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+_LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_USED = ("captioning.captioner", "graph_export.decoder", "jobs.run")
+_DEFAULT = {signal.SIGINT: signal.default_int_handler}  # others: SIG_DFL
+
+
+@contextmanager
+def warm_command(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """The command, while its warm process runs; `folder` is for the socket. It needs Linux."""
+    import subprocess  # not at every start of the command
+
+    address = os.path.join(folder, "warm.sock")
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        warm = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_start", "serve", str(listener.fileno())],
+            stdin=subprocess.PIPE,  # open as long as the tests run
+            stdout=subprocess.DEVNULL,
+            cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+            env={**variables, "OMP_NUM_THREADS": "1"},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the commands, which pass it on
+        )
+    with warm:
+        yield f"{sys.executable} -IS {os.path.abspath(__file__)} ask {address}"
+        assert warm.stdin is not None
+        warm.stdin.close()
+    assert warm.returncode == 0
+
+
+def _ask(address: str, arguments: list[str]) -> NoReturn:
+    """Have the warm process run the command, and end as it ended."""
+    umask = os.umask(0)
+    os.umask(umask)
+    ignored = [number for number in _PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
+    request = {"arguments": arguments, "variables": dict(os.environ), "umask": umask, "ignored": ignored}
+    body = json.dumps(request).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [_LENGTH.pack(len(body))], [0, 1, 2, os.open(".", os.O_RDONLY)])
+        server.sendall(body)
+        for number in set(_PASSED_ON).difference(ignored):
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        answer = server.recv(_CODE.size, socket.MSG_WAITALL)
+    if len(answer) < _CODE.size:
+        sys.exit("the warm process of the tests has ended")
+    (code,) = _CODE.unpack(answer)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _serve(listener: socket.socket) -> bool:
+    """True in a fork that is to run its command; False in the warm process, when the tests have ended."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    assert num_threads == 1, f"a fork has one thread, and this process has {num_threads}"
+    while True:
+        ready, _, _ = select.select([0, listener], [], [])
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if 0 in ready:
+            return False
+        client, _ = listener.accept()
+        if os.fork():
+            client.close()
+            continue
+        listener.close()
+        request, files = _received(client)
+        if command := os.fork():
+            for file in files:
+                os.close(file)
+            _keep(client, command)
+        client.close()
+        _become(request, files)
+        return True
+
+
+def _received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    head, files, _, _ = socket.recv_fds(client, _LENGTH.size, 4)
+    (length,) = _LENGTH.unpack(head)
+    return json.loads(client.recv(length, socket.MSG_WAITALL)), files
+
+
+def _keep(client: socket.socket, command: int) -> NoReturn:
+    """Pass signals on to the process, and its end to the client; a client that is gone was killed."""
+    ends = os.pidfd_open(command)
+    while True:
+        ready, _, _ = select.select([client, ends], [], [])
+        if ends in ready:
+            code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+            with suppress(BrokenPipeError):
+                client.sendall(_CODE.pack(code))
+            os._exit(0)
+        signals = client.recv(64)
+        for number in signals or [signal.SIGKILL]:
+            os.kill(command, number)
+        if not signals:
+            os._exit(0)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """What a started interpreter would have found."""
+    *streams, current = files
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+    os.fchdir(current)
+    for file in files:
+        os.close(file)
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    for number in _PASSED_ON:
+        is_ignored = number in request["ignored"]
+        signal.signal(number, signal.SIG_IGN if is_ignored else _DEFAULT.get(number, signal.SIG_DFL))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        binary = open(number, "wb" if number else "rb", 0 if old.write_through else -1, closefd=False)  # noqa: SIM115
+        buffering = {"line_buffering": old.line_buffering, "write_through": old.write_through}
+        stream = io.TextIOWrapper(binary, old.encoding, old.errors, **buffering)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv[1:] = request["arguments"]
+    given = os.environ.get("PYTHONPATH")
+    sys.path[:1] = [os.getcwd(), *(os.path.abspath(folder) for folder in (given.split(os.pathsep) if given else []))]
+
+
+def _load() -> None:
+    """Import what most commands import, but for onnxruntime, which has a thread from then on."""
+    import importlib
+
+    from llama_adapter.runtime.torch_import import prepare_imports
+
+    prepare_imports()
+    for name in (
+        "torch.onnx._internal.exporter._core",
+        "torch._dynamo",
+        *(f"llama_adapter.app.{one}" for one in _USED),
+    ):
+        importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    role, place, *words = sys.argv[1:]
+    if role == "ask":
+        _ask(place, words)
+    import gc
+
+    from llama_adapter.__main__ import main
+
+    _load()
+    gc.freeze()  # what is never collected stays shared with the forks
+    if _serve(socket.socket(fileno=int(place))):
+        sys.exit(main())
