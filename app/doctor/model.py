@@ -256,7 +256,10 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
         return
     numbers = str(manifest["dtype"])
     if (stored := stored_precision(manifest)) != FLOAT:
-        numbers = f"{stored} and {numbers}, made from the model {manifest['origin']['digest'][:12]}"
+        origin = manifest["origin"]
+        numbers = f"{stored} and {numbers}, made from the model {origin['digest'][:12]}"
+        if num_pictures := origin.get("calibration_pictures"):
+            numbers += f", calibrated with {num_pictures} pictures"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
     _check_files(report, place, manifest)
     if not report.has_errors:

@@ -226,7 +226,11 @@ def load_bundle(
     configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
     states = {file: read_half(place / file, configs[file], manifest) for file in configs}
     own = None if stored_precision(manifest) == FLOAT else manifest["origin"]
-    origin = own and Origin(digest=own["digest"], fingerprint=own["fingerprint"])
+    origin = own and Origin(
+        digest=own["digest"],
+        fingerprint=own["fingerprint"],
+        calibration_pictures=own.get("calibration_pictures", 0),
+    )
     precision = precision or stored_precision(manifest)
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
@@ -332,7 +336,11 @@ def _faults(manifest: Mapping[str, Any], *, precision: Precision) -> list[str]:
     faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
     faults += [] if manifest["dtype"] in DTYPES else ["dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
-    return faults if precision == FLOAT or _is_label(manifest["origin"]["digest"]) else [*faults, "origin"]
+    if precision != FLOAT:
+        origin = manifest["origin"]
+        is_counted = type(origin.get("calibration_pictures", 0)) is int
+        faults += [] if _is_label(origin["digest"]) and is_counted else ["origin"]
+    return faults
 
 
 def _has_form(value: object, form: Any) -> bool:

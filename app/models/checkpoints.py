@@ -91,10 +91,11 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Source model of 8-bit weights: its digest, and the fingerprint of its encoder (see `runtime.graphs.card`)."""
+    """Source model of quantised weights: its digest, and the fingerprint of its encoder (see `runtime.graphs.card`)."""
 
     digest: str
     fingerprint: Mapping[str, str]
+    calibration_pictures: int = 0  # that the rounding was fitted to; 0: to nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

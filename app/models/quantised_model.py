@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.runtime.tensor_files.arrays import read_json
+
+# Takes a float model; returns it quantised as `quantise_model` does.
+RoundWeights = Callable[[LoadedModel], tuple[LoadedModel, Iterator[tuple[str, Tensor]]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +49,7 @@ def quantise_model(
     All other tensors are in `dtype`. Raises CheckpointError for a model that is quantised already, and for weights that
     are not finite.
     """
-    if model.precision != FLOAT:
-        raise CheckpointError(
-            f"The model {model.name} has {find_scheme(model.precision).title} weights already",
-            hint="quantise the bundle that it was made from",
-        )
+    require_float(model)
     linears = linear_weights(sketch(model.vision_config))
     vision_tensors = quantise(model.vision_state.items(), linears=linears, dtype=dtype, precision=precision)
     quantised = dataclasses.replace(
@@ -65,11 +64,20 @@ def quantise_model(
     return quantised, quantise(tensors, linears=linears, dtype=dtype, precision=precision)
 
 
-def quantise_bundle(job: QuantiseJob) -> Path:
+def require_float(model: LoadedModel) -> None:
+    """Raise CheckpointError for a model that is quantised already."""
+    if model.precision != FLOAT:
+        raise CheckpointError(
+            f"The model {model.name} has {find_scheme(model.precision).title} weights already",
+            hint="quantise the bundle that it was made from",
+        )
+
+
+def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = None) -> Path:
     """Write the quantised bundle of `job`, tensor by tensor; returns its folder.
 
-    It keeps the known answer of the original. Raises CheckpointError for a bundle that is damaged or quantised already,
-    and if `out` may not be written.
+    `round_weights` takes the place of rounding to nearest. The bundle keeps the known answer of the original. Raises
+    CheckpointError for a bundle that is damaged or quantised already, and if `out` may not be written.
     """
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
@@ -77,7 +85,12 @@ def quantise_bundle(job: QuantiseJob) -> Path:
         raise CheckpointError(f"`{target}` is the bundle to quantise itself", hint="write to another place")
     check_target(target, overwrite=job.force)
     model = load_bundle(source)
-    quantised, tensors = quantise_model(model, model.decoder_state.items(), dtype=model.dtype, precision=job.precision)
+    if round_weights is None:
+        dtype, precision = model.dtype, job.precision
+        quantised, tensors = quantise_model(model, model.decoder_state.items(), dtype=dtype, precision=precision)
+    else:
+        require_float(model)
+        quantised, tensors = round_weights(model)
     known = read_json(source / KNOWN_ANSWER) if (source / KNOWN_ANSWER).is_file() else None
     return save_bundle(
         target,

@@ -7,11 +7,13 @@ Stored are two codes in a byte, uint8 (out, in / 2), the even input in the low h
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.schemes.gptq import round_columns
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 GROUP = 32
 SCALE = "_scale"
 _MIDDLE = 8
+_LEVELS = (-_MIDDLE, _MIDDLE - 1)
 _FACTORS = (1.0, 0.95, 0.9, 0.85)  # of the scale that holds the largest weight; smaller steps, for clipping it
 _NUMBERS_AT_ONCE = 1 << 18
 
@@ -39,36 +41,52 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantise_rows(weight_OGI: Tensor) -> tuple[Tensor, Tensor]:
-    places = weight_OGI.abs().argmax(-1, keepdim=True)
-    widest = weight_OGI.gather(-1, places)[..., 0] / -_MIDDLE
-    best_codes = best_scales = best_errors = None
+    steps_OG1 = _choose_scales(weight_OGI, torch.ones(GROUP))
+    return _codes((weight_OGI / steps_OG1).round_().clamp_(*_LEVELS)), steps_OG1[..., 0].half()
+
+
+def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
+    """Groups of weights (..., I) -> scales (..., 1), of four the one with the least squared error times `cost_I` (I,).
+
+    They are float32, of float16's values. Raises ValueError for what float16 cannot scale.
+    """
+    places = weight.abs().argmax(-1, keepdim=True)
+    widest = weight.gather(-1, places) / -_MIDDLE
+    best_steps = best_errors = None
     for factor in _FACTORS:
-        scales = (widest * factor).half()
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-        if not bool(scales.isfinite().all()):
+        steps = (widest * factor).half().float()
+        steps = torch.where(steps == 0, torch.ones_like(steps), steps)
+        if not bool(steps.isfinite().all()):
             raise ValueError("too large for a scale in float16")
-        steps = scales.float()[..., None]
-        codes = (weight_OGI / steps).round_().clamp_(-_MIDDLE, _MIDDLE - 1)
-        errors = (codes * steps - weight_OGI).square_().sum(-1)
-        if best_codes is None or best_scales is None or best_errors is None:
-            best_codes, best_scales, best_errors = codes, scales, errors
+        rounded = (weight / steps).round_().clamp_(*_LEVELS).mul_(steps)
+        errors = rounded.sub_(weight).square_().mul_(cost_I).sum(-1, keepdim=True)
+        if best_steps is None or best_errors is None:
+            best_steps, best_errors = steps, errors
             continue
-        is_better = errors < best_errors
-        best_errors = torch.where(is_better, errors, best_errors)
-        best_scales = torch.where(is_better, scales, best_scales)
-        best_codes = torch.where(is_better[..., None], codes, best_codes)
-    assert best_codes is not None
-    assert best_scales is not None
-    return (best_codes + _MIDDLE).to(torch.uint8), best_scales
+        best_steps = torch.where(errors < best_errors, steps, best_steps)
+        best_errors = torch.minimum(errors, best_errors)
+    assert best_steps is not None
+    return best_steps
 
 
 def _quantise(weight: Tensor) -> Parts:
-    num_inputs = weight.shape[1]
-    if num_inputs % 2:
-        raise ValueError("an odd number of inputs")
     codes, scales = quantise_groups(weight)
-    flat = codes.flatten(1)[:, :num_inputs]
-    return {"": flat[:, 0::2] | (flat[:, 1::2] << 4), SCALE: scales}
+    return _packed(codes.flatten(1)[:, : weight.shape[1]], scales)
+
+
+def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
+    levels, scales = round_columns(weight, hessian, group=GROUP, choose_scales=_choose_scales, levels=_LEVELS)
+    return _packed(_codes(levels), scales.half())
+
+
+def _codes(levels: Tensor) -> Tensor:
+    return (levels + _MIDDLE).to(torch.uint8)
+
+
+def _packed(codes: Tensor, scales: Tensor) -> Parts:
+    if codes.shape[1] % 2:
+        raise ValueError("an odd number of inputs")
+    return {"": codes[:, 0::2] | (codes[:, 1::2] << 4), SCALE: scales}
 
 
 def unpacked(stored: Tensor) -> Tensor:
@@ -99,6 +117,7 @@ SCHEME = Scheme(
         SCALE: TensorForm((shape[0], -(-shape[1] // GROUP)), torch.float16),
     },
     quantise=_quantise,
+    calibrate=_calibrate,
     dequantise=_dequantise,
     fault=_fault,
     foreign=lambda weight: "",

@@ -45,6 +45,8 @@ class Scheme:
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
     fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> why it is damaged, or an empty text
     foreign: Callable[[Tensor], str]  # stored weight -> values that `quantise` never writes, or an empty text
+    # As `quantise`, for inputs with XᵀX float32 (in, in), the second argument: keeps outputs rather than weights.
+    calibrate: Callable[[Tensor, Tensor], Parts] | None = None
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""`quantize --calibrate`: rounds weights such that the outputs of layers stay, for the inputs that pictures give."""

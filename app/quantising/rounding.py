@@ -1,0 +1,202 @@
+"""Rounds a model's linear layers by what their inputs look like: one pass of all samples through both halves.
+
+Each layer is rounded when its inputs arrive, and computes with the rounded weight. So later layers see what earlier
+ones have become, and one weight at a time is in float32. Activations of all samples are in memory together.
+"""
+
+# B samples, S tokens, H x W x C pixels, Q queries, D model width, I inputs
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.app.models.checkpoints import LoadedModel, Origin
+from llama_adapter.app.models.quantised_model import require_float
+from llama_adapter.app.models.sketch import sketch
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.runtime.errors import CheckpointError, UsageError
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
+from llama_adapter.runtime.schemes.state import linear_weights
+from llama_adapter.vision.encoder import encoder_from_state
+
+_SAMPLES_AT_ONCE = 16  # of the sum of a Hessian
+
+Progress = Callable[[int, int], None]  # takes the numbers of rounded layers and of all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A picture as the encoder takes it, uint8 (H, W, 3), and the tokens that the decoder sees of its question."""
+
+    pixels: np.ndarray
+    token_ids: tuple[int, ...]  # prompt and answer
+    num_prompt_tokens: int
+
+
+def calibrated_scheme(precision: Precision) -> Scheme:
+    """The scheme of a precision; raises UsageError if it does not round by inputs."""
+    scheme = find_scheme(precision)
+    if scheme.calibrate is None:
+        able = [name for name in QUANTISED if find_scheme(name).calibrate is not None]
+        raise UsageError(
+            f"--calibrate rounds to {' or '.join(able)}, not to {precision}",
+            hint=f"pass --precision {able[0]}, or leave --calibrate out: {scheme.title} weights do not need it",
+        )
+    return scheme
+
+
+@torch.inference_mode()
+def round_model(
+    model: LoadedModel,
+    samples: Sequence[Sample],
+    *,
+    dtype: torch.dtype,
+    precision: Precision,
+    progress: Progress = lambda done, all: None,
+) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+    """As `quantise_model`, rounded for the inputs that the samples give; float32 computes, on the CPU.
+
+    Raises CheckpointError as `quantise_model`, and UsageError as `calibrated_scheme`.
+    """
+    require_float(model)
+    scheme = calibrated_scheme(precision)
+    linears = [linear_weights(sketch(config)) for config in (model.vision_config, model.decoder_config)]
+    num_layers, rounded = sum(map(len, linears)), 0
+
+    def count() -> None:
+        nonlocal rounded
+        rounded += 1
+        progress(rounded, num_layers)
+
+    encoder = encoder_from_state(model.vision_config, _widened(model.vision_state, linears[0]))
+    rounder = _Rounder(encoder, scheme, count=count)
+    visual_query_BQD = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
+    vision_state = dict(_stored(model.vision_state, rounder.parts, dtype=dtype))
+
+    decoder = decoder_from_state(model.decoder_config, _widened(model.decoder_state, linears[1]))
+    rounder = _Rounder(decoder, scheme, count=count)
+    tokens_BS, is_token_BS, is_answered_BS = _padded(samples)
+    length = tokens_BS.shape[1]
+    # The adapter's tokens go through the keys and values of ordinary tokens, or through layers of their own. The first
+    # are rounded later, when the tokens come; the picture's keys and values are those before rounding until then.
+    with rounder.waiting("layers."):
+        prefix = decoder.project_prefix(visual_query_BQD)
+    with rounder.only(is_token_BS):
+        mask_11SS = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        hidden_BSD = decoder(tokens_BS, torch.arange(length)[None], mask_11SS, prefix)
+    with rounder.only(is_answered_BS):
+        rounder.round("head", decoder.head, hidden_BSD)
+    calibrated = dataclasses.replace(
+        model,
+        vision_state=vision_state,
+        decoder_state={},
+        dtype=dtype,
+        precision=precision,
+        origin=Origin(
+            digest=model.digest, fingerprint=fingerprint(model.vision_state), calibration_pictures=len(samples)
+        ),
+    )
+    return calibrated, _stored(model.decoder_state, rounder.parts, dtype=dtype)
+
+
+def _widened(state: Mapping[str, Tensor], linears: frozenset[str]) -> dict[str, Tensor]:
+    """All but the linear weights in float32; these are widened one by one."""
+    return {name: tensor if name in linears else tensor.float() for name, tensor in state.items()}
+
+
+def _stored(
+    state: Mapping[str, Tensor], parts: Mapping[str, Parts], *, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in state.items():
+        if name in parts:
+            yield from ((name + suffix, part) for suffix, part in parts[name].items())
+        else:
+            yield name, tensor.to(dtype)
+
+
+def _padded(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, S) with padding behind, where they are tokens, and where their logits choose a token."""
+    length = max(len(sample.token_ids) for sample in samples)
+    tokens_BS = torch.zeros(len(samples), length, dtype=torch.long)
+    is_token_BS, is_answered_BS = tokens_BS.bool(), tokens_BS.bool()
+    for row, sample in enumerate(samples):
+        tokens_BS[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
+        is_token_BS[row, : len(sample.token_ids)] = True
+        is_answered_BS[row, sample.num_prompt_tokens - 1 : len(sample.token_ids)] = True
+    return tokens_BS, is_token_BS, is_answered_BS
+
+
+class _Rounder:
+    """Rounds the linear layers of a module when their inputs arrive. `parts` are stored tensors by weight."""
+
+    def __init__(self, module: nn.Module, scheme: Scheme, *, count: Callable[[], None]) -> None:
+        self.parts: dict[str, Parts] = {}
+        self._scheme, self._count = scheme, count
+        self._hessians: dict[str, Tensor] = {}
+        self._counted_BS: Tensor | None = None
+        self._waiting: str | None = None
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_pre_hook(partial(self._before, name))
+                layer.register_forward_hook(partial(self._after, layer.weight))
+
+    @contextmanager
+    def only(self, counted_BS: Tensor) -> Iterator[None]:
+        """Inputs (B, S, I) elsewhere do not count."""
+        self._counted_BS = counted_BS
+        yield
+        self._counted_BS = None
+
+    @contextmanager
+    def waiting(self, prefix: str) -> Iterator[None]:
+        """Inputs of layers whose names begin so are counted, and the layers are not rounded yet."""
+        self._waiting = prefix
+        yield
+        self._waiting = None
+
+    def round(self, name: str, layer: nn.Linear, x_BSI: Tensor) -> Tensor:
+        """Round a layer by these inputs (B, S, I) and those counted before; returns the weight float32 (out, I)."""
+        weight = layer.weight.float()
+        hessian_II = self._hessian(name, x_BSI)
+        if self._waiting is not None and name.startswith(self._waiting):
+            self._hessians[name] = hessian_II
+            return weight
+        assert self._scheme.calibrate is not None
+        try:
+            parts = self._scheme.calibrate(weight, hessian_II)
+        except ValueError as error:
+            raise CheckpointError(
+                f"`{name}` cannot be rounded for these pictures: its weights or inputs are {error}",
+                hint="`llama-adapter doctor` looks at all weights; without --calibrate inputs do not matter",
+            ) from None
+        self.parts[f"{name}.weight"] = parts
+        self._count()
+        return self._scheme.dequantise(parts)
+
+    def _hessian(self, name: str, x_BSI: Tensor) -> Tensor:
+        hessian_II = self._hessians.pop(name, None)
+        if hessian_II is None:
+            hessian_II = torch.zeros(x_BSI.shape[-1], x_BSI.shape[-1])
+        for start in range(0, len(x_BSI), _SAMPLES_AT_ONCE):
+            part = slice(start, start + _SAMPLES_AT_ONCE)
+            x_NI = x_BSI[part].flatten(0, 1) if self._counted_BS is None else x_BSI[part][self._counted_BS[part]]
+            hessian_II.addmm_(x_NI.T, x_NI)
+        return hessian_II
+
+    def _before(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        layer.weight = nn.Parameter(self.round(name, layer, inputs[0]), requires_grad=False)
+
+    @staticmethod
+    def _after(stored: Tensor, layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        """Release the float32 weight."""
+        assert isinstance(layer, nn.Linear)
+        layer.weight = nn.Parameter(stored, requires_grad=False)
