@@ -62,10 +62,14 @@ def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: Fak
     assert auto == "npu:0 (Ascend310P3)"
 
 
-LOAD = """
-import contextlib, json, sys
+# Loads a model on each chip of the arguments, and lets the device of the last one fail with each error; in forks of a
+# process that has loaded torch_npu, where that can be loaded.
+TRY = """
+import contextlib, functools, io, json, os, sys
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.runtime.devices import open_best
+from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.devices import open_backend, open_best
+from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu.inside import in_fork
 from tests.npu.inside.host_ops import HostOps
 
@@ -75,19 +79,45 @@ def loaded():
         info = Captioner.load().info
     return info.device, info.dtype, info.notes[0]
 
-print(json.dumps([in_fork(loaded, FAKE_SOC=soc) for soc in sys.argv[1:]]))
+def failed(errors):
+    backend = open_backend("npu:0")
+    told = {}
+    for error in errors:
+        os.environ["FAKE_ERROR"] = error
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = run_guarded(lambda: backend.synchronise() or 0)
+        told[error] = [code, said.getvalue()]
+    del os.environ["FAKE_ERROR"]
+    backend.synchronise()
+    return told
+
+chips, errors = json.loads(sys.argv[1])
+if chips != [""]:
+    load_torch_npu()
+models = [in_fork(loaded, FAKE_SOC=soc) for soc in chips]
+told = in_fork(functools.partial(failed, errors), FAKE_SOC=chips[-1]) if errors else {}
+print(json.dumps([models, told]))
 """
+BEST = {"Ascend310P3": "float16", "Ascend910B3": "bfloat16"}
+Tried = tuple[list[tuple[str, str, str]], dict[str, tuple[int, str]]]
 
 
-def test_without_flags_a_model_is_on_the_chip_in_its_best_dtype(npu: FakeNpu) -> None:
-    best = {"Ascend310P3": "float16", "Ascend910B3": "bfloat16"}
-    for (device, given, note), (soc, dtype) in zip(npu.run("-c", LOAD, *best).report(), best.items(), strict=True):
+@pytest.fixture(scope="module")
+def tried(npu: FakeNpu) -> Tried:
+    """Device, dtype and note of a model on each chip of `BEST`; exit code and words for each error of `AT_WORK`."""
+    models, told = npu.run("-c", TRY, json.dumps([[*BEST], [*AT_WORK]])).report()
+    return models, told
+
+
+def test_without_flags_a_model_is_on_the_chip_in_its_best_dtype(tried: Tried) -> None:
+    for (device, given, note), (soc, dtype) in zip(tried[0], BEST.items(), strict=True):
         assert (device, given) == (f"npu:0 ({soc})", dtype)
         assert note == f"computing on npu:0 ({soc}) in {dtype}: the first accelerator; the best type of this device"
 
 
 def test_without_cann_a_model_is_on_the_cpu_and_that_is_told(npu: FakeNpu) -> None:
-    ((device, dtype, note),) = npu.run("-c", LOAD, "", with_cann=False).report()
+    ran = npu.run("-c", TRY, json.dumps([[""], []]), with_cann=False)
+    ((device, dtype, note),), _ = ran.report()
 
     assert (device, dtype) == ("cpu", "float32")
     assert note.startswith("computing on cpu in float32: torch_npu ")
@@ -101,21 +131,6 @@ def test_torch_does_not_import_beside_torch_npu_without_cann_unless_loading_is_d
     assert "Failed to load the backend extension: torch_npu" in loaded.stderr
 
 
-WAIT = """
-import contextlib, io, json, os, sys
-from llama_adapter.app.terminal.run_guarded import run_guarded
-from llama_adapter.runtime.devices import open_backend
-backend = open_backend("npu:0")
-told = {}
-for error in sys.argv[1:]:
-    os.environ["FAKE_ERROR"] = error
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = run_guarded(lambda: backend.synchronise() or 0)
-    told[error] = [code, said.getvalue()]
-del os.environ["FAKE_ERROR"]
-backend.synchronise()
-print(json.dumps(told))
-"""
 AT_WORK = {
     "507015": ("An operator failed on the NPU", "--operators aten"),
     "107002": ("The thread's context on the NPU is gone", "--encoder-process"),
@@ -124,15 +139,9 @@ AT_WORK = {
 }
 
 
-@pytest.fixture(scope="module")
-def failed_at_work(npu: FakeNpu) -> dict[str, tuple[int, str]]:
-    """Exit code and words for each error of the runtime, one after another."""
-    return npu.run("-c", WAIT, *AT_WORK, soc="Ascend910B3").report()
-
-
 @pytest.mark.parametrize("code", AT_WORK)
-def test_an_error_of_a_running_device_has_its_code(failed_at_work: dict[str, tuple[int, str]], code: str) -> None:
-    ended, said = failed_at_work[code]
+def test_an_error_of_a_running_device_has_its_code(tried: Tried, code: str) -> None:
+    ended, said = tried[1][code]
     told, _, hints = said.partition("error: ")[2].partition("\n\nhint: ")
     sentence, hint = AT_WORK[code]
 
