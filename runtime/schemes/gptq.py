@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _OUTPUTS_AT_ONCE = 4096
-# Of the mean of H's diagonal: the paper's, and larger ones where H is not positive definite in float32.
+# Of the median of H's diagonal, and larger ones where H is not positive definite in float32.
 _DAMPINGS = (0.01, 0.1, 1.0)
 
 # Takes weights (O, G) and the cost (G,) of a squared error in each column; returns scales float32 (O, 1).
@@ -88,16 +88,24 @@ def _order(diagonal_I: Tensor, *, group: int) -> Tensor:
 
 
 def _inverse_factor(hessian_II: Tensor, order_I: Tensor) -> Tensor | None:
-    """The upper Cholesky factor U of the damped inverse, H⁻¹ = UᵀU, its inputs in order; None if there is none."""
-    mean = float(hessian_II.diagonal().mean())
+    """The upper Cholesky factor U of the damped inverse, H⁻¹ = UᵀU, its inputs in order; None if there is none.
+
+    The paper adds a share of the mean of H's diagonal, which a few outliers make large for all other inputs. The median
+    is added here. Inputs are scaled to one size for the factorisation, and U is scaled back.
+    """
+    squares_I = hessian_II.diagonal()[order_I].clamp(min=0)
+    typical = squares_I.median() if squares_I.median() > 0 else squares_I.mean()
+    sizes_I = torch.where(squares_I > 0, squares_I, typical).sqrt()
+    scaled_II = hessian_II[order_I][:, order_I].div_(sizes_I).div_(sizes_I[:, None])
+    diagonal_I, share_I = scaled_II.diagonal(), typical / sizes_I.square()
+    own_I = diagonal_I.clone()
     for damping in _DAMPINGS:
-        damped_II = hessian_II[order_I][:, order_I]
-        damped_II.diagonal().add_(damping * mean)
-        lower_II, is_faulty = torch.linalg.cholesky_ex(damped_II)
+        diagonal_I.copy_(own_I + damping * share_I)
+        lower_II, is_faulty = torch.linalg.cholesky_ex(scaled_II)
         if is_faulty:
             continue
         upper_II: Tensor
         upper_II, is_faulty = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_II), upper=True)
         if not is_faulty and bool(upper_II.isfinite().all()):
-            return upper_II
+            return upper_II.div_(sizes_I)
     return None

@@ -54,14 +54,16 @@ def test_what_was_learned_from_some_inputs_holds_for_others() -> None:
     assert output_error(weight, parts, x[1000:]) < 0.75 * output_error(weight, INT4.quantise(weight), x[1000:])
 
 
-def test_channels_with_outliers_keep_their_share_of_the_output() -> None:
-    weight, x = numbers(48, 96), numbers(500, 96, seed=1)
-    x[:, ::19] *= 50
-    weight[:, ::19] /= 50  # as behind a norm whose weights have outliers
+def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
+    weight, x = numbers(48, 96), correlated(1000, 96)
+    plain = output_error(weight, calibrate(weight, x), x)
+    x[:, ::31] *= 100
+    weight[:, ::31] /= 100  # as behind a norm whose weights have outliers: the same outputs
 
-    parts = calibrate(weight, x)
+    parts, nearest = calibrate(weight, x), INT4.quantise(weight)
 
-    assert output_error(weight, parts, x) < output_error(weight, INT4.quantise(weight), x)
+    assert output_error(weight, parts, x) < 2 * plain
+    assert output_error(weight, parts, x) < 0.5 * output_error(weight, nearest, x)
 
 
 def test_inputs_without_correlation_give_nearest_rounding() -> None:
@@ -86,7 +88,7 @@ def test_weights_of_inputs_that_are_always_0_are_rounded_to_nearest(dead: slice)
         assert output_error(weight, parts, x) < 0.75 * output_error(weight, nearest, x)
 
 
-def test_each_step_is_that_of_the_papers_formulas() -> None:
+def test_levels_are_those_of_the_papers_formulas() -> None:
     """Against the slow form in float64: the inverse itself, with one input after the other eliminated from it."""
     weight, x = numbers(5, 64), correlated(200, 64)
     hessian = x.T @ x
@@ -103,7 +105,7 @@ def test_each_step_is_that_of_the_papers_formulas() -> None:
         for number in groups
         for index in sorted(range(number * GROUP, (number + 1) * GROUP), key=lambda index: -float(diagonal[index]))
     ]
-    damped = hessian.double() + 0.01 * float(diagonal.mean()) * torch.eye(64)
+    damped = hessian.double() + 0.01 * float(diagonal.median()) * torch.eye(64)
     inverse, rest = torch.linalg.inv(damped), weight.double().clone()
     expected = torch.zeros(5, 64, dtype=torch.float64)
     for index in order:
