@@ -32,6 +32,7 @@ class InstructionSet(NamedTuple):
     """A set of vector instructions that the kernels are written for."""
 
     name: str
+    machine: str  # as `platform.machine()` names it
     # Processor flags as Linux names them, with the compiler's option for each.
     needed: Mapping[str, str]
     optional: Mapping[str, str]  # used where the processor has them
@@ -49,6 +50,7 @@ class InstructionSet(NamedTuple):
 INSTRUCTION_SETS = (  # the best first
     InstructionSet(
         "avx512",
+        "x86_64",
         needed={
             "avx512f": "-mavx512f",
             "avx512bw": "-mavx512bw",
@@ -60,8 +62,16 @@ INSTRUCTION_SETS = (  # the best first
     ),
     InstructionSet(
         "avx2",
+        "x86_64",
         needed={"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"},
         optional={"avx_vnni": "-mavxvnni"},
+    ),
+    InstructionSet(
+        "neon",
+        "aarch64",
+        needed={"asimd": "-mcpu=generic"},
+        # The last of these options counts. A processor with bf16 has asimddp.
+        optional={"asimddp": "-mcpu=generic+dotprod", "bf16": "-mcpu=generic+dotprod+bf16"},
     ),
 )
 SOURCES = (
@@ -238,13 +248,15 @@ def _c_library() -> str:
 
 def choose_instructions() -> InstructionSet | str:
     """The instruction set for this machine, or the reason why there is none."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"they are for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
-    names = [instructions.name for instructions in INSTRUCTION_SETS]
+    machine = platform.machine() if sys.platform == "linux" else ""
+    choice = [instructions for instructions in INSTRUCTION_SETS if instructions.machine == machine]
+    if not choice:
+        return f"they are for Linux on x86_64 and aarch64, and this is {sys.platform} on {platform.machine()}"
+    names = [instructions.name for instructions in choice]
     wanted = os.environ.get(CHOICE)
     if wanted and wanted not in names:
         return f"{CHOICE} is {wanted!r}; it can be {' or '.join(names)}"
-    choice = [instructions for instructions in INSTRUCTION_SETS if not wanted or instructions.name == wanted]
+    choice = [instructions for instructions in choice if not wanted or instructions.name == wanted]
     for instructions in choice:
         if not instructions.missing():
             return instructions
@@ -253,12 +265,13 @@ def choose_instructions() -> InstructionSet | str:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """Instruction sets of an x86 processor as Linux names them; empty if unknown."""
+    """Features of an x86 or ARM processor as Linux names them; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
+    listed = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(listed, "").partition(":")[2].split())
 
 
 def _function(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> _Function:

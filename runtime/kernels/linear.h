@@ -76,7 +76,7 @@ static void pack_block(const packing_t *self, int64_t block) {
                 else if (self->kind == BFLOAT16)
                     ((bfloat16_t *)self->packed)[place] = is_there ? ((const bfloat16_t *)self->plain)[at] : 0;
                 else
-                    ((uint8_t *)self->packed)[place] = (uint8_t)((is_there ? ((const int8_t *)self->plain)[at] : 0) + 128);
+                    ((uint8_t *)self->packed)[place] = (uint8_t)((is_there ? ((const int8_t *)self->plain)[at] : 0) + INT8_ADDED);
             }
 }
 
@@ -148,7 +148,7 @@ static void quantise_group(const conversion_t *self, int64_t row, int64_t group)
     }
     self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
     /* Unsigned, as it may overflow where x is no number. */
-    uint32_t added = self->kind == INT8 ? 128 : 8;
+    uint32_t added = self->kind == INT8 ? INT8_ADDED : 8;
     self->offsets[row * self->num_groups + group] = (int32_t)(-added * (uint32_t)sum_of_ints(sum));
 }
 

@@ -5,8 +5,8 @@
  * same order, so its result is the same, to the bit, alone or among others, and with any number of threads.
  *
  * int8 and int4: activations are rounded to int8 too, for each row in groups that have a scale each. The products are
- * summed as integers. Instructions multiply unsigned with signed numbers: weights are stored with a number added, 128 or
- * 8, and that many times the sum of a group's activations, its offset, is taken away.
+ * summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many instructions multiply
+ * unsigned with signed numbers. That many times the sum of a group's activations, its offset, is taken away.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
     const float *scales;    /* (rows, groups), INT8 and INT4 only */
-    const int32_t *offsets; /* (rows, groups): minus 128 or 8 times the sum of the group */
+    const int32_t *offsets; /* (rows, groups): minus INT8_ADDED or 8 times the sum of the group */
     int64_t num_groups;
 } input_t;
 

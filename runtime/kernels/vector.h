@@ -10,8 +10,10 @@
 #include "vector_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "vector_avx2.h"
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include "vector_neon.h"
 #else
-#error "the kernels need AVX2 with FMA and F16C, or AVX-512 (F, BW, VL, DQ, VNNI)"
+#error "the kernels need AVX2 with FMA and F16C, AVX-512 (F, BW, VL, DQ, VNNI), or NEON of AArch64"
 #endif
 
 /* e^x to about 2 units in the last place: 2^n times a polynomial of the rest (Cody and Waite's reduction). */

@@ -129,6 +129,8 @@ static inline ints_t high_halves(const uint8_t *weights) {
     return _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
 }
 
+#define INT8_ADDED 128 /* the instructions take unsigned weights */
+
 /* Products and additions are one piece of assembler: GCC 12 keeps half of the sums of a tile in memory otherwise. */
 
 #ifdef __AVXVNNI__

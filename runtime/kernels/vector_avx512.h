@@ -113,6 +113,7 @@ static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
     return sums;
 }
 
+#define INT8_ADDED 128 /* the instruction takes unsigned weights */
 #define INT8_PASSES 1
 typedef int8_t int8_input_t;
 

@@ -187,7 +187,8 @@ def test_the_cache_is_private_to_the_user(cache: Path) -> None:
     ("system", "machine", "reason"),
     [
         ("linux", "x86_64", "this processor has no fma, f16c"),
-        ("linux", "aarch64", "this is linux on aarch64"),
+        ("linux", "aarch64", "this processor has no asimd"),
+        ("linux", "riscv64", "this is linux on riscv64"),
         ("darwin", "arm64", "this is darwin on arm64"),
     ],
 )
@@ -207,7 +208,7 @@ def test_on_other_machines_torch_computes(
 
 
 def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2 = INSTRUCTION_SETS
+    avx512, avx2, neon = INSTRUCTION_SETS
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.delenv(native.CHOICE, raising=False)
     for flags, expected in [
@@ -220,9 +221,35 @@ def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pyte
     monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx2.needed, "avx_vnni"}))
     assert avx2.options() == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
 
+    monkeypatch.setattr(native.platform, "machine", lambda: "aarch64")
+    for flags, processor in [((), "generic"), (("asimddp",), "generic+dotprod")]:
+        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: frozenset({"fp", "asimd", *flags}))
+        assert choose_instructions() == neon
+        assert neon.options()[-1] == f"-mcpu={processor}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("flags\t\t: fma avx2\nbugs\t\t: mds\n\nflags\t\t: fma avx2\n", {"fma", "avx2"}),
+        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("processor\t: 0\n", set()),
+        (None, set()),
+    ],
+    ids=["x86", "ARM", "another", "unknown"],
+)
+def test_features_of_the_processor_are_those_that_linux_lists(
+    lines: str | None, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text(lines)
+    monkeypatch.setattr(native, "Path", lambda _: tmp_path / "cpuinfo")
+
+    assert native.processor_flags.__wrapped__() == expected
+
 
 def test_a_variable_names_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2 = INSTRUCTION_SETS
+    avx512, avx2, _ = INSTRUCTION_SETS
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx512.needed, *avx2.needed}))
     monkeypatch.setenv(native.CHOICE, "avx2")
