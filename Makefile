@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # As many processes as tests/conftest.py says, each with one thread.
-OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients --ignore tests/mindspore
+OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients --ignore tests/mindspore --ignore tests/arm
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clients mindspore test-mindspore fuzz audit clean
+.PHONY: demo test check clients mindspore test-mindspore arm fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
@@ -40,6 +40,10 @@ mindspore: .venv/.installed-dev
 
 test-mindspore: .venv/mindspore/.installed
 	OMP_NUM_THREADS=1 .venv/mindspore/bin/python -m pytest tests/mindspore
+
+# The kernels on emulated ARM processors, with a Python and torch for them in .venv/arm64 (800 MB on disk).
+arm: .venv/.programs .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.arm
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

@@ -186,6 +186,7 @@ static void attend_any(int64_t vectors, const float *q, const void *k, const voi
         case 4: attend(4, q, k, v, type, spans, num_spans, scores, heads); break;
         case 16: attend(16, q, k, v, type, spans, num_spans, scores, heads); break;
         case 8: attend(8, q, k, v, type, spans, num_spans, scores, heads); break;
+        case 32: attend(32, q, k, v, type, spans, num_spans, scores, heads); break;
         default: attend(vectors, q, k, v, type, spans, num_spans, scores, heads);
     }
 }

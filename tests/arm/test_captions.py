@@ -1,0 +1,41 @@
+"""On an ARM processor, the embedded model captions by the kernels as it does by torch."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.runtime.kernels.library import find_library
+
+SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:5]
+
+
+def ids(pictures: list[str], *, batch_size: int, **options: Any) -> list[tuple[int, ...]]:
+    captioner = Captioner.load(batch_size=batch_size, **options)
+    return [tuple(answer.token_ids) for answer in captioner.generate(pictures)]
+
+
+def test_the_kernels_are_in_use() -> None:
+    finding = find_library()
+
+    assert finding.library is not None, finding.reason
+    assert finding.library.instruction_set == "neon"
+
+
+def test_captions_are_torchs_alone_and_in_a_batch() -> None:
+    expected = ids(SAMPLES, batch_size=5, dtype="float32", operators="aten")
+
+    assert ids(SAMPLES, batch_size=5, dtype="float32") == expected
+    assert ids(SAMPLES, batch_size=1, dtype="float32") == expected
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"precision": "int8"}, {"precision": "int4"}], ids=str)
+def test_fewer_bits_know_the_answer(options: dict[str, Any]) -> None:
+    known = json.loads((embedded_model() / "known_answer.json").read_text(encoding="utf-8"))
+
+    made = ids([os.fspath(embedded_model() / known["picture"])], batch_size=1, **options)
+
+    assert made == [tuple(known["token_ids"])]
