@@ -17,8 +17,9 @@ SYSTEM, SITE, PYTHON = FOLDER / "system", FOLDER / "site", FOLDER / "python"
 INSTALL_S = 900.0
 
 DEBIAN = ("python3", "libstdc++6", "libgomp1")
+TORCH = "torch==2.10.0"  # later wheels for AArch64 need CUDA's libraries
 PACKAGES = (
-    "torch==2.10.0",  # later wheels for AArch64 need CUDA's libraries
+    *("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"),  # of torch
     *("numpy", "pillow", "pyyaml", "safetensors", "sentencepiece", "shtab"),
     *("pytest", "pytest-xdist", "hypothesis"),
 )
@@ -32,14 +33,16 @@ exec env PYTHONHOME=/usr PYTHONPATH='{site}:{root}' qemu-aarch64 -0 "$0" -L '{sy
 
 def install() -> None:
     """Make the environment unless it is there with these packages. Raises RuntimeError."""
-    wanted, stamp = "\n".join((*DEBIAN, *PACKAGES)), FOLDER / "installed.txt"
+    wanted, stamp = "\n".join((*DEBIAN, TORCH, *PACKAGES)), FOLDER / "installed.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
     _unpack_system()
     python = next(path for path in sorted((SYSTEM / "usr" / "bin").glob("python3.*")) if path.name[8:].isdigit())
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(SITE)]
-    _run(*pip, *_WHEELS, "--python-version", python.name.removeprefix("python"), *PACKAGES)
+    pip += [*_WHEELS, "--python-version", python.name.removeprefix("python")]
+    _run(*pip, *PACKAGES)
+    _run(*pip, "--no-deps", TORCH)  # pip takes what its requirements say of this machine
     PYTHON.write_text(_LAUNCHER.format(site=SITE, root=ROOT, system=SYSTEM, python=python), encoding="utf-8")
     PYTHON.chmod(0o755)
     stamp.write_text(wanted, encoding="utf-8")
