@@ -42,7 +42,8 @@ test-mindspore: .venv/mindspore/.installed
 	OMP_NUM_THREADS=1 .venv/mindspore/bin/python -m pytest tests/mindspore
 
 # The kernels on emulated ARM processors, with a Python and torch for them in .venv/arm64 (800 MB on disk).
-arm: .venv/.programs .venv/.installed-dev
+arm: .venv/.installed-dev
+	scripts/get_programs.sh arm
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.arm
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs Debian's packages for programs that the tests need and this machine lacks: a browser (the one that CHROMIUM
-# names, or one in the PATH), a C compiler for the kernels and the stand-in of CANN, openssl for certificates, and a C
-# compiler and an emulator for the kernels of ARM processors.
+# names, or one in the PATH), a C compiler for the kernels and the stand-in of CANN, and openssl for certificates. With the
+# argument `arm`: a C compiler and an emulator for the kernels of ARM processors.
 set -euo pipefail
 
 has_any() {
@@ -14,12 +14,13 @@ has_any() {
 }
 
 packages=()
-has_any "${CHROMIUM:-chromium}" chromium-browser google-chrome || packages+=(chromium fonts-dejavu-core)
-has_any gcc clang cc || packages+=(gcc libc6-dev)
-has_any openssl || packages+=(openssl)
-if [ "$(uname -m)" != aarch64 ]; then
+if [ "${1:-}" = arm ]; then
     has_any aarch64-linux-gnu-gcc || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     has_any qemu-aarch64 || packages+=(qemu-user)
+else
+    has_any "${CHROMIUM:-chromium}" chromium-browser google-chrome || packages+=(chromium fonts-dejavu-core)
+    has_any gcc clang cc || packages+=(gcc libc6-dev)
+    has_any openssl || packages+=(openssl)
 fi
 if [ ${#packages[@]} = 0 ]; then
     exit 0
