@@ -14,7 +14,9 @@ has_any() {
 }
 
 packages=()
-if [ "${1:-}" = arm ]; then
+if [ "${1:-}" = arm ] && [ "$(uname -m)" = aarch64 ]; then
+    exit 0
+elif [ "${1:-}" = arm ]; then
     has_any aarch64-linux-gnu-gcc || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     has_any qemu-aarch64 || packages+=(qemu-user)
 else
