@@ -26,8 +26,8 @@ _QUANTIZE = """\
 Round the weights of all linear layers of a bundle: to 8 bits, with a scale for each output, or to 4 bits, with a scale
 for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes faster with fewer bits
 (see `doctor --environment`); elsewhere weights are widened at load. docs/bits.md has the accuracy. With --calibrate,
-4-bit weights are rounded such that the outputs of layers stay for pictures like those given, which halves the error at
-the same size.
+4-bit weights are rounded such that the outputs of layers stay for pictures like those given, which about halves the
+error at the same size.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
   llama-adapter quantize --model BUNDLE --out BUNDLE-int4 --precision int4 --calibrate PICTURES
