@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,24 +68,38 @@ def joined_cluster(options: RayOptions) -> Iterator[str]:
         yield _described(address="joined before")
         return
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+    with _own_sigterm_handler():
+        try:
+            _check_reachable(address)
+            ray.init(
+                address=address,
+                include_dashboard=False if address == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise WorkersFailedError(
+                f"The Ray cluster at {address} is unavailable: {' '.join(str(error).split())}",
+                hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out",
+            ) from error
+        try:
+            _quieten()
+            yield _described(address="on this machine" if address == "local" else f"at {address}")
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Afterwards, SIGTERM does what it did before: Ray sets a handler and leaves it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGTERM)
     try:
-        _check_reachable(address)
-        ray.init(
-            address=address,
-            include_dashboard=False if address == "local" else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise WorkersFailedError(
-            f"The Ray cluster at {address} is unavailable: {' '.join(str(error).split())}",
-            hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out",
-        ) from error
-    try:
-        _quieten()
-        yield _described(address="on this machine" if address == "local" else f"at {address}")
+        yield
     finally:
-        ray.shutdown()
+        signal.signal(signal.SIGTERM, previous)
 
 
 def machines() -> list[Machine]:

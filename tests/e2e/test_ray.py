@@ -56,9 +56,13 @@ def cluster() -> Iterator[Any]:
     head = {**MACHINE, "include_dashboard": False, "_system_config": SYSTEM}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", print)  # Ray replaces it, here and for later tests
-        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-        yield cluster
-        cluster.shutdown()
+        handler = signal.getsignal(signal.SIGTERM)  # Ray sets one and leaves it
+        try:
+            cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+            yield cluster
+            cluster.shutdown()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +172,11 @@ def test_an_interrupted_job_goes_on_where_it_ended(
 ) -> None:
     out, options = tmp_path / "answers.jsonl", RayOptions(address=cluster.address, actors=1)
     job = job_of(pictures, out=out)
+    handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as interrupting:
         at_records(interrupting, {30: lambda: os.kill(os.getpid(), signal.SIGINT)})
         assert run_job(job, RayRunner(options)) == ExitCode.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is handler, "Ray sets its own"
     first = seen(out)
     assert 30 <= sum(first.values()) < sum(expected.values())
     assert first <= expected
