@@ -123,5 +123,8 @@ class MeteredRunner:
             continuations = [[len(ids) for ids in row] for row in plan.continuations]
             lengths = [length + sum(row) - len(row) for length, row in zip(lengths, continuations, strict=True)]
             num_logits = sum(map(sum, continuations))
-        work = prefill_work(decoder, lengths=lengths, num_logits=num_logits, sizes=self._sizes)
+        continued = plan.continuations if isinstance(plan, ScorePlan) else [()] * num_rows
+        asked = list(zip(plan.prompts, continued, strict=True))
+        equal_rows = all(row == asked[0] for row in asked)
+        work = prefill_work(decoder, lengths=lengths, num_logits=num_logits, sizes=self._sizes, equal_rows=equal_rows)
         return self._meter.note("prefill", num_rows, work)

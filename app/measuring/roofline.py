@@ -62,13 +62,24 @@ def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes)
     return Work(2 * num_pictures * config.num_queries * weights, weights * sizes.weight + written * sizes.other)
 
 
-def prefill_work(config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, sizes: NumberSizes) -> Work:
-    """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head."""
+def prefill_work(
+    config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, sizes: NumberSizes, equal_rows: bool = False
+) -> Work:
+    """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head.
+
+    Of equal prompts, the part before the first adapter attention is computed once.
+    """
     num_tokens = sum(lengths)
     pairs = sum(length * (length + 1) // 2 for length in lengths)
     flops = 2 * num_tokens * layer_weights(config) + 2 * num_logits * _head_weights(config)
     flops += config.num_layers * _attention_flops(pairs, config.dim)
     flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.dim)
+    if equal_rows:
+        first, copies = config.first_adapter_layer, 1 - 1 / len(lengths)
+        shared = first * layer_weights(config) // config.num_layers + (
+            3 * config.dim**2 if config.num_adapter_layers else 0
+        )
+        flops -= int(copies * (2 * num_tokens * shared + first * _attention_flops(pairs, config.dim)))
     cached = 2 * config.num_layers * config.dim * num_tokens
     cached += len(lengths) * _prefix_numbers(config)
     return Work(flops, (layer_weights(config) + _head_weights(config)) * sizes.weight + cached * sizes.other)

@@ -63,6 +63,7 @@ class _Tokens:
     shared_ends: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
+    are_whole_rows: bool = False  # they see each other and the common past, and nothing that a row had before
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
         """Tokens that attend to places 0..shared_end-1 and, from `place` on, to each other backwards."""
@@ -79,6 +80,12 @@ class _Tokens:
             raise IndexError(f"row {row} has no tokens")
         self.run_rows.append(row)
         self.run_starts.append(len(self.ids))
+
+    def has_equal_rows(self) -> bool:
+        """Whether several rows have the same tokens at the same places: pictures that are asked the same."""
+        count = self.run_starts[1]
+        columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
+        return len(self.run_rows) > 1 and all(column == column[:count] * len(self.run_rows) for column in columns)
 
 
 class NativeRunner(EagerRunner):
@@ -204,6 +211,7 @@ class NativeRunner(EagerRunner):
         batch = BatchStruct(
             num_tokens=len(tokens.ids),
             num_runs=len(tokens.run_rows),
+            equal_runs=tokens.are_whole_rows and tokens.has_equal_rows(),
             x=x_TD.data_ptr(),
             run_rows=_numbers(tokens.run_rows),
             run_starts=_numbers(tokens.run_starts),
@@ -227,12 +235,12 @@ def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int) -> Iterabl
 
     Rows begin at place and position `start`, behind the past that all their tokens attend to.
     """
-    tokens = _Tokens()
+    tokens = _Tokens(are_whole_rows=True)
     for row, layout in rows:
         length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
             yield tokens
-            tokens = _Tokens()
+            tokens = _Tokens(are_whole_rows=True)
         first = len(tokens.ids)
         tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:

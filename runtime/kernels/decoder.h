@@ -36,6 +36,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_tokens, num_runs;
+    int64_t equal_runs;       /* 1: all runs have the same tokens, which differ by the row's prefix alone */
     float *x;                 /* (tokens, dim): embeddings; computed upon in place */
     const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
     const int64_t *run_starts; /* (runs + 1): first token */
@@ -257,7 +258,15 @@ static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *bat
     return num_bytes;
 }
 
-/* Returns the bytes of scratch that it needs where it was given less, and then nothing is done; else 0. */
+/* Copy the first run's `width` numbers of each token to all other runs, which are as long. */
+static void copy_run(const batch_t *batch, float *values, int64_t width) {
+    int64_t count = batch->run_starts[1] * width;
+    for (int64_t run = 1; run < batch->num_runs; run++) memcpy(values + run * count, values, 4 * count);
+}
+
+/* Equal runs are computed once up to the first attention that reads a prefix.
+ *
+ * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; else 0. */
 static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t scratch, int num_threads) {
     int64_t num_tokens = batch->num_tokens, dim = decoder->dim, most_places = 0;
     for (int64_t token = 0; token < num_tokens; token++) {
@@ -276,14 +285,23 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
     int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
     int64_t attention_chunk = 1 + SMALL / (per_head * most_places);
+    bool is_shared = batch->equal_runs;
+    if (is_shared) num_tokens = batch->run_starts[1];
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
         apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, converted, num_threads);
+        if (is_shared) copy_run(batch, qkv, 3 * dim); /* each row keeps its keys and values */
+        if (is_shared && index == decoder->first_adapter_layer) {
+            copy_run(batch, batch->x, dim);
+            num_tokens = batch->num_tokens;
+            is_shared = false;
+        }
         attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each};
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
-        run_items(attention_task, &attention, num_heads, attention_chunk, num_threads);
+        int64_t num_seeing = is_shared ? decoder->num_heads : num_heads;
+        run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
         apply(&layer->out, NULL, NONE, heads, FLOAT32, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
@@ -292,6 +310,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
               type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
         apply(&layer->down, NULL, NONE, hidden, type, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
     }
+    if (is_shared) copy_run(batch, batch->x, dim);
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
     apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, converted,

@@ -65,7 +65,7 @@ class BatchStruct(ctypes.Structure):
     """`batch_t` of decoder.h."""
 
     _fields_ = _fields(
-        (_I64, "num_tokens num_runs"),
+        (_I64, "num_tokens num_runs equal_runs"),
         (_ADDRESS, "x"),
         (_NUMBERS, "run_rows run_starts places positions shared_ends starts"),
         (KeptStruct, "cache prefix"),

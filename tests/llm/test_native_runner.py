@@ -88,6 +88,27 @@ def test_rows_are_bitwise_independent_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_pictures_that_are_asked_the_same_answer_as_each_alone(config: DecoderConfig) -> None:
+    ours, _ = runners(config)
+    prompt, pictures = toy_prompts(1)[0], prefixes(ours, 4)
+    plan = ScorePlan(range(4), [prompt] * 4, [((3, 4), (5,))] * 4, pictures)
+    scores = ours.score(plan)
+    ours.prefill(toy_prompts(4, longest=30), pictures, first_slot=0)  # what slots held before does not count
+    together = [ours.prefill([prompt] * 4, pictures, first_slot=0).logits_RV]
+    steps = [[5] * 4, [6, 5, 5, 7], [8] * 4]  # equal tokens behind different ones
+    for place, tokens in enumerate(steps, start=len(prompt)):
+        together.append(ours.decode(tokens, [place] * 4).logits_RV)
+
+    for row in range(4):
+        alone = [ours.prefill([prompt], [pictures[row]], first_slot=0).logits_RV]
+        for place, tokens in enumerate(steps, start=len(prompt)):
+            alone.append(ours.decode([tokens[row]], [place]).logits_RV)
+        assert torch.equal(torch.cat(alone), torch.stack(together)[:, row])
+        asked = ScorePlan([0], [prompt], [((3, 4), (5,))], [pictures[row]])
+        assert ours.score(asked) == [scores[row]]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig) -> None:
     ours, plain = runners(config)
     continuations = ((3, 4, 5), (6,), (7, 8), (3, 4))

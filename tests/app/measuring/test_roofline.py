@@ -52,6 +52,16 @@ def test_a_prefill_counts_causal_attention_and_the_requested_logits() -> None:
     assert work.bytes == 4 * (480 + 40 + 2 * 3 * 4 * 5 + 2 * 80) == 3200
 
 
+def test_what_equal_prompts_share_is_counted_once() -> None:
+    def flops(*, equal_rows: bool) -> int:
+        sizes = NumberSizes(4, 4)
+        return prefill_work(DECODER, lengths=[3] * 4, num_logits=4, sizes=sizes, equal_rows=equal_rows).flops
+
+    # Layer 0 has no adapter: its 160 weights and its attention, then queries, keys and values of layer 1.
+    products, attention = 2 * 3 * (160 + 3 * 16), 4 * 6 * 4
+    assert flops(equal_rows=False) - flops(equal_rows=True) == 3 * (products + attention)
+
+
 def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
     sizes = NumberSizes(weight=1, other=4)
 
