@@ -45,7 +45,7 @@ static inline int64_t bytes_of_block(int kind, int64_t num_in) {
         case FLOAT32: return 4 * num_in * BLOCK;
         case BFLOAT16: return 2 * num_in * BLOCK;
         case INT8: return num_in * BLOCK;
-        default: return num_in / GROUP_INT4 * INT4_BYTES;
+        default: return num_in / GROUP * INT4_BYTES;
     }
 }
 
@@ -82,14 +82,14 @@ static void pack_block(const packing_t *self, int64_t block) {
 
 /* Plain weights have two inputs in a byte, the even one in the low half. Packed, a byte has inputs k and k + 4. */
 static void pack_block_of_int4(const packing_t *self, int64_t block) {
-    int64_t num_groups = self->num_in / GROUP_INT4;
+    int64_t num_groups = self->num_in / GROUP;
     uint8_t *place = (uint8_t *)self->packed + block * bytes_of_block(INT4, self->num_in);
     for (int64_t group = 0; group < num_groups; group++) {
         for (int64_t row = block * BLOCK; row < (block + 1) * BLOCK; row++, place += 2) {
             uint16_t scale = row < self->num_out ? self->scales[row * num_groups + group] : 0;
             memcpy(place, &scale, 2);
         }
-        for (int64_t k = group * GROUP_INT4; k < (group + 1) * GROUP_INT4; k += 8)
+        for (int64_t k = group * GROUP; k < (group + 1) * GROUP; k += 8)
             for (int64_t row = block * BLOCK; row < (block + 1) * BLOCK; row++)
                 for (int64_t d = 0; d < 4; d++, place++) {
                     const uint8_t *pair = (const uint8_t *)self->plain + (row * self->num_in + k + d) / 2;
@@ -127,8 +127,7 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
 }
 
 static void quantise_group(const conversion_t *self, int64_t row, int64_t group) {
-    int64_t size = self->kind == INT8 ? GROUP_INT8 : GROUP_INT4;
-    int64_t first = group * size, end = least(first + size, self->num_in), at = row * self->stride;
+    int64_t first = group * GROUP, end = least(first + GROUP, self->num_in), at = row * self->stride;
     floats_t largest = zeros(), broken = zeros();
     for (int64_t k = first; k < end; k += LANES) {
         floats_t x = load_some(self->x, self->type, at + k, end - k);
@@ -171,8 +170,7 @@ static void convert_task(const void *context, int64_t first, int64_t end, int64_
 }
 
 static inline int64_t groups_of(int kind, int64_t num_in) {
-    int64_t size = kind == INT8 ? GROUP_INT8 : GROUP_INT4;
-    return kind == INT8 || kind == INT4 ? round_up(num_in, size) / size : 0;
+    return kind == INT8 || kind == INT4 ? round_up(num_in, GROUP) / GROUP : 0;
 }
 
 static inline int64_t value_bytes_of(int kind, int64_t num_rows, int64_t num_in) {
@@ -236,8 +234,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
 /* Sums of rows first_row.. of one block into c (num_rows, BLOCK). */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t groups_at_once = SLAB_BYTES / bytes_of_block(self->kind, GROUP_INT8);
-    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : groups_at_once * GROUP_INT8;
+    int64_t groups_at_once = SLAB_BYTES / bytes_of_block(self->kind, GROUP);
+    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : groups_at_once * GROUP;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
         for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)

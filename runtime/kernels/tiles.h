@@ -17,9 +17,8 @@
 #include "vector.h"
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
-#define GROUP_INT8 128               /* inputs that share an activation scale */
-#define GROUP_INT4 32                /* inputs that share a scale of weights, and one of activations */
-#define INT4_BYTES (BLOCK * (2 + GROUP_INT4 / 2)) /* of a group in a block: scales in float16, then pairs of weights */
+#define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
+#define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
@@ -129,10 +128,10 @@ ALWAYS_INLINE void add_to_sums(float *c, ints_t sums, floats_t scale, bool go_on
 ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
                              const int32_t *offsets, int64_t num_groups, const uint8_t *w, int64_t num_in, float *c,
                              bool go_on) {
-    for (int64_t first = 0; first < num_in; first += GROUP_INT8, scales++, offsets++) {
+    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
         EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(offsets[r * num_groups]);
-        int64_t end = least(first + GROUP_INT8, num_in);
+        int64_t end = least(first + GROUP, num_in);
         for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
             EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
             EACH(pass, INT8_PASSES) {
@@ -151,11 +150,11 @@ ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stri
 
 ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, const int32_t *offsets,
                              int64_t num_groups, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
-    for (int64_t first = 0; first < num_in; first += GROUP_INT4, scales++, offsets++, w += INT4_BYTES) {
+    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++, w += INT4_BYTES) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
         EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(0);
         const uint8_t *eight = w + 2 * BLOCK;
-        for (int64_t k = first; k < first + GROUP_INT4; k += 8, eight += 4 * BLOCK) {
+        for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
             ints_t weights[TILE_VECTORS];
             EACH(v, TILE_VECTORS) {
                 weights[v] = low_halves(eight + 4 * v * LANES);

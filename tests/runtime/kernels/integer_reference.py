@@ -11,15 +11,15 @@ from torch import Tensor
 
 from llama_adapter.runtime.schemes.int4 import unpacked
 
-GROUP = {"int8": 128, "int4": 32}
+GROUP = 32
 LARGEST = 127
 MIDDLE = 8  # of the codes of 4-bit weights
 
 
-def quantise_rows(x_RF: Tensor, group: int) -> tuple[list[Tensor], list[Tensor]]:
+def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32."""
     numbers, scales = [], []
-    for group_RK in x_RF.float().split(group, dim=1):
+    for group_RK in x_RF.float().split(GROUP, dim=1):
         largest = group_RK.abs().amax(dim=1, keepdim=True)
         scales.append(largest / LARGEST)
         # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
@@ -32,9 +32,9 @@ def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Te
     """(..., F) -> (..., O) in the type of `x`, by weights int8 (O, F) with float32 scales (O,)."""
     x_RF = x.reshape(-1, x.shape[-1])
     sums_RO = torch.zeros(len(x_RF), len(weight_OF))
-    groups = zip(*quantise_rows(x_RF, GROUP["int8"]), weight_OF.split(GROUP["int8"], dim=1), strict=True)
+    groups = zip(*quantise_rows(x_RF), weight_OF.split(GROUP, dim=1), strict=True)
     for numbers_RK, scale_R1, weight_OK in groups:
-        # Sums of 128 products of up to 127 * 127 are below 2^24, so float32 holds them exactly.
+        # Sums of 32 products of up to 127 * 127 are below 2^24, so float32 holds them exactly.
         sums_RO += (numbers_RK @ weight_OK.float().T) * scale_R1
     return _finished(sums_RO * weight_scale_O, bias_O, x)
 
@@ -45,8 +45,8 @@ def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tens
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))
     groups = zip(
-        *quantise_rows(x_RF, GROUP["int4"]),
-        codes_OF.split(GROUP["int4"], dim=1),
+        *quantise_rows(x_RF),
+        codes_OF.split(GROUP, dim=1),
         weight_scale_OG.float().unbind(dim=1),
         strict=True,
     )

@@ -52,7 +52,7 @@ def layer(kind: torch.dtype, *, num_in: int, num_out: int, bias: bool = True) ->
 
 def inputs(kind: torch.dtype, count: int) -> int:
     """So many inputs, or the next number that weights of this kind can have."""
-    step = GROUP["int4"] if kind == torch.uint8 else 1
+    step = GROUP if kind == torch.uint8 else 1
     return -(-count // step) * step
 
 
