@@ -19,8 +19,13 @@ COPY assets assets
 COPY llm llm
 COPY runtime runtime
 COPY vision vision
-# `native` is the compiler of the CPU kernels, which are compiled at first use for the processor that is there.
-RUN pip install --no-cache-dir --editable ".[native,onnx,serve]" "torch==${TORCH}"
+COPY scripts/build_wheel.py scripts/wheel_hook.py scripts/
+# The wheel has the CPU kernels for all processors of this machine's kind, so the compiler does not stay.
+RUN pip install --no-cache-dir hatchling ziglang \
+    && python -m scripts.build_wheel --out /tmp/wheel \
+    && pip install --no-cache-dir "$(echo /tmp/wheel/*.whl)[onnx,serve]" "torch==${TORCH}" \
+    && pip uninstall --yes hatchling ziglang \
+    && rm -r /tmp/wheel /root/.cache
 
 RUN useradd --create-home --uid 10001 user
 USER user

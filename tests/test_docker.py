@@ -91,7 +91,7 @@ def test_versions_are_those_of_the_project(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_extras_exist(file: Path) -> None:
-    extras = re.findall(r'"\.\[([\w,]+)\]"', " ".join(values(file, "RUN")))
+    extras = re.findall(r'"[^"]+\[([\w,]+)\]"', " ".join(values(file, "RUN")))
 
     assert extras
     assert {extra for listed in extras for extra in listed.split(",")} <= EXTRAS.keys()

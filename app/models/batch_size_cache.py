@@ -11,7 +11,7 @@ import json
 from typing import Any, Final
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from llama_adapter.runtime.kernels.library import cache_folder
+from llama_adapter.runtime.user_cache import cache_folder
 
 FILE_NAME: Final = "batch-ceilings.json"
 MAX_AGE: Final = datetime.timedelta(days=30)

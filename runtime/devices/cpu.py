@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity
 
 from llama_adapter.runtime.devices.base import Capabilities, OperatorChoice, Program, require_mode
 from llama_adapter.runtime.devices.tracing import torch_trace
-from llama_adapter.runtime.kernels.library import Library, find_library, processor_flags
+from llama_adapter.runtime.kernels.instruction_sets import processor_flags
+from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
 from llama_adapter.runtime.schemes import Precision

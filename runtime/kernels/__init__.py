@@ -1,1 +1,1 @@
-"""Our own kernels for x86 processors with AVX-512: C sources, their compilation, and the layers that use them."""
+"""Our own kernels for processors: C sources, their compilation, and the layers that use them."""

@@ -87,7 +87,8 @@ static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) 
     floats_t kept = where_nan(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_castsi256_ps(rounded));
     __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(kept), 16);
     __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    memcpy(out, &packed, count < LANES ? count * sizeof *out : sizeof packed);
+    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    else memcpy(out, &packed, sizeof packed);
 }
 
 static inline floats_t load_float16(const uint16_t *values) {
@@ -119,7 +120,8 @@ static inline __m128i to_int16(ints_t x) {
 }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     __m128i half = to_int16(x), packed = _mm_packs_epi16(half, half);
-    memcpy(out, &packed, count < LANES ? count : LANES);
+    if (count < LANES) memcpy(out, &packed, count);
+    else memcpy(out, &packed, LANES);
 }
 static inline ints_t low_halves(const uint8_t *weights) {
     return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)weights), _mm256_set1_epi8(15));
@@ -131,12 +133,13 @@ static inline ints_t high_halves(const uint8_t *weights) {
 
 #define INT8_ADDED 128 /* the instructions take unsigned weights */
 
-/* Products and additions are one piece of assembler: GCC 12 keeps half of the sums of a tile in memory otherwise. */
+/* Products and additions are one piece of assembler: GCC 12 keeps half of the sums of a tile in memory otherwise, and Clang
+ * some of them where it may change the order. */
 
 #ifdef __AVXVNNI__
 
 static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
-    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(x));
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(x));
     return sums;
 }
 
@@ -161,7 +164,8 @@ typedef int16_t int8_input_t;
 static inline void store_int8_inputs(int8_input_t *out, ints_t x, int64_t count) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     __m128i packed = _mm_shuffle_epi8(to_int16(x), order);
-    memcpy(out, &packed, count < LANES ? count * sizeof *out : sizeof packed);
+    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    else memcpy(out, &packed, sizeof packed);
 }
 static inline ints_t int8_weights(const uint8_t *weights, int pass) {
     __m256i bytes = _mm256_loadu_si256((const __m256i *)weights);
@@ -169,14 +173,14 @@ static inline ints_t int8_weights(const uint8_t *weights, int pass) {
 }
 static inline ints_t int8_products(ints_t sums, ints_t weights, ints_t x) {
     __m256i products;
-    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));
+    asm volatile("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));
     return sums;
 }
 
 /* int4: two products are at most 2 * 15 * 127, and the 8 of them in a group of 32 inputs fit into 16 bits. */
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) {
     __m256i products;
-    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));
+    asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));
     return sums;
 }
 static inline ints_t int4_total(ints_t sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }

@@ -107,9 +107,9 @@ static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
 }
 
 /* Four products of unsigned weights with signed inputs, added to each sum. As an instruction of its own: GCC 12 keeps half
- * of the sums of a tile in memory otherwise. */
+ * of the sums of a tile in memory otherwise, and Clang some of them where it may change the order. */
 static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(x));
+    asm volatile("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(x));
     return sums;
 }
 

@@ -78,7 +78,8 @@ static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) 
     uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
     floats_t kept = where_nan(x, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000)), vreinterpretq_f32_u32(rounded));
     uint16x4_t packed = vshrn_n_u32(vreinterpretq_u32_f32(kept), 16);
-    memcpy(out, &packed, count < LANES ? count * sizeof *out : sizeof packed);
+    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    else memcpy(out, &packed, sizeof packed);
 }
 
 static inline floats_t load_float16(const uint16_t *values) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(values))); }
@@ -91,7 +92,7 @@ typedef uint16x8_t pairs_t;
 static inline pairs_t load_pairs(const bfloat16_t *weights) { return vld1q_u16(weights); }
 static inline pairs_t splat_pair(int32_t pair) { return vreinterpretq_u16_s32(vdupq_n_s32(pair)); }
 static inline floats_t add_pairs(floats_t sums, pairs_t x, pairs_t weights) {
-    asm(".arch armv8.2-a+bf16\n\tbfdot %0.4s, %1.8h, %2.8h" : "+w"(sums) : "w"(x), "w"(weights));
+    asm volatile(".arch armv8.2-a+bf16\n\tbfdot %0.4s, %1.8h, %2.8h" : "+w"(sums) : "w"(x), "w"(weights));
     return sums;
 }
 #endif
@@ -114,13 +115,14 @@ static inline int32_t sum_of_ints(ints_t x) { return vaddvq_s32(x); }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     int16x4_t half = vqmovn_s32(x);
     int8x8_t packed = vqmovn_s16(vcombine_s16(half, half));
-    memcpy(out, &packed, count < LANES ? count : LANES);
+    if (count < LANES) memcpy(out, &packed, count);
+    else memcpy(out, &packed, LANES);
 }
 
 /* Four products of signed weights with signed inputs, added to each sum. */
 static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
 #ifdef __ARM_FEATURE_DOTPROD
-    asm(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(weights), "w"(x));
+    asm volatile(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(weights), "w"(x));
     return sums;
 #else
     int8x16_t a = vreinterpretq_s8_s32(weights), b = vreinterpretq_s8_s32(x);

@@ -4,7 +4,9 @@ import functools
 
 import pytest
 
-from llama_adapter.runtime.kernels.library import INSTRUCTION_SETS, Library, choose_instructions, compiled, compilers
+from llama_adapter.runtime.kernels.compiling import compiled, compilers
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, choose_instructions
+from llama_adapter.runtime.kernels.library import Library
 
 
 @functools.cache

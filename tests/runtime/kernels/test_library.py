@@ -1,10 +1,10 @@
 """The kernels are compiled once and cached where only the user writes; without them torch computes."""
 
-import os
+import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +12,11 @@ from torch import nn
 
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
+from llama_adapter.runtime.kernels import compiling, instruction_sets
 from llama_adapter.runtime.kernels import library as native
-from llama_adapter.runtime.kernels.library import (
-    INSTRUCTION_SETS,
-    InstructionSet,
-    Library,
-    cache_folder,
-    choose_instructions,
-    compiled,
-    compilers,
-    find_library,
-)
+from llama_adapter.runtime.kernels.compiling import compiled, compilers
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, choose_instructions
+from llama_adapter.runtime.kernels.library import Library, find_library
 
 INSTRUCTIONS = choose_instructions()
 NO_COMPILER = "" if next(compilers(), None) else "no C compiler"
@@ -64,8 +58,8 @@ def test_the_library_is_compiled_once_and_again_for_changed_sources(
         assert compiled(compiler, INSTRUCTIONS) == first
     assert Library(first).instruction_set == INSTRUCTIONS.name
 
-    shutil.copytree(Path(native.__file__).parent, tmp_path / "native")
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native" / "library.py"))
+    shutil.copytree(compiling.FOLDER, tmp_path / "native")
+    monkeypatch.setattr(compiling, "FOLDER", tmp_path / "native")
     with (tmp_path / "native" / "vector.h").open("a") as file:
         file.write("/* changed */\n")
     assert compiled(compiler, INSTRUCTIONS) != first
@@ -136,51 +130,13 @@ def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ziglang" in find_library().reason
 
 
-def no_home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", home)
-
-
-def other_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-
-
-def open_to_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fit")
+def test_an_unsafe_cache_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
     cache.mkdir(parents=True)
     cache.chmod(0o777)
 
-
-@pytest.mark.parametrize(
-    ("spoil", "kind", "reason"),
-    [
-        (no_home, FileNotFoundError, "XDG_CACHE_HOME"),
-        (other_owner, PermissionError, "another user"),
-        (open_to_all, PermissionError, "others may write"),
-    ],
-)
-@pytest.mark.usefixtures("fit")
-def test_an_unsafe_cache_is_not_used(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Path, pytest.MonkeyPatch], None],
-    kind: type[OSError],
-    reason: str,
-) -> None:
-    monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
-    spoil(cache, monkeypatch)
-
-    with pytest.raises(kind):
-        cache_folder()
-    assert reason in find_library().reason
-
-
-def test_the_cache_is_private_to_the_user(cache: Path) -> None:
-    assert cache_folder() == cache
-    assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (os.getuid(), 0o700)
+    assert "others may write" in find_library().reason
 
 
 @pytest.mark.parametrize(
@@ -195,9 +151,9 @@ def test_the_cache_is_private_to_the_user(cache: Path) -> None:
 def test_on_other_machines_torch_computes(
     system: str, machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native.platform, "machine", lambda: machine)
-    monkeypatch.setattr(native.sys, "platform", system)
-    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
     module, backend = nn.Sequential(nn.Linear(16, 16)), CpuBackend()
 
     backend.prepare(module)
@@ -205,59 +161,3 @@ def test_on_other_machines_torch_computes(
     assert reason in find_library().reason
     assert isinstance(module[0], PackedLinear)
     assert backend.kernels is None
-
-
-def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2, neon = INSTRUCTION_SETS
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
-    monkeypatch.delenv(native.CHOICE, raising=False)
-    for flags, expected in [
-        ({*avx512.needed, *avx2.needed}, avx512),
-        ({*avx512.needed, *avx2.needed} - {"avx512_vnni"}, avx2),
-        ({*avx2.needed}, avx2),
-    ]:
-        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: frozenset(flags))
-        assert choose_instructions() == expected
-    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx2.needed, "avx_vnni"}))
-    assert avx2.options() == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
-
-    monkeypatch.setattr(native.platform, "machine", lambda: "aarch64")
-    for flags, processor in [((), "generic"), (("asimddp",), "generic+dotprod")]:
-        monkeypatch.setattr(native, "processor_flags", lambda flags=flags: frozenset({"fp", "asimd", *flags}))
-        assert choose_instructions() == neon
-        assert neon.options()[-1] == f"-mcpu={processor}"
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ("flags\t\t: fma avx2\nbugs\t\t: mds\n\nflags\t\t: fma avx2\n", {"fma", "avx2"}),
-        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
-        ("processor\t: 0\n", set()),
-        (None, set()),
-    ],
-    ids=["x86", "ARM", "another", "unknown"],
-)
-def test_features_of_the_processor_are_those_that_linux_lists(
-    lines: str | None, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if lines is not None:
-        (tmp_path / "cpuinfo").write_text(lines)
-    monkeypatch.setattr(native, "Path", lambda _: tmp_path / "cpuinfo")
-
-    assert native.processor_flags.__wrapped__() == expected
-
-
-def test_a_variable_names_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2, _ = INSTRUCTION_SETS
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({*avx512.needed, *avx2.needed}))
-    monkeypatch.setenv(native.CHOICE, "avx2")
-    assert choose_instructions() == avx2
-
-    monkeypatch.setattr(native, "processor_flags", lambda: frozenset(avx2.needed))
-    monkeypatch.setenv(native.CHOICE, "avx512")
-    assert choose_instructions() == f"this processor has no {', '.join(avx512.needed)}"
-
-    monkeypatch.setenv(native.CHOICE, "sse2")
-    assert find_library().reason == "LLAMA_ADAPTER_ISA is 'sse2'; it can be avx512 or avx2"

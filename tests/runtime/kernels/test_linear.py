@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
-from llama_adapter.runtime.kernels.library import INSTRUCTION_SETS, Library, find_library
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
+from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import NativeLinear, can_take, install_kernels
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import scheme_of

@@ -1,0 +1,93 @@
+"""The kernels compiled by the machine's C compiler, once, into the user's cache. No torch here."""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from llama_adapter.runtime.user_cache import cache_folder
+
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
+LIBRARIES = ("-lm",)
+FOLDER = Path(__file__).parent
+SOURCES = (
+    *("kernels.c", "decoder.h", "encoder.h", "linear.h", "tiles.h", "parallel.h", "vector.h"),
+    *(f"vector_{instructions.name}.h" for instructions in INSTRUCTION_SETS),
+)
+ZIGLANG = (sys.executable, "-m", "ziglang", "cc")  # the Clang of the package ziglang
+
+_COMPILE_SECONDS = 300
+
+
+def compilers() -> Iterator[list[str]]:
+    """Commands of C compilers, best first; only `$CC` if it is set."""
+    if command := os.environ.get("CC"):
+        try:
+            yield shlex.split(command)
+        except ValueError:  # an unclosed quotation
+            yield [command]
+        return
+    for name in ("gcc", "clang", "cc"):
+        if found := shutil.which(name):
+            yield [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        yield list(ZIGLANG)
+
+
+def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
+    """Path of the library in the user's cache, compiled if missing; raises OSError or SubprocessError."""
+    command = [*compiler, *FLAGS, *instructions.options(instructions.extras())]
+    digest = digest_of_sources(" ".join(command), platform.machine(), _c_library())
+    target = cache_folder() / f"kernels-{digest}.so"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / "kernels.so"
+        compile_kernels(command, made)
+        with made.open("rb") as file:
+            os.fsync(file)  # or a power failure could leave a truncated library, which crashes every later process
+        made.replace(target)  # atomic: other processes may compile the same
+    return target
+
+
+def compile_kernels(command: list[str], target: Path) -> None:
+    """Make the library `target` by a compiler with its options; raises OSError or SubprocessError."""
+    subprocess.run(
+        [*command, str(FOLDER / "kernels.c"), "-o", str(target), *LIBRARIES],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_COMPILE_SECONDS,
+    )
+
+
+def digest_of_sources(*marks: str) -> str:
+    """16 hexadecimal digits for the sources and these marks; raises OSError if a source is missing."""
+    digest = hashlib.sha256("\n".join(marks).encode())
+    for name in SOURCES:
+        digest.update((FOLDER / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def said(error: Exception) -> str:
+    """One line of a failure, of the compiler's own output if there is any."""
+    told = getattr(error, "stderr", None) or str(error)
+    text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes after a timeout
+    lines = text.strip().splitlines()
+    return next((line for line in lines if "error" in line), (*lines, "?")[0]).strip()
+
+
+def _c_library() -> str:
+    """The C library and its version: systems with different ones may share a home folder."""
+    name = "CS_GNU_LIBC_VERSION"
+    return (os.confstr(name) or "") if name in os.confstr_names else ""

@@ -1,0 +1,98 @@
+"""The instruction sets that the kernels are written for, and the choice of one for this machine. No torch here.
+
+The best instruction set of the processor is taken, or the one that the environment variable LLAMA_ADAPTER_ISA names.
+"""
+
+import functools
+import os
+import platform
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+CHOICE = "LLAMA_ADAPTER_ISA"  # environment variable: the name of an instruction set
+
+
+class InstructionSet(NamedTuple):
+    """A set of vector instructions that the kernels are written for."""
+
+    name: str
+    machine: str  # as `platform.machine()` names it
+    # Processor flags as Linux names them, with the compiler's option for each.
+    needed: Mapping[str, str]
+    optional: Mapping[str, str]  # used where the processor has them; a processor with one has those before it
+
+    def missing(self) -> list[str]:
+        """Flags that this processor lacks."""
+        return [flag for flag in self.needed if flag not in processor_flags()]
+
+    def extras(self) -> tuple[str, ...]:
+        """The optional flags that this processor has."""
+        return tuple(flag for flag in self.optional if flag in processor_flags())
+
+    def options(self, extras: Collection[str]) -> list[str]:
+        """Options of the compiler for processors with these optional flags."""
+        return [*self.needed.values(), *(option for flag, option in self.optional.items() if flag in extras)]
+
+    def variants(self) -> list[tuple[str, ...]]:
+        """The optional flags of all kinds of processors, the plainest first."""
+        flags = tuple(self.optional)
+        return [flags[:count] for count in range(len(flags) + 1)]
+
+
+INSTRUCTION_SETS = (  # the best first
+    InstructionSet(
+        "avx512",
+        "x86_64",
+        needed={
+            "avx512f": "-mavx512f",
+            "avx512bw": "-mavx512bw",
+            "avx512vl": "-mavx512vl",
+            "avx512dq": "-mavx512dq",
+            "avx512_vnni": "-mavx512vnni",
+        },
+        optional={"avx512_bf16": "-mavx512bf16"},
+    ),
+    InstructionSet(
+        "avx2",
+        "x86_64",
+        needed={"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"},
+        optional={"avx_vnni": "-mavxvnni"},
+    ),
+    InstructionSet(
+        "neon",
+        "aarch64",
+        needed={"asimd": "-mcpu=generic"},
+        # The last of these options counts.
+        optional={"asimddp": "-mcpu=generic+dotprod", "bf16": "-mcpu=generic+dotprod+bf16"},
+    ),
+)
+
+
+def choose_instructions() -> InstructionSet | str:
+    """The instruction set for this machine, or the reason why there is none."""
+    machine = platform.machine() if sys.platform == "linux" else ""
+    choice = [instructions for instructions in INSTRUCTION_SETS if instructions.machine == machine]
+    if not choice:
+        return f"they are for Linux on x86_64 and aarch64, and this is {sys.platform} on {platform.machine()}"
+    names = [instructions.name for instructions in choice]
+    wanted = os.environ.get(CHOICE)
+    if wanted and wanted not in names:
+        return f"{CHOICE} is {wanted!r}; it can be {' or '.join(names)}"
+    choice = [instructions for instructions in choice if not wanted or instructions.name == wanted]
+    for instructions in choice:
+        if not instructions.missing():
+            return instructions
+    return f"this processor has no {', '.join(choice[-1].missing())}"
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """Features of an x86 or ARM processor as Linux names them; empty if unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    listed = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(listed, "").partition(":")[2].split())

@@ -1,0 +1,24 @@
+"""The user's cache folder, for files that this program makes for itself."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """The user's cache folder, `$XDG_CACHE_HOME/llama-adapter`.
+
+    Raises OSError if it cannot be made, belongs to another user or is writable by others, because its libraries are
+    executed.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
+    except RuntimeError as error:  # a container's user without an entry in passwd
+        raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"`{folder}` belongs to another user: chown it, or set XDG_CACHE_HOME")
+    if status.st_mode & 0o022:
+        raise PermissionError(f"others may write to `{folder}`: chmod go-w it, or set XDG_CACHE_HOME")
+    return folder

@@ -1,0 +1,65 @@
+"""Which instruction set is chosen for a processor, and the compiler's options for it."""
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.runtime.kernels import instruction_sets
+from llama_adapter.runtime.kernels.instruction_sets import CHOICE, INSTRUCTION_SETS, choose_instructions
+
+
+def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx512, avx2, neon = INSTRUCTION_SETS
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv(CHOICE, raising=False)
+    for flags, expected in [
+        ({*avx512.needed, *avx2.needed}, avx512),
+        ({*avx512.needed, *avx2.needed} - {"avx512_vnni"}, avx2),
+        ({*avx2.needed}, avx2),
+    ]:
+        monkeypatch.setattr(instruction_sets, "processor_flags", lambda flags=flags: frozenset(flags))
+        assert choose_instructions() == expected
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*avx2.needed, "avx_vnni"}))
+    assert avx2.options(avx2.extras()) == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
+
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    for flags, processor in [((), "generic"), (("asimddp",), "generic+dotprod")]:
+        monkeypatch.setattr(instruction_sets, "processor_flags", lambda flags=flags: frozenset({"fp", "asimd", *flags}))
+        assert choose_instructions() == neon
+        assert neon.options(neon.extras())[-1] == f"-mcpu={processor}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("flags\t\t: fma avx2\nbugs\t\t: mds\n\nflags\t\t: fma avx2\n", {"fma", "avx2"}),
+        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("processor\t: 0\n", set()),
+        (None, set()),
+    ],
+    ids=["x86", "ARM", "another", "unknown"],
+)
+def test_features_of_the_processor_are_those_that_linux_lists(
+    lines: str | None, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text(lines)
+    monkeypatch.setattr(instruction_sets, "Path", lambda _: tmp_path / "cpuinfo")
+
+    assert instruction_sets.processor_flags.__wrapped__() == expected
+
+
+def test_a_variable_names_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx512, avx2, _ = INSTRUCTION_SETS
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*avx512.needed, *avx2.needed}))
+    monkeypatch.setenv(CHOICE, "avx2")
+    assert choose_instructions() == avx2
+
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset(avx2.needed))
+    monkeypatch.setenv(CHOICE, "avx512")
+    assert choose_instructions() == f"this processor has no {', '.join(avx512.needed)}"
+
+    monkeypatch.setenv(CHOICE, "sse2")
+    assert choose_instructions() == "LLAMA_ADAPTER_ISA is 'sse2'; it can be avx512 or avx2"
