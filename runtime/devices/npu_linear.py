@@ -34,7 +34,7 @@ class LinearOperator:
     needs: tuple[str, ...]  # attributes of torch_npu
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     build: Callable[..., nn.Module]  # (layer, type of activations, torch_npu, family)
-    fits: Callable[[nn.Linear], bool]
+    fits: Callable[[nn.Linear, torch.dtype], bool]  # (layer, type of activations)
 
 
 def choose_linear(
@@ -79,7 +79,7 @@ def build_linear(
     """The layer that computes with these stored weights; None if its sizes fit no operator."""
     found = _find(precision, wanted)
     sizes = linear.in_features, linear.out_features
-    if max(sizes) > _MOST_FEATURES or not found.fits(linear):
+    if max(sizes) > _MOST_FEATURES or not found.fits(linear, activations):
         return None
     return found.build(linear, activations, torch_npu, family)
 
@@ -201,7 +201,13 @@ def _rounded(linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family
     return made(linear, activations, torch_npu, family)
 
 
-def _holds_groups(linear: nn.Linear) -> bool:
+def _holds_scales(linear: nn.Linear, activations: torch.dtype) -> bool:
+    """Scales in the type of the activations must keep their precision, which float16 loses below its normal numbers."""
+    scale: Tensor = getattr(linear, WEIGHT + int8.SCALE)
+    return bool(scale.min() >= torch.finfo(activations).smallest_normal)
+
+
+def _holds_groups(linear: nn.Linear, activations: torch.dtype) -> bool:
     """A group must be smaller than all inputs, and eight outputs share a number."""
     return linear.in_features % int4.GROUP == 0 < linear.in_features - int4.GROUP and linear.out_features % 8 == 0
 
@@ -216,7 +222,7 @@ LINEAR = (
         needs=(_BY_GROUP_OR_ROW,),
         dtypes={"310P": (torch.float16,), **_NEW, "950": _HALVES},
         build=Int8Linear,
-        fits=lambda linear: True,
+        fits=_holds_scales,
     ),
     LinearOperator(
         precision="int4",
@@ -233,7 +239,7 @@ LINEAR = (
         needs=("npu_quant_matmul", "npu_dynamic_quant"),
         dtypes={"310P": (torch.float16,), **_NEW},
         build=_rounded,
-        fits=lambda linear: True,
+        fits=lambda linear, activations: True,
     ),
 )
 

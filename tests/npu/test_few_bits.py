@@ -86,9 +86,19 @@ def test_groups_of_4_bits_need_whole_groups_and_eight_outputs(num_inputs: int, n
 
 
 def test_a_layer_beyond_the_largest_sizes_is_left() -> None:
-    linear, _ = stored_linear("int8", 2, 65536)
+    for num_outputs, fits in ((65535, True), (65536, False)):
+        linear, _ = stored_linear("int8", 2, num_outputs)
+        linear.weight_scale.fill_(0.01)
+        assert isinstance(built(linear, "int8", "A2"), Int8Linear) == fits
+
+
+def test_scales_that_float16_cannot_hold_leave_a_layer_as_it_is() -> None:
+    linear, _ = stored_linear("int8", 64, 8)
+    linear.weight_scale[3] = 1e-5
+
     assert built(linear, "int8", "A2") is None
-    assert isinstance(built(stored_linear("int8", 2, 65535)[0], "int8", "A2"), Int8Linear)
+    assert isinstance(built(linear, "int8", "A2", dtype=torch.bfloat16), Int8Linear)
+    assert built(linear, "int8", "A2", wanted="w8a8") is not None  # keeps them in float32
 
 
 @pytest.mark.parametrize("num_inputs", [64, 256, 320])
