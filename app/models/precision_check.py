@@ -3,7 +3,7 @@
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import DeviceError, UsageError
-from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 
 
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
@@ -13,11 +13,13 @@ def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
     """
     if spec.precision is None or not (why := backend.refusal(spec.precision, wanted=spec.operators)):
         return
-    others = [name for name in QUANTISED if not backend.refusal(name, wanted=_wanted(name, spec.operators))]
-    ways = [f"`--precision {name}`" for name in others if name != spec.precision] + ["`--precision float`"]
+    others = [name for name in QUANTISED if name != spec.precision and not backend.refusal(name)]
+    ways = [f"`--precision {name}`" for name in (*others, FLOAT)]
+    if not backend.refusal(spec.precision):
+        ways = ["`--operators auto`"]
     raise DeviceError(
         f"{backend.name} does not compute with `--precision {spec.precision}`: {why}",
-        hint=f"pass {' or '.join(ways)}; or `--operators aten`, which widens the weights",
+        hint=f"pass {' or '.join(ways)}; `--operators aten` widens the weights",
     )
 
 
@@ -28,7 +30,3 @@ def check_rounding(spec: CaptionerSpec, precision: Precision) -> None:
             f"`--operators w8a8` needs 8-bit weights, and those of the model are {precision}",
             hint="add `--precision int8`",
         )
-
-
-def _wanted(precision: Precision, operators: OperatorChoice) -> OperatorChoice:
-    return operators if precision == "int8" else "auto"

@@ -153,7 +153,7 @@ def test_answers_are_those_of_widened_weights_or_the_chip_refuses(npu: FakeNpu, 
         given, expected = outcome["embedded"]["given"], outcome["embedded"]["expected"]
         if way not in ALLOWED[soc]:
             assert f"does not compute with `--precision {way.split()[0]}`" in given["error"]
-            assert "`--precision float`" in given["hint"]
+            assert "`--precision float`; `--operators aten` widens" in given["hint"]
             assert ("`--precision int8`" in given["hint"]) == (way == "int4 auto" and soc == "Ascend310P3")
             continue
         assert given["captions"] == expected["captions"], way
