@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.runtime.schemes import OperatorChoice
 
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # zero in a LLaMA without adapter
 
@@ -62,7 +63,7 @@ class EngineConfig:
     dtype: Any  # torch's or numpy's, of weights, keys, values and activations; int8 weights keep their own
     num_slots: int = 1  # most rows that run at once
     mode: str = "eager"  # or a graph mode of the device, as `resolve_mode` returns it
-    operators: Literal["auto", "aten"] = "auto"  # the device's fused operators where it has them, or plain torch
+    operators: OperatorChoice = "auto"
     max_prefill_tokens: int = 8192  # of one padded prefill, unless a single prompt is longer
     past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # in front of every prompt
 

@@ -21,6 +21,7 @@ from llama_adapter.app.models.encoders import (
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
@@ -65,6 +66,7 @@ def assemble_parts(
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
     mode = resolve_mode(spec.mode, backend=backend)
+    check_asked_precision(spec, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     identity: str | None = None
     with ExitStack() as stack:
@@ -79,6 +81,7 @@ def assemble_parts(
             model = load_model(spec, dtype=choice, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
         else:
             model = load(choice)
+        check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)
         elif card is not None:
@@ -108,7 +111,9 @@ def assemble_parts(
         widened_note = ""
         if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
             title = find_scheme(model.precision).title
+            why_widened = backend.refusal(model.precision, wanted=spec.operators)
             widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
+            widened_note += f" ({why_widened})" if why_widened else ""
         stack.pop_all()
     has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
     spec = dataclasses.replace(

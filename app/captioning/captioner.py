@@ -47,7 +47,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.graphs.defaults import MindirBackend
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.pixels import zero_picture
 
@@ -153,7 +153,7 @@ class Captioner:
         dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
-        operators: Literal["auto", "aten"] = DEFAULTS.operators,
+        operators: OperatorChoice = DEFAULTS.operators,
         exif: Orientation = DEFAULTS.exif,
         reading: Reading = DEFAULTS.reading,
         batch_size: BatchSize = DEFAULTS.batch_size,
@@ -189,7 +189,8 @@ class Captioner:
                 `torch.dtype`.
             precision: of the weights of linear layers, `"float"`, `"int8"` or `"int4"`. Default: as stored.
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
-            operators: `"auto"` (default), or `"aten"` to avoid fused operators.
+            operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
+                rounds the inputs of linear layers to 8 bits too.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.

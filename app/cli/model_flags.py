@@ -6,7 +6,7 @@ from typing import Any
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
 from llama_adapter.app.cli.values import parse_batch_size, parse_encoder_device
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.schemes import PRECISIONS
+from llama_adapter.runtime.schemes import OPERATORS, PRECISIONS
 
 SPEC = CaptionerSpec()
 
@@ -94,7 +94,10 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
             help=default("eager, graph, or a graph mode of the device by name"),
         )
     compute.add_argument(
-        "--operators", choices=("auto", "aten"), default=SPEC.operators, help=default("aten avoids fused operators")
+        "--operators",
+        choices=tuple(OPERATORS),
+        default=SPEC.operators,
+        help=default("; ".join(f"{name}: {what}" for name, what in OPERATORS.items())),
     )
     compute.add_argument(
         "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("the orientation stored by cameras")

@@ -190,6 +190,32 @@ def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
     return rule
 
 
+ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
+_BITS: Mapping[str, Mapping[str, str]] = {
+    name: settings
+    for names, settings in (
+        (("w8a16", "a16w8", "weight_only_int8", "int8"), {"computation.precision": "int8"}),
+        (("w4a16", "a16w4", "weight_only_int4", "int4"), {"computation.precision": "int4"}),
+        (("w8a8", "a8w8"), ROUNDED),
+        (("w16a16", "a16w16", "none"), {}),
+    )
+    for name in names
+}
+
+
+def few_bits(imported: Import, key: str, value: Any) -> None:
+    """The key names the bits of weights and inputs, as in W8A16."""
+    if isinstance(value, Mapping):
+        imported.refuse(
+            key,
+            "weights that another program quantised cannot be read: name the float model, and give the bits by a name "
+            "such as w8a16, or as --precision",
+        )
+    else:
+        name = value.lower() if isinstance(value, str) else value
+        one_of(_BITS, otherwise="other numbers of bits are not computed with")(imported, key, name)
+
+
 def at_most_one(why: str) -> Rule:
     """The key counts devices or parts; more than one is refused."""
 

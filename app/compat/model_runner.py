@@ -31,6 +31,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.errors import PictureError
 
 _WARM_UP_STEPS = 2
+_TAKEN = ("mode", "dtype", "precision", "operators", "batch_size")  # of what the settings say
 
 
 class ModelRunner:
@@ -55,7 +56,7 @@ class ModelRunner:
         path = runner_settings.get("model_path")
         self.settings: dict[str, Any] = {
             **({} if path is None else model_settings(find_model(os.fspath(path)))),
-            **{name: imported[name] for name in ("mode", "dtype", "batch_size") if name in imported},
+            **{name: imported[name] for name in _TAKEN if name in imported},
             **settings,
         }
         self.model_name = runner_settings.get("model_name", "default_model_name")

@@ -9,6 +9,7 @@ from llama_adapter.app.compat.imported import (
     Imported,
     Rule,
     at_most_one,
+    few_bits,
     ignored,
     model,
     one_of,
@@ -16,7 +17,7 @@ from llama_adapter.app.compat.imported import (
 )
 
 SYSTEM = "ModelRunner"
-_OTHERS = {"model_name", "world_size", "model_config", "data_config", "parallel_config"}
+_OTHERS = {"model_name", "world_size", "model_config", "data_config", "parallel_config", "quant_config"}
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
@@ -60,6 +61,9 @@ RULES: dict[str, Rule] = {
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
         otherwise="other types are not computed in",
     ),
+    "quant_config": few_bits,
+    "model_config.quant_config": few_bits,
+    "model_config.mm_quant_mode": few_bits,
     "model_config.tokenizer_mode": ignored("prompts go into the model's template; `generate --raw` continues them"),
     "model_config.enable_weight_nz": ignored("the device decides how weights lie in memory (computation.operators)"),
     "model_config.enable_cache_compile": ignored("compiled steps are kept while the program runs"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
+    ROUNDED,
     Import,
     Imported,
     Rule,
@@ -95,9 +96,10 @@ RULES: dict[str, Rule] = {
     ),
     "mode": _mode,
     "quant_type": one_of(
-        {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED},
-        otherwise="weights are float, 8-bit or 4-bit here",
+        {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED} | {"a8w8": ROUNDED},
+        otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
     ),
+    "cachekv_int8_type": lambda imported, key, value: imported.refuse(key, "keys and values are not kept in 8 bits"),
     "output_path": lambda imported, key, value: imported.refuse(
         key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"
     ),

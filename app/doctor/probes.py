@@ -107,6 +107,7 @@ def _operators_of_7b(backend: "NpuBackend") -> str:
     """Which operators are fused, and why others are not. Tables decide; nothing is computed."""
     from llama_adapter.llm.config import DecoderConfig
     from llama_adapter.runtime.devices import DTYPES, EAGER
+    from llama_adapter.runtime.schemes import QUANTISED
 
     config = DecoderConfig(
         vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
@@ -114,7 +115,10 @@ def _operators_of_7b(backend: "NpuBackend") -> str:
     backend.choose_operators(config, dtype=DTYPES["float16"], wanted="auto", mode=EAGER)
     own = [f"{choice.operator} by {choice.implementation}" for choice in backend.choices if choice.is_own]
     plain = [f"{choice.operator} ({choice.reason})" for choice in backend.choices if not choice.is_own]
-    return f"LLaMA-7B in float16: {', '.join(own) or 'none of its own'}; plain: {', '.join(plain) or 'none'}"
+    weights = [backend.choose_linear(precision, DTYPES["float16"]) for precision in QUANTISED]
+    fewer = [f"{one.operator} {f'by {one.implementation}' if one.is_own else f'({one.reason})'}" for one in weights]
+    text = f"LLaMA-7B in float16: {', '.join(own) or 'none of its own'}; plain: {', '.join(plain) or 'none'}"
+    return f"{text}; {', '.join(fewer)}"
 
 
 def look_at_aclruntime() -> dict[str, Any]:

@@ -20,7 +20,8 @@ from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.llm.weights.past import read_past
-from llama_adapter.runtime.devices import Backend, OperatorChoice
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend

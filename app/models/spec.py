@@ -8,7 +8,7 @@ from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
-from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
 
 Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
@@ -57,7 +57,7 @@ class CaptionerSpec:
     dtype: str = AUTO  # what the device computes best, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = "eager"  # or a graph mode of the device
-    operators: Literal["auto", "aten"] = "auto"
+    operators: OperatorChoice = "auto"
     exif: Orientation = "upright"
     reading: Reading = "exact"
     batch_size: BatchSize = DEFAULT_BATCH_SIZE  # "auto": as large as memory allows and speed needs
@@ -109,7 +109,7 @@ class CaptionerSpec:
             ("reading", get_args(Reading)),
             ("vision", (None, *get_args(VisionKind))),
             ("precision", (None, *PRECISIONS)),
-            ("operators", ("auto", "aten")),
+            ("operators", tuple(OPERATORS)),
             ("decoder_backend", (None, *get_args(MindirBackend))),
         ):
             if (value := getattr(self, name)) not in known:
@@ -139,6 +139,9 @@ class CaptionerSpec:
             self.precision is not None or self.mode != "eager" or self.operators != "auto"
         ):
             raise ValueError("precision, mode and operators of an exported decoder are those of its export")
+        precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
+        if self.operators == "w8a8" and precision not in (None, "int8"):
+            raise ValueError(f"operators w8a8 goes with precision int8, and it is {precision}")
         if self.decoder is None and (self.decoder_backend or self.ge_config):
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):

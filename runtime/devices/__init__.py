@@ -11,7 +11,6 @@ from llama_adapter.runtime.devices.base import (
     Backend,
     Capabilities,
     Mark,
-    OperatorChoice,
     require_mode,
 )
 from llama_adapter.runtime.devices.cpu import CpuBackend
@@ -26,7 +25,6 @@ __all__ = [
     "Capabilities",
     "CpuBackend",
     "Mark",
-    "OperatorChoice",
     "accelerator_kind",
     "open_backend",
     "open_best",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -12,15 +12,13 @@ from torch import nn
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.operators import DecoderSizes, Operators
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 EAGER = "eager"
 
 Program = TypeVar("Program", bound=Callable[..., Any])
-
-OperatorChoice = Literal["auto", "aten"]  # the device's fused operators where it has them, or plain torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +105,13 @@ class Backend(Protocol):
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         """Whether `prepare` keeps weights of `precision`; otherwise it dequantises them to the type of activations."""
+        ...
+
+    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
+        """Why the device has no operators for weights of `precision`, in whatever type; empty if it has, or needs none.
+
+        Where weights are widened by the choice of plain operators, nothing is refused.
+        """
         ...
 
     def compile(self, program: Program, *, mode: str) -> Program:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
-from llama_adapter.runtime.devices.base import Capabilities, OperatorChoice, Program, require_mode
+from llama_adapter.runtime.devices.base import Capabilities, Program, require_mode
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.kernels.instruction_sets import processor_flags
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
@@ -75,13 +75,16 @@ class CpuBackend:
         kernels = _kernels(wanted)
         return kernels is not None and takes_types(stored, activations)
 
+    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
+        return ""
+
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)
         return program
 
 
 def _kernels(wanted: OperatorChoice) -> Library | None:
-    return find_library().library if wanted == "auto" else None
+    return find_library().library if wanted != "aten" else None
 
 
 class PackedLinear(nn.Module):

@@ -20,10 +20,10 @@ from llama_adapter.runtime.devices.base import (
     Accelerator,
     Capabilities,
     EventMark,
-    OperatorChoice,
     Program,
     require_mode,
 )
+from llama_adapter.runtime.devices.cuda_linear import build_linear, can_compute
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import (
@@ -33,9 +33,8 @@ from llama_adapter.runtime.operators import (
     fused_adapter_attention,
     fused_causal_attention,
 )
-from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.layers import dequantise_linears
-from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
+from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
@@ -84,10 +83,23 @@ class CudaBackend:
         return ATEN if wanted == "aten" else FUSED
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
+        dtype = float_type(module)
+
+        def build(linear: nn.Linear, precision: Precision) -> nn.Module | None:
+            is_kept = self.computes_in(precision, dtype, wanted=wanted)
+            return build_linear(linear, precision, wanted=wanted) if is_kept else None
+
+        replace_quantised(module, build)
         dequantise_linears(module)
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
-        return find_scheme(precision).weight_dtype is None
+        if precision == FLOAT:
+            return True
+        capability = torch.cuda.get_device_capability(self.device)
+        return can_compute(precision, activations, capability=capability, wanted=wanted)
+
+    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
+        return ""
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -1,10 +1,12 @@
 """Ascend NPUs through torch_npu, which is imported when such a device is opened."""
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,17 +17,16 @@ from llama_adapter.runtime.devices.base import (
     Accelerator,
     Capabilities,
     EventMark,
-    OperatorChoice,
     Program,
     require_mode,
 )
+from llama_adapter.runtime.devices.npu_linear import build_linear, choose_linear, refusal
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
 from llama_adapter.runtime.devices.npu_operators import FRACTAL_NZ, LAYOUT, TILED, Choice, choose, family_of
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import DecoderSizes, Operators
-from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.layers import dequantise_linears
-from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
+from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
 
 
 def open_npu(index: int) -> "NpuBackend":
@@ -115,7 +116,19 @@ class NpuBackend:
         return operators
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
-        """Tile the weights of linear layers if `choose_operators` chose that; embeddings keep their layout."""
+        """Tile the weights of linear layers if `choose_operators` chose that; embeddings keep their layout.
+
+        Quantised layers get the chip's operators, which take plain layouts in eager mode.
+        """
+        dtype = float_type(module)
+
+        def build(linear: nn.Linear, precision: Precision) -> nn.Module | None:
+            if not self.computes_in(precision, dtype, wanted=wanted):
+                return None
+            family, torch_npu = self.family, self._torch_npu
+            return build_linear(linear, dtype, precision=precision, family=family, torch_npu=torch_npu, wanted=wanted)
+
+        replace_quantised(module, build)
         dequantise_linears(module)
         if not any(choice.operator == LAYOUT and choice.implementation == TILED for choice in self.choices):
             return
@@ -125,7 +138,16 @@ class NpuBackend:
                 layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
-        return find_scheme(precision).weight_dtype is None
+        return precision == FLOAT or self.choose_linear(precision, activations, wanted=wanted).is_own
+
+    def choose_linear(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> Choice:
+        """What multiplies by weights of fewer bits, with the reason; plain torch stands for widened weights."""
+        return choose_linear(self.family, precision, activations, torch_npu=self._torch_npu, wanted=wanted)
+
+    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
+        return "" if precision == FLOAT or wanted == "aten" else refusal(self.family, precision, wanted=wanted)
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)
@@ -140,9 +162,21 @@ class NpuBackend:
 
 
 def _npugraph_ex(program: Callable[..., Any]) -> Any:
+    with contextlib.suppress(ImportError):
+        _complete_configuration()
     # The weights never change, so the graph may keep their addresses.
     options: dict[str, Any] = {"frozen_parameter": True}
     return torch.compile(program, fullgraph=True, dynamic=False, backend="npugraph_ex", options=options)
+
+
+def _complete_configuration() -> None:
+    """For products with weights of fewer bits, torch_npu 2.13 sets an option that this compiler's configuration lacks.
+
+    It is torchair's, and nothing of npugraph_ex reads it.
+    """
+    graph_configs: Any = importlib.import_module("npugraph_ex.configs.compiler_config")
+    if not hasattr(graph_configs.CompilerConfig, "experimental_config"):
+        graph_configs.CompilerConfig.experimental_config = SimpleNamespace()
 
 
 def _ge_graph(program: Callable[..., Any]) -> Any:

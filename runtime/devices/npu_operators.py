@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from llama_adapter.runtime.operators import (
     fused_adapter_attention,
     fused_causal_attention,
 )
+from llama_adapter.runtime.schemes import OperatorChoice
 
 LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
 TILED, PLAIN = "FRACTAL_NZ", "ND"
@@ -108,7 +109,7 @@ def choose(
     dtype: torch.dtype,
     *,
     torch_npu: ModuleType,
-    wanted: Literal["auto", "aten"] = "auto",
+    wanted: OperatorChoice = "auto",
     in_graph: bool = False,
 ) -> tuple[Operators, tuple[Choice, ...]]:
     """Operators for a decoder of these sizes in `dtype` on a chip of `family`, with reasons; LAYOUT is the last choice.

@@ -18,4 +18,11 @@ PRECISIONS: Final[Mapping[Precision, str]] = {
     "int8": "rounds them to 8 bits",
     "int4": "rounds them to 4 bits, with a scale for each 32",
 }
+# What --operators says of each way to compute.
+OperatorChoice = Literal["auto", "aten", "w8a8"]
+OPERATORS: Final[Mapping[OperatorChoice, str]] = {
+    "auto": "the device's own",
+    "aten": "plain torch, which widens weights of fewer bits",
+    "w8a8": "as auto, and inputs of 8-bit layers are rounded to 8 bits too",
+}
 QUANTISED: Final = tuple(name for name in PRECISIONS if name != FLOAT)  # what `quantize` can write

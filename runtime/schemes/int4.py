@@ -12,8 +12,8 @@ from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 GROUP = 32
 SCALE = "_scale"
-_MIDDLE = 8
-_LEVELS = (-_MIDDLE, _MIDDLE - 1)
+MIDDLE = 8
+_LEVELS = (-MIDDLE, MIDDLE - 1)
 _FACTORS = (1.0, 0.95, 0.9, 0.85)  # of the scale that holds the largest weight; smaller steps, for clipping it
 _NUMBERS_AT_ONCE = 1 << 18
 
@@ -51,7 +51,7 @@ def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
     They are float32, of float16's values. Raises ValueError for what float16 cannot scale.
     """
     places = weight.abs().argmax(-1, keepdim=True)
-    widest = weight.gather(-1, places) / -_MIDDLE
+    widest = weight.gather(-1, places) / -MIDDLE
     best_steps = best_errors = None
     for factor in _FACTORS:
         steps = (widest * factor).half().float()
@@ -80,7 +80,7 @@ def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
 
 
 def _codes(levels: Tensor) -> Tensor:
-    return (levels + _MIDDLE).to(torch.uint8)
+    return (levels + MIDDLE).to(torch.uint8)
 
 
 def _packed(codes: Tensor, scales: Tensor) -> Parts:
@@ -97,7 +97,7 @@ def unpacked(stored: Tensor) -> Tensor:
 def _dequantise(parts: Parts) -> Tensor:
     codes = unpacked(parts[""])
     steps = parts[SCALE].float().repeat_interleave(GROUP, dim=1)[:, : codes.shape[1]]
-    return (codes.float() - _MIDDLE).mul_(steps)
+    return (codes.float() - MIDDLE).mul_(steps)
 
 
 def _fault(suffix: str, tensor: Tensor) -> str:

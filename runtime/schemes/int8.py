@@ -33,6 +33,16 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations (rows, in) of any float type -> int8 (rows, in) and float32 scales (rows, 1), on the device of `x`.
+
+    A scale is the largest magnitude of its row over 127; a row of zeros stays zeros.
+    """
+    numbers = x.float()
+    scales = (numbers.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    return (numbers / scales).round_().to(torch.int8), scales
+
+
 def _quantise(weight: Tensor) -> Parts:
     values, scales = quantise_weight(weight)
     return {"": values, SCALE: scales}

@@ -4,11 +4,12 @@ A quantised layer is an `nn.Linear` whose weight has the stored form of its sche
 buffers, for example `weight_scale`. The layer cannot compute as it is: `Backend.prepare` replaces or dequantises it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.scheme import scheme_of
 
 WEIGHT = "weight"
@@ -36,6 +37,24 @@ def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:
     for suffix, tensor in parts.items():
         if suffix:
             layer.register_buffer(WEIGHT + suffix, tensor)
+
+
+def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
+    """Replace quantised layers inside `module` by what `build` makes of them, one after the other; returns how many.
+
+    `build` takes a layer and its precision; where it returns None, the layer stays. Each weight is released when its
+    layer is replaced.
+    """
+    num_replaced = 0
+    for owner in module.modules():  # not a list, which would keep all weights alive
+        for name in [name for name, _ in owner.named_children()]:
+            child = getattr(owner, name)
+            if not isinstance(child, nn.Linear) or (scheme := scheme_of(child.weight.dtype)) is None:
+                continue
+            if (built := build(child, scheme.name)) is not None:
+                setattr(owner, name, built)
+                num_replaced += 1
+    return num_replaced
 
 
 def dequantise_linears(module: nn.Module) -> None:

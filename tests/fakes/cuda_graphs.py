@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llama_adapter.runtime.devices.cuda import CudaBackend
+
 # What needs the host in the middle: its memory, or a value that is not computed yet.
 FORBIDDEN = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::lift_fresh", "aten::nonzero")
 
@@ -87,6 +89,17 @@ class FakeStream:
         self.waited_for.append(other)
 
 
+class HostCuda(CudaBackend):
+    """The backend of a GPU whose tensors lie on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.device = torch.device("cpu")
+
+    def mark(self) -> Any:
+        return None
+
+
 class FakeCuda:
     """What was asked of `torch.cuda`; `install` puts it in place."""
 
@@ -95,6 +108,7 @@ class FakeCuda:
         self.current = self.main
         self.pools: list[FakePool] = []
         self.warm_up_streams: list[FakeStream] = []
+        self.capability = (9, 0)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr("torch.cuda.device", lambda device: contextlib.nullcontext())
@@ -105,6 +119,12 @@ class FakeCuda:
         patch.setattr("torch.cuda.CUDAGraph", FakeGraph)
         patch.setattr("torch.cuda.graph", self._graph)
         patch.setattr("torch.cuda.synchronize", lambda device=None: None)
+
+        patch.setattr("torch.cuda.get_device_name", lambda index: "Paper GPU")
+        patch.setattr("torch.cuda.get_device_capability", lambda device: self.capability)
+        patch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+        patch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))
+        patch.setattr("torch.cuda.empty_cache", lambda: None)
 
     def _new_pool(self) -> FakePool:
         self.pools.append(FakePool())

@@ -1,7 +1,6 @@
 """NVIDIA GPUs, simulated: fused operators compute what plain ones do, and recorded steps answer as eager ones."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from llama_adapter.runtime.devices import CpuBackend, resolve_mode
 from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN
-from tests.fakes.cuda_graphs import FakeCuda
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
@@ -33,21 +32,7 @@ WIDE = replace(CONFIG, context=256)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     fake.install(monkeypatch)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "Paper GPU")
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))
     return fake
-
-
-class HostCuda(CudaBackend):
-    """The backend of a GPU whose tensors lie on the host."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.device = torch.device("cpu")
-
-    def mark(self) -> Any:
-        return None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,9 +14,10 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.devices import Capabilities, CpuBackend, OperatorChoice, resolve_mode
+from llama_adapter.runtime.devices import Capabilities, CpuBackend, resolve_mode
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.schemes import OperatorChoice
 from tests.llm.toys import (
     CONFIG,
     answer,

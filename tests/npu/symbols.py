@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama_adapter.runtime.devices.npu_linear import LINEAR
 from llama_adapter.runtime.devices.npu_operators import FUSED
 from tests.npu.wheel import CHIPS, FakeNpu, fake_npu
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "npu-symbols.md"
 SOURCES = sorted((ROOT / "runtime" / "devices").glob("npu*.py"))
-MODULES = {"torch_npu": "torch_npu", "torchair": "torchair", "configs": "torchair.configs.compiler_config"}
+MODULES = {
+    "torch_npu": "torch_npu",
+    "torchair": "torchair",
+    "configs": "torchair.configs.compiler_config",
+    "graph_configs": "npugraph_ex.configs.compiler_config",
+}
 COMPILER = ("torch.compile", "backend")
 
 
@@ -38,6 +44,17 @@ OPERATORS = {
     "torch_npu.npu_swiglu": "npu::npu_swiglu(Tensor input, int dim=-1) -> Tensor",
     "torch_npu.scatter_update_": "npu::scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) "
     "-> Tensor(a!)",
+    "torch_npu.npu_weight_quant_batchmatmul": "npu::npu_weight_quant_batchmatmul(Tensor x, Tensor weight, "
+    "Tensor antiquant_scale, Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
+    "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, int? weight_dtype=None) -> Tensor",
+    "torch_npu.npu_convert_weight_to_int4pack": "npu::npu_convert_weight_to_int4pack(Tensor weight, "
+    "int inner_k_tiles=0) -> Tensor",
+    "torch_npu.npu_quant_matmul": "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
+    "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, int? x1_dtype=None, int? x2_dtype=None, "
+    "int? pertoken_scale_dtype=None, int? scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
+    "torch_npu.npu_dynamic_quant": "npu::npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, "
+    'Tensor? group_index=None, int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.) '
+    "-> (Tensor, Tensor)",
     "torch_npu.npu_format_cast": "npu::npu_format_cast(Tensor input, int acl_format, *, int? customize_dtype=None, "
     "int? input_dtype=None) -> Tensor",
 }
@@ -62,6 +79,7 @@ FUNCTIONS = {
     "async_mode=False)",
     "torchair.get_npu_backend": "(*, compiler_config=None, custom_decompositions={})",
     "torchair.configs.compiler_config.CompilerConfig": "()",
+    "npugraph_ex.configs.compiler_config.CompilerConfig": "()",
 }
 
 # Set, never read. The first cannot be read at all; of the others a test says how torch_npu starts out.
@@ -69,6 +87,7 @@ SETTINGS = (
     "torch_npu.npu.config.allow_internal_format",
     "torch_npu.npu.conv.allow_hf32",
     "torch_npu.npu.matmul.allow_hf32",
+    "npugraph_ex.configs.compiler_config.CompilerConfig.experimental_config",
 )
 # Called on an event, in runtime/devices/npu.py and base.py.
 METHODS = ("torch_npu.npu.Event.record", "torch_npu.npu.Event.synchronize", "torch_npu.npu.Event.elapsed_time")
@@ -95,7 +114,8 @@ def uses(source: str) -> Iterator[Use]:
 def all_uses() -> set[Use]:
     """The uses of all sources, and the attributes that the table of operators asks for by name."""
     found = {use for file in SOURCES for use in uses(file.read_text(encoding="utf-8"))}
-    return found | {Use(f"torch_npu.{fused.needs}") for fused in FUSED if fused.needs}
+    needed = {fused.needs for fused in FUSED if fused.needs} | {name for one in LINEAR for name in one.needs}
+    return found | {Use(f"torch_npu.{name}") for name in needed}
 
 
 def compile_calls() -> Iterator[dict[str, Any]]:

@@ -149,6 +149,12 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (OPTIONS, "output_path: ./inference", 2),
         (OPTIONS, "lora_path: b", 2),
         (OPTIONS, "quant_type: weight_only_int2", 2),
+        (OPTIONS, "quant_type: a8w8c8", 2),
+        (OPTIONS, "quant_type: a8w8_fp8", 2),
+        (OPTIONS, "cachekv_int8_type: static", 2),
+        (RUNNER, "quant_config: {quant_method: compressed-tensors}", 2),
+        (RUNNER, "model_config: {mm_quant_mode: W4A8}", 2),
+        (RUNNER, "model_config: {quant_config: [w8a8]}", 2),
         (OPTIONS, "decode_strategy: beam_search", 2),
         ("model_name_or_path: a.pdparams", "dtype: float32", 1),
         (OPTIONS, "device: tpu", 2),
@@ -164,6 +170,27 @@ def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, n
     assert importer is not None
     with pytest.raises(UsageError, match=f"run.yaml:{number}"):
         importer(data, source="run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{OPTIONS}\nquant_type: weight_only_int8", {"precision": "int8"}),
+        (f"{OPTIONS}\nquant_type: weight_only_int4", {"precision": "int4"}),
+        (f"{OPTIONS}\nquant_type: a8w8", {"precision": "int8", "operators": "w8a8"}),
+        (f"{RUNNER}\nquant_config: W8A16", {"precision": "int8"}),
+        (f"{RUNNER}\nmodel_config: {{quant_config: int4}}", {"precision": "int4"}),
+        (f"{RUNNER}\nmodel_config: {{mm_quant_mode: A8W8}}", {"precision": "int8", "operators": "w8a8"}),
+        (f"{RUNNER}\nmodel_config: {{mm_quant_mode: a16w16}}", {}),
+        (f"{RUNNER}\nquant_config:", {}),
+    ],
+)
+def test_names_of_bits_are_our_precision(text: str, expected: dict[str, str], tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.yaml", text)
+
+    assert found.refused == ()
+    computation = found.settings.get("computation", {})
+    assert {name: computation[name] for name in ("precision", "operators") if name in computation} == expected
 
 
 def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:

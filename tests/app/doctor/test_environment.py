@@ -408,7 +408,8 @@ def npu() -> wheel.FakeNpu:
 
 OPERATORS_OF_310P = (
     "LLaMA-7B in float16: rms_norm by npu_rms_norm, rotate by npu_apply_rotary_pos_emb, .*linear layout by "
-    "FRACTAL_NZ; plain: causal_attention \\(scaled_dot_product_attention is not"
+    "FRACTAL_NZ; plain: causal_attention \\(scaled_dot_product_attention is not.*; int8 weights by "
+    "npu_weight_quant_batchmatmul, int4 weights \\(npu_weight_quant_batchmatmul is not documented"
 )
 
 

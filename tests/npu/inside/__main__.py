@@ -4,27 +4,32 @@ import functools
 import json
 from typing import Any
 
+import torch
+
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
-from tests.npu.inside import decoder, device, graphs, in_fork, wheel_facts
+from tests.npu.inside import decoder, device, few_bits, graphs, in_fork, wheel_facts
 from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL
 
 
 def chip(soc: str) -> dict[str, Any]:
     """Everything on the chips of `WHOLE_MODEL`, and what the others say of themselves."""
     backend = open_backend("npu:0")
-    report = {"device": device.facts(backend), "mixes": decoder.planted_mixes()}
+    report = {"device": device.facts(backend), "mixes": decoder.planted_mixes(), "bits": few_bits.report(backend)}
     if soc in WHOLE_MODEL:
         report |= {"runs": decoder.runs(backend), "captions": decoder.captions_of_both()}
+        report["few bits"] = few_bits.runs(backend)
     return report
 
 
 def main() -> None:
     load_torch_npu()
     decoder.compute_expected()
+    few_bits.compute_expected()
     reports = {soc: in_fork(functools.partial(chip, soc), FAKE_SOC=soc) for soc in CHIPS}
     reports["wheel"] = in_fork(wheel_facts.facts, FAKE_SOC=SOC)
-    reports["graphs"] = in_fork(graphs.comparison, FAKE_SOC=SOC)
+    reports["graphs"] = in_fork(functools.partial(graphs.comparison, dtype=torch.float32), FAKE_SOC=SOC)
+    reports["graphs of few bits"] = in_fork(few_bits.graph_runs, FAKE_SOC=SOC)
     reports["profiled"] = in_fork(device.profiled, FAKE_SOC=SOC)
     print(json.dumps(reports))
 

@@ -14,6 +14,8 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.devices import Backend, CpuBackend
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes.state import convert_precision
 from tests.llm.toys import CONFIG, answers, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
@@ -25,9 +27,16 @@ PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # of
 
 
 def results(
-    config: DecoderConfig, backend: Backend, *, dtype: torch.dtype, wanted: str = "auto", mode: str = "eager"
+    config: DecoderConfig,
+    backend: Backend,
+    *,
+    dtype: torch.dtype,
+    wanted: str = "auto",
+    mode: str = "eager",
+    precision: Any = FLOAT,
 ) -> dict[str, Any]:
-    state = {name: tensor.to(dtype) for name, tensor in toy_decoder(config).state_dict().items()}
+    toy = toy_decoder(config)
+    state = convert_precision(toy.state_dict(), toy, dtype=dtype, wanted=precision)
     runner = open_runner(config, state, backend=backend, num_slots=3, operators=wanted, mode=mode)
     engine = Engine(runner, eos_id=2)
     prompts = toy_prompts(NUM_REQUESTS)

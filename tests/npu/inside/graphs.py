@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import open_backend
 from tests.npu.inside import decoder
 from tests.npu.inside.host_ops import HostOps, host_view
@@ -117,7 +118,8 @@ def acted_out(mode: GraphOps) -> Iterator[None]:
         kernel.__call__ = call
 
 
-def comparison() -> dict[str, Any]:
+def comparison(config: DecoderConfig = decoder.FUSED, **how: Any) -> dict[str, Any]:
+    """A decoder's answers by graphs and without; `how` is for `decoder.results`."""
     backend: Any = open_backend("npu:0")
     plain_compile = type(backend).compile
 
@@ -135,9 +137,9 @@ def comparison() -> dict[str, Any]:
     warnings.simplefilter("ignore")
     mode = GraphOps()
     with acted_out(mode), mode:
-        graph = decoder.results(decoder.FUSED, backend, dtype=torch.float32, mode="npugraph_ex")
+        graph = decoder.results(config, backend, mode="npugraph_ex", **how)
     with HostOps():
-        eager = decoder.results(decoder.FUSED, backend, dtype=torch.float32)
+        eager = decoder.results(config, backend, **how)
     return {
         "graph": graph,
         "eager": eager,

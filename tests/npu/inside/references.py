@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.npu.inside import linear_references
+
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 OLD_CHIPS, NEW_CHIPS = ("310P",), ("A2", "A3")
 
@@ -81,6 +83,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "scatter_update_": scatter_update_,
     "scatter_update": scatter_update,
     "npu_format_cast": npu_format_cast,
+    **linear_references.REFERENCES,
 }
 
 
@@ -162,4 +165,5 @@ CHECKS: dict[str, Callable[..., None]] = {
     "scatter_update_": check_scatter,
     "scatter_update": check_scatter,
     "npu_format_cast": check_format_cast,
+    **linear_references.CHECKS,
 }

@@ -6,23 +6,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from llama_adapter.runtime.devices.npu import open_npu
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu import symbols
 from tests.npu.inside.references import REFERENCES
 
+NUMBERS = {torch.float16: 5, torch.bfloat16: 15}  # of dtypes in schemas
 UNDECLARED = ("npu_apply_rotary_pos_emb",)  # written in place without saying so
 
 
 def resolve(path: str) -> Any:
     """The object at a dotted path whose first part is a module."""
+    import npugraph_ex
     import torch_npu
     import torchair
+    from npugraph_ex.configs import compiler_config as _  # noqa: F401 - so that the lazy module finds it
     from torchair.configs import compiler_config  # noqa: F401 - so that the lazy module finds it
 
     name, *rest = path.split(".")
-    found: Any = {"torch_npu": torch_npu, "torchair": torchair}[name]
+    found: Any = {"torch_npu": torch_npu, "torchair": torchair, "npugraph_ex": npugraph_ex}[name]
     for part in rest:
         found = getattr(found, part)
     return found
@@ -70,6 +74,22 @@ def sample_arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def linear_arguments(dtype: torch.dtype) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Those of the products with weights of 8 and 4 bits, and keywords."""
+    x = torch.randn(3, 64).to(dtype)
+    bits8 = torch.randint(-127, 128, (3, 64), dtype=torch.int8)
+    weight = torch.randint(-127, 128, (32, 64), dtype=torch.int8).T
+    packed = torch.randint(-(2**31), 2**31, (64, 4), dtype=torch.int32)
+    bias = torch.randn(32).to(torch.float32 if dtype == torch.bfloat16 else dtype)
+    groups = (x, packed, torch.rand(2, 32).to(dtype), None, None, None, bias, 32)
+    scales = {"pertoken_scale": torch.rand(3), "bias": torch.randn(32), "output_dtype": NUMBERS[dtype]}
+    return {
+        "npu_weight_quant_batchmatmul": (groups, {}),
+        "npu_dynamic_quant": ((x,), {}),
+        "npu_quant_matmul": ((bits8, weight, torch.rand(32)), scales),
+    }
+
+
 def as_declared(name: str) -> Callable[..., Any]:
     """Our reference, except that the rotation leaves its arguments alone, as its schema would have it."""
     reference = REFERENCES[name]
@@ -91,12 +111,23 @@ def compare_references() -> dict[str, str]:
         outcomes[name] = "agrees with the schema and, in shape and dtype, with the meta kernel (float16, float32)"
         if name in UNDECLARED:
             outcomes[name] += "; it writes over its arguments, which the schema does not say"
+    for name, (arguments, keywords) in linear_arguments(torch.float16).items():
+        operator = getattr(torch.ops.npu, name).default
+        library.impl(name, REFERENCES[name], "CPU")
+        torch.library.opcheck(operator, arguments, keywords, test_utils=("test_schema", "test_faketensor"))
+        for dtype in (torch.float16, torch.bfloat16):
+            arguments, keywords = linear_arguments(dtype)[name]
+            _compare(operator, REFERENCES[name], arguments, **keywords)
+        outcomes[name] = "agrees with the schema and, in shape and dtype, with the meta kernel (float16, bfloat16)"
     return outcomes
 
 
-def _compare(operator: Any, reference: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    meta = operator(*[value.to("meta") if isinstance(value, Tensor) else value for value in arguments])
-    real = reference(*[value.clone() if isinstance(value, Tensor) else value for value in arguments])
+def _compare(operator: Any, reference: Callable[..., Any], arguments: tuple[Any, ...], **keywords: Any) -> None:
+    given = (arguments, keywords)
+    args, kwargs = pytree.tree_map_only(Tensor, lambda value: value.to("meta"), given)
+    meta = operator(*args, **kwargs)
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, given)
+    real = reference(*args, **kwargs)
     for theirs, ours in zip(_tuple(meta), _tuple(real), strict=True):
         assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype), (str(operator), theirs, ours)
 

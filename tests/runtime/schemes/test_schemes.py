@@ -1,5 +1,6 @@
 """The table of schemes: what each stores, how far int8 moves weights, and that nothing else changes."""
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,10 @@ from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.schemes import PRECISIONS
+from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED, Precision
 from llama_adapter.runtime.schemes.int4 import GROUP
-from llama_adapter.runtime.schemes.int8 import quantise_weight
-from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.int8 import quantise_rows, quantise_weight
+from llama_adapter.runtime.schemes.layers import dequantise_linears, replace_quantised, store_parts
 from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.schemes.state import (
     cast,
@@ -236,3 +237,36 @@ def test_quantised_weights_need_their_scales(missing: str) -> None:
     del state[missing]
     with pytest.raises(RuntimeError, match=missing.replace(".", r"\.")):
         decoder_from_state(CONFIG, state)
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_layers_are_replaced_one_by_one_and_release_their_weights(precision: Precision) -> None:
+    module = nn.Sequential(*(nn.Linear(64, 8) for _ in range(4)), nn.ModuleDict({"kept": nn.Linear(64, 8)}))
+    for linear in [*module[:4], module[4]["kept"]]:
+        store_parts(linear, find_scheme(precision).quantise(linear.weight))
+    stored: list[weakref.ref[Tensor]] = []
+
+    def build(linear: nn.Linear, found: Precision) -> nn.Module | None:
+        assert found == precision
+        if linear is module[4]["kept"]:
+            return None
+        alive = sum(ref() is not None for ref in stored)
+        assert alive <= 1, "the layer before this one may still be named by the loop"
+        stored.append(weakref.ref(linear.weight))
+        return nn.Identity()
+
+    assert replace_quantised(module, build) == 4
+    assert [type(child) for child in module[:4]] == [nn.Identity] * 4
+    assert not any(ref() is not None for ref in stored)
+    dequantise_linears(module)
+    assert module[4]["kept"].weight.dtype == torch.float32
+
+
+def test_rows_are_rounded_alone() -> None:
+    x = torch.cat([weights(3), torch.zeros(1, 40), 1000 * weights(1, seed=1)])
+
+    values, scales = quantise_rows(x.bfloat16())
+
+    assert (values.dtype, scales.dtype, scales.shape) == (torch.int8, torch.float32, (5, 1))
+    assert (values.abs().amax(1) == torch.tensor([127, 127, 127, 0, 127])).all()
+    assert ((values * scales - x.bfloat16().float()).abs() <= scales * 0.5001).all()

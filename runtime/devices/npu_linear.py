@@ -1,0 +1,249 @@
+"""Linear layers with weights of 8 and 4 bits on Ascend: which chip has which operator, as data, and the layers.
+
+Families, types and layouts are those of the documentation of op-plugin (docs/zh/custom_APIs/torch_npu) and of CANN's
+aclnnWeightQuantBatchMatmulV2. Weights lie in the plain layout: eager mode takes no other.
+"""
+
+# R rows, K inputs, N outputs, G groups
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.runtime.devices.npu_operators import PLAIN_WANTED, ChipFamily, Choice
+from llama_adapter.runtime.operators import ATEN
+from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
+from llama_adapter.runtime.schemes.layers import WEIGHT
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+
+_MOST_FEATURES = 65535  # inputs or outputs of the quantised products
+_INPUTS_AT_ONCE = 256  # while 4-bit weights are packed, which takes 32 bits each
+_LARGEST_HALF = 32768.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearOperator:
+    """An operator for weights of fewer bits, and the chip families it is documented for, with the types there."""
+
+    precision: Precision
+    rounds_inputs: bool = False
+    implementation: str
+    needs: tuple[str, ...]  # attributes of torch_npu
+    dtypes: Mapping[str, tuple[torch.dtype, ...]]
+    build: Callable[..., nn.Module]  # (layer, type of activations, torch_npu, family)
+    fits: Callable[[nn.Linear, torch.dtype], bool]  # (layer, type of activations)
+
+
+def choose_linear(
+    family: ChipFamily,
+    precision: Precision,
+    activations: torch.dtype,
+    *,
+    torch_npu: Any,
+    wanted: OperatorChoice = "auto",
+) -> Choice:
+    """What multiplies by weights of `precision` on a chip of `family`; `aten` for widened weights. Never raises."""
+    objection = PLAIN_WANTED if wanted == "aten" else refusal(family, precision, wanted=wanted)
+    if not objection:
+        found = _find(precision, wanted)
+        if activations not in found.dtypes[family.name]:
+            objection = f"{found.implementation} does not take {dtype_name(activations)} on {family.name}"
+        elif missing := [name for name in found.needs if not hasattr(torch_npu, name)]:
+            objection = f"this torch_npu has no {missing[0]}"
+    if objection:
+        return Choice(operator=f"{precision} weights", implementation=ATEN.name, reason=objection)
+    reason = f"documented for {family.name} in {dtype_name(activations)}"
+    return Choice(operator=f"{precision} weights", implementation=found.implementation, reason=reason)
+
+
+def refusal(family: ChipFamily, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
+    """Why chips of this family have no operator for such weights, in whatever type; empty if they have one."""
+    found = _find(precision, wanted)
+    if family.name in found.dtypes:
+        return ""
+    return f"{found.implementation} is not documented for {find_scheme(precision).title} weights on {family.name}"
+
+
+def build_linear(
+    linear: nn.Linear,
+    activations: torch.dtype,
+    *,
+    precision: Precision,
+    family: ChipFamily,
+    torch_npu: Any,
+    wanted: OperatorChoice = "auto",
+) -> nn.Module | None:
+    """The layer that computes with these stored weights; None if its sizes fit no operator."""
+    found = _find(precision, wanted)
+    sizes = linear.in_features, linear.out_features
+    if max(sizes) > _MOST_FEATURES or not found.fits(linear, activations):
+        return None
+    return found.build(linear, activations, torch_npu, family)
+
+
+class Int8Linear(nn.Module):
+    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs, to which scales are rounded."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
+        super().__init__()
+        self._torch_npu = torch_npu
+        self.register_buffer("weight", linear.weight.detach().contiguous())
+        self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).to(activations))
+        self.register_buffer("bias", _bias(linear, activations))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
+        out_RN: Tensor = self._torch_npu.npu_weight_quant_batchmatmul(
+            rows_RK, self.weight.transpose(0, 1), self.scale, bias=self.bias
+        )
+        return out_RN.view(*x.shape[:-1], -1)
+
+
+class Int4Linear(nn.Module):
+    """4-bit weights and float inputs. In bfloat16 the scales lose three bits of ten."""
+
+    packed: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
+        super().__init__()
+        self._torch_npu = torch_npu
+        stored = linear.weight.detach()
+        num_inputs, num_outputs = linear.in_features, linear.out_features
+        # (K, N / 8), which is recommended for groups; eight outputs are one number of 32 bits.
+        packed = torch.empty(num_inputs, num_outputs // 8, dtype=torch.int32, device=stored.device)
+        for start in range(0, num_inputs, _INPUTS_AT_ONCE):
+            part = stored[:, start // 2 : (start + _INPUTS_AT_ONCE) // 2]
+            levels_KN = int4.unpacked(part).T.to(torch.int32) - int4.MIDDLE
+            packed[start : start + _INPUTS_AT_ONCE] = torch_npu.npu_convert_weight_to_int4pack(levels_KN.contiguous())
+        self.register_buffer("packed", packed)
+        self.register_buffer("scale", getattr(linear, WEIGHT + int4.SCALE).T.to(activations).contiguous())
+        self.register_buffer("bias", _bias(linear, activations))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
+        out_RN: Tensor = self._torch_npu.npu_weight_quant_batchmatmul(
+            rows_RK, self.packed, self.scale, bias=self.bias, antiquant_group_size=int4.GROUP
+        )
+        return out_RN.view(*x.shape[:-1], -1)
+
+
+class RoundedLinear(nn.Module):
+    """8-bit weights, and inputs rounded to 8 bits with a scale for each row."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
+        super().__init__()
+        self._torch_npu = torch_npu
+        self.register_buffer("weight", linear.weight.detach().contiguous())
+        self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).float())
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
+        values_RK, steps_R = self._torch_npu.npu_dynamic_quant(rows_RK)
+        out_RN: Tensor = self._torch_npu.npu_quant_matmul(
+            values_RK,
+            self.weight.transpose(0, 1),
+            self.scale,
+            pertoken_scale=steps_R,
+            bias=self.bias,
+            output_dtype=x.dtype,
+        )
+        return out_RN.view(*x.shape[:-1], -1)
+
+
+class RoundedLinear310P(RoundedLinear):
+    """As `RoundedLinear`, where neither rounding nor scales of rows are operators: plain torch does both.
+
+    The product is float16 before the rows' scales apply, so a power of two keeps it below what that type holds.
+    """
+
+    def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
+        super().__init__(linear, activations, torch_npu, family)
+        sums_N = linear.weight.detach().abs().sum(dim=1, dtype=torch.float32)
+        largest = float((sums_N * self.scale).max()) * int8.LARGEST
+        self.shrinking = 1.0
+        while largest * self.shrinking > _LARGEST_HALF:
+            self.shrinking /= 2
+        self.scale.mul_(self.shrinking)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]))
+        product_RN: Tensor = self._torch_npu.npu_quant_matmul(
+            values_RK, self.weight.transpose(0, 1), self.scale, output_dtype=torch.float16
+        )
+        out_RN = product_RN.float() * (steps_R1 / self.shrinking)
+        out_RN = out_RN if self.bias is None else out_RN + self.bias
+        return out_RN.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _bias(linear: nn.Linear, activations: torch.dtype) -> Tensor | None:
+    """The bias in the type that the weight-only product wants."""
+    if linear.bias is None:
+        return None
+    return linear.bias.detach().to(torch.float32 if activations == torch.bfloat16 else activations)
+
+
+def _rounded(linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> nn.Module:
+    made = RoundedLinear310P if family.name == "310P" else RoundedLinear
+    return made(linear, activations, torch_npu, family)
+
+
+def _holds_scales(linear: nn.Linear, activations: torch.dtype) -> bool:
+    """Scales in the type of the activations must keep their precision, which float16 loses below its normal numbers."""
+    scale: Tensor = getattr(linear, WEIGHT + int8.SCALE)
+    return bool(scale.min() >= torch.finfo(activations).smallest_normal)
+
+
+def _holds_groups(linear: nn.Linear, activations: torch.dtype) -> bool:
+    """A group must be smaller than all inputs, and eight outputs share a number."""
+    return linear.in_features % int4.GROUP == 0 < linear.in_features - int4.GROUP and linear.out_features % 8 == 0
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+_NEW = {"A2": _HALVES, "A3": _HALVES}
+_BY_GROUP_OR_ROW = "npu_weight_quant_batchmatmul"
+LINEAR = (
+    LinearOperator(
+        precision="int8",
+        implementation=_BY_GROUP_OR_ROW,
+        needs=(_BY_GROUP_OR_ROW,),
+        dtypes={"310P": (torch.float16,), **_NEW, "950": _HALVES},
+        build=Int8Linear,
+        fits=_holds_scales,
+    ),
+    LinearOperator(
+        precision="int4",
+        implementation=_BY_GROUP_OR_ROW,
+        needs=(_BY_GROUP_OR_ROW, "npu_convert_weight_to_int4pack"),
+        dtypes={**_NEW, "950": _HALVES},
+        build=Int4Linear,
+        fits=_holds_groups,
+    ),
+    LinearOperator(
+        precision="int8",
+        rounds_inputs=True,
+        implementation="npu_quant_matmul",
+        needs=("npu_quant_matmul", "npu_dynamic_quant"),
+        dtypes={"310P": (torch.float16,), **_NEW},
+        build=_rounded,
+        fits=lambda linear, activations: True,
+    ),
+)
+
+
+def _find(precision: Precision, wanted: OperatorChoice) -> LinearOperator:
+    rounds_inputs = wanted == "w8a8" and precision == "int8"
+    return next(one for one in LINEAR if (one.precision, one.rounds_inputs) == (precision, rounds_inputs))

@@ -1,0 +1,65 @@
+"""The embedded model in 8 and 4 bits on a GPU, acted out: answers and scores beside those of widened weights."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices.cuda import CUDA
+from llama_adapter.runtime.errors import UsageError
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
+
+SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+QUESTION, CHOICES = "What color is the shape?", ["red", "blue", "yellow", "green"]
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
+    FakeCuda().install(monkeypatch)
+    ops = LinearOps()
+    ops.install(monkeypatch)
+    gpu = replace(CUDA, count=lambda: 1, open=lambda index: HostCuda())
+    monkeypatch.setattr(devices, "ACCELERATORS", (gpu,))
+    return ops
+
+
+def answers(**options: Any) -> tuple[list[str], list[list[float]]]:
+    """Captions of all samples, and the log-probabilities of choices for some."""
+    captioner = Captioner.load(dtype="bfloat16", batch_size=8, **options)
+    captions = [answer.text for answer in captioner.generate(SAMPLES)]
+    chosen = captioner.generate(SAMPLES[:8], QUESTION, choices=CHOICES)
+    return captions, [[math.log(p) for p in (answer.choice or {}).values()] for answer in chosen]
+
+
+@pytest.mark.parametrize(
+    ("precision", "operators", "mode", "used", "tolerance"),
+    [
+        ("int8", "auto", "cuda_graph", {"_weight_int8pack_mm"}, 0.2),
+        ("int8", "w8a8", "eager", {"_int_mm"}, 0.4),
+        ("int4", "auto", "eager", {"_weight_int4pack_mm"}, 0.2),
+    ],
+)
+@pytest.mark.proves("int8 weights", "CUDA")
+@pytest.mark.proves("int4 weights", "CUDA")
+def test_answers_are_those_of_widened_weights(
+    precision: str, operators: str, mode: str, used: set[str], tolerance: float, ops: LinearOps
+) -> None:
+    captions, scores = answers(precision=precision, operators=operators, device="cuda:0", mode=mode)
+    assert set(ops.calls) == used
+    expected, their_scores = answers(precision=precision, operators="aten", device="cpu")
+
+    assert captions == expected
+    for ours, theirs in zip(scores, their_scores, strict=True):
+        assert ours == pytest.approx(theirs, abs=tolerance)
+
+
+def test_rounding_inputs_needs_8_bit_weights(ops: LinearOps) -> None:
+    with pytest.raises(UsageError, match="needs 8-bit weights, and those of the model are float"):
+        Captioner.load(operators="w8a8", device="cuda:0")
+    with pytest.raises(ValueError, match="operators w8a8 goes with precision int8, and it is int4"):
+        Captioner.load(operators="w8a8", precision="int4")

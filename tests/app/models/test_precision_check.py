@@ -1,0 +1,61 @@
+"""What a device has no operators for: refused where it is asked for, widened where it is stored."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.devices.base import Accelerator
+from llama_adapter.runtime.errors import DeviceError
+
+
+class Picky(CpuBackend):
+    """A chip for 8-bit weights, whose inputs stay as they are."""
+
+    name = "toy:0"
+
+    def computes_in(self, precision, activations, *, wanted="auto"):
+        return precision == "float"
+
+    def refusal(self, precision, *, wanted="auto"):
+        allowed = wanted == "aten" or (precision == "int8" and wanted == "auto")
+        return "" if allowed else f"it has no {wanted} for {precision}"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Accelerator(kind="toy", is_installed=lambda: True, count=lambda: 1, open=lambda index: Picky())
+    monkeypatch.setattr(devices, "ACCELERATORS", (toy,))
+
+
+@pytest.mark.parametrize(
+    ("precision", "operators", "why", "ways"),
+    [
+        ("int4", "auto", "it has no auto for int4", "`--precision int8` or `--precision float`"),
+        ("int8", "w8a8", "it has no w8a8 for int8", "`--operators auto`"),
+    ],
+)
+def test_a_precision_that_is_asked_for_is_refused_before_the_model_is_read(
+    precision: str, operators: str, why: str, ways: str
+) -> None:
+    with pytest.raises(DeviceError) as caught:
+        Captioner.load("no-such-bundle", device="toy:0", precision=precision, operators=operators)
+
+    assert caught.value.message == f"toy:0 does not compute with `--precision {precision}`: {why}"
+    assert caught.value.hint == f"pass {ways}; `--operators aten` widens the weights"
+
+
+def test_a_stored_precision_and_plain_operators_widen(tmp_path: Path) -> None:
+    bundle = quantise_bundle(QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"))
+    picture = sorted(sample_pictures().glob("*.png"))[0]
+    stored = Captioner.load(bundle, device="toy:0")
+    plain = Captioner.load(precision="int4", operators="aten", device="toy:0")
+
+    widened = "4-bit weights are widened to float32 here, with its memory and speed"
+    assert stored.info.notes[-1] == f"{widened} (it has no auto for int4)"
+    assert plain.info.notes[-1] == widened
+    assert stored.generate([picture])[0].text == plain.generate([picture])[0].text

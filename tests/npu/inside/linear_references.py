@@ -1,0 +1,162 @@
+"""What torch_npu's operators for weights of 8 and 4 bits promise, computed on the CPU, and what they demand.
+
+Written from op-plugin's documentation and that of aclnnWeightQuantBatchMatmulV2, as references.py.
+"""
+
+# The parameters are those of the schemas, which hand them over by position.
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
+DTYPES = {5: HALF, 15: BRAIN, HALF: HALF, BRAIN: BRAIN}  # also by their numbers, which schemas make of them
+MOST_FEATURES = 65535
+
+
+def npu_weight_quant_batchmatmul(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    antiquant_group_size: int = 0,
+) -> Tensor:
+    """x @ (weight * scale) + bias, with a scale for each output, or for each group of inputs and output."""
+    levels = unpacked(weight) if weight.dtype == torch.int32 else weight
+    scale = antiquant_scale.float()
+    if antiquant_group_size:
+        scale = scale.repeat_interleave(antiquant_group_size, 0)[: len(levels)]
+    out = x.float() @ (levels.float() * scale)
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def npu_convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    """Eight numbers in 32 bits, the first one lowest; the order of the real ones is not documented."""
+    parts = (weight.long() & 15).unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)
+    return parts.sum(-1).to(torch.int32)
+
+
+def unpacked(packed: Tensor) -> Tensor:
+    nibbles = (packed.long()[..., None] >> torch.arange(0, 32, 4)) & 15
+    return ((nibbles ^ 8) - 8).flatten(1)
+
+
+def npu_dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.float().abs().amax(-1) / 127
+    steps = torch.where(scale > 0, scale, 1.0)[..., None]
+    return (x.float() / steps).round().to(torch.int8), scale
+
+
+def npu_quant_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: Any = None,
+) -> Tensor:
+    out = (x1.int() @ x2.int()).float() * scale
+    if pertoken_scale is not None:
+        out = out * pertoken_scale[:, None]
+    return (out if bias is None else out + bias.float()).to(DTYPES[output_dtype])
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "npu_weight_quant_batchmatmul": npu_weight_quant_batchmatmul,
+    "npu_convert_weight_to_int4pack": npu_convert_weight_to_int4pack,
+    "npu_dynamic_quant": npu_dynamic_quant,
+    "npu_quant_matmul": npu_quant_matmul,
+}
+
+
+def _check_sizes(x: Tensor, weight: Tensor, num_outputs: int) -> None:
+    assert x.dim() == weight.dim() == 2
+    assert x.is_contiguous()
+    assert weight.is_contiguous() or weight.T.is_contiguous()
+    assert len(weight) == x.shape[1]
+    assert min(len(x), len(weight), num_outputs) > 0, "empty tensors are not taken"
+    assert max(len(weight), num_outputs) <= MOST_FEATURES
+
+
+def check_weight_only(
+    family: str,
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    antiquant_group_size: int = 0,
+) -> None:
+    assert x.dtype in {"310P": (HALF,), "A2": (HALF, BRAIN), "A3": (HALF, BRAIN), "950": (HALF, BRAIN)}[family]
+    assert weight.dtype == torch.int8 or (weight.dtype == torch.int32 and family != "310P")
+    num_outputs = weight.shape[1] * (8 if weight.dtype == torch.int32 else 1)
+    _check_sizes(x, weight, num_outputs)
+    assert antiquant_scale.dtype == x.dtype
+    if antiquant_group_size:
+        assert family != "310P"
+        assert antiquant_group_size % 32 == 0
+        assert 32 <= antiquant_group_size <= len(weight) - 1
+        assert antiquant_scale.shape == (-(-len(weight) // antiquant_group_size), num_outputs)
+        assert antiquant_scale.is_contiguous() == weight.is_contiguous(), "both transposed, or neither"
+    else:
+        assert antiquant_scale.shape == (num_outputs,)
+        assert antiquant_scale.is_contiguous()
+    assert antiquant_offset is quant_scale is quant_offset is None, "not used by us"
+    if bias is not None:
+        assert bias.shape == (num_outputs,)
+        assert bias.dtype == (SINGLE if x.dtype == BRAIN else HALF)
+
+
+def check_int4pack(family: str, weight: Tensor, inner_k_tiles: int = 0) -> None:
+    assert family in ("A2", "A3", "950")
+    assert weight.dtype == torch.int32
+    assert weight.dim() == 2
+    assert weight.is_contiguous()
+    assert weight.shape[1] % 8 == 0
+    assert inner_k_tiles == 0, "reserved"
+
+
+def check_dynamic_quant(family: str, x: Tensor) -> None:
+    assert family in ("A2", "A3", "950")
+    assert x.dtype in (HALF, BRAIN)
+    assert x.dim() > 1
+
+
+def check_quant_matmul(
+    family: str,
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: Any = None,
+) -> None:
+    assert family in ("310P", "A2", "A3")
+    assert x1.dtype == x2.dtype == torch.int8
+    _check_sizes(x1, x2, x2.shape[1])
+    assert scale.dtype == SINGLE
+    assert scale.shape == (x2.shape[1],)
+    biases, outputs = (torch.int32,), (HALF,)
+    if pertoken_scale is not None:
+        assert family != "310P"
+        assert (pertoken_scale.dtype, pertoken_scale.shape) == (SINGLE, x1.shape[:1])
+        biases, outputs = (torch.int32, BRAIN, SINGLE), (HALF, BRAIN)
+    assert bias is None or (bias.dtype in biases and bias.shape == scale.shape)
+    assert DTYPES[output_dtype] in outputs
+
+
+CHECKS: dict[str, Callable[..., None]] = {
+    "npu_weight_quant_batchmatmul": check_weight_only,
+    "npu_convert_weight_to_int4pack": check_int4pack,
+    "npu_dynamic_quant": check_dynamic_quant,
+    "npu_quant_matmul": check_quant_matmul,
+}
