@@ -208,6 +208,19 @@ def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.Mo
     assert found["onnx"] == ("absent", "onnx")
 
 
+def test_kernels_that_end_their_process_do_not_hide_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(question: str, *_: str, **limits: Any) -> dict[str, Any]:
+        if question.endswith(("look_at_torch_and_kernels", "look_at_kernels")):
+            return broken("its check was ended by signal 11")
+        return ok("2.0") if question.endswith("look_at_torch") else absent()
+
+    monkeypatch.setattr("llama_adapter.app.doctor.environment.ask_child", answer)
+    found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
+
+    assert found["torch"] == ("ok", "2.0")
+    assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
+
+
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime as runtime
 
