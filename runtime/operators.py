@@ -35,6 +35,14 @@ def random_parameter(*shape: int, std: float) -> nn.Parameter:
     return nn.Parameter(values if values.is_meta else values.normal_(std=std))
 
 
+class Linear(nn.Linear):
+    """A linear layer; on the meta device no values are drawn, which torch would spend time on."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of position * theta^(-2i / head_dim): float32 (positions, head_dim), both halves equal."""
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_adapter.runtime.operators import Linear
+
 LAYER_NORM_EPS = 1e-5  # everywhere in this model; newer timm releases default to 1e-6, which is another model
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,8 +42,8 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, *, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
         self.attend: AttentionFunction = fused_attention
 
     def forward(self, x_BTW: Tensor) -> Tensor:
@@ -59,8 +61,8 @@ class Mlp(nn.Module):
 
     def __init__(self, width: int, hidden_dim: int, *, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.up = nn.Linear(width, hidden_dim)
-        self.down = nn.Linear(hidden_dim, width)
+        self.up = Linear(width, hidden_dim)
+        self.down = Linear(hidden_dim, width)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from llama_adapter.runtime.operators import random_parameter
+from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
 from llama_adapter.vision.block import (
     LAYER_NORM_EPS,
@@ -38,7 +38,7 @@ class ClipVisionTower(nn.Module):
             for _ in range(config.num_layers)
         )
         self.post_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
-        self.projection = nn.Linear(width, config.output_dim, bias=False)
+        self.projection = Linear(width, config.output_dim, bias=False)
 
     def forward(self, pixels_BCHW: Tensor) -> Tensor:
         """Normalised pixels (B, 3, S, S) -> features (B, 1 + patches, output_dim)."""
@@ -63,14 +63,14 @@ class VisualQueryBlocks(nn.Module):
     def __init__(self, config: QueryConfig, *, input_dim: int) -> None:
         super().__init__()
         self.num_queries = config.num_queries
-        self.input_projection = nn.Linear(input_dim, config.width)
+        self.input_projection = Linear(input_dim, config.width)
         self.input_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.queries = random_parameter(config.num_queries, config.width, std=1.0)
         self.blocks = nn.ModuleList(
             Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation=F.gelu)
             for _ in range(config.depth)
         )
-        self.output_projection = nn.Linear(config.width, config.output_dim)
+        self.output_projection = Linear(config.width, config.output_dim)
         self.output_norm = nn.LayerNorm(config.output_dim, eps=LAYER_NORM_EPS)
 
     def forward(self, features_BTC: Tensor) -> Tensor:

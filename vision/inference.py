@@ -3,10 +3,12 @@
 # B pictures, H x W x C pixels, T patches, F numbers of a patch (rows, columns, colours), W width, N heads, H head size
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.operators import Linear
 from llama_adapter.vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
 from llama_adapter.vision.encoder import PictureEncoder
 
@@ -31,7 +33,7 @@ class FoldedPatches(nn.Module):
         self.patch_size = encoder.config.clip.patch_size
         self.dtype = encoder.dtype
         width, num_features = len(weight_WCPP), weight_WCPP[0].numel()
-        self.linear = nn.Linear(num_features, width, device="meta")
+        self.linear = Linear(num_features, width, device="meta")
         self.linear.weight = nn.Parameter((scaled_WPPC / BYTE_RANGE).reshape(width, num_features), requires_grad=False)
         shift_W = -(scaled_WCPP * encoder.mean.float()).sum((1, 2, 3))
         self.linear.bias = nn.Parameter(shift_W, requires_grad=False)
@@ -57,8 +59,7 @@ class HostEncoder(nn.Module):
     def __init__(self, encoder: PictureEncoder) -> None:
         super().__init__()
         self.patches = FoldedPatches(encoder)
-        shared = {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())}
-        self.clip, self.query = copy.deepcopy((encoder.clip, encoder.query), shared)
+        self.clip, self.query = _modules_copied(encoder.clip), _modules_copied(encoder.query)
         attend = attention_for(encoder.dtype)
         for module in self.modules():
             if isinstance(module, Mlp) and module.activation is quick_gelu:
@@ -70,6 +71,17 @@ class HostEncoder(nn.Module):
         """Pixels uint8 or float32 (B, S, S, 3) RGB -> visual query (B, Q, D) in the type of the weights."""
         visual_query_BQD: Tensor = self.query(self.clip.tower(self.patches(pixels_BHWC)))
         return visual_query_BQD
+
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def _modules_copied(module: ModuleT) -> ModuleT:
+    """Modules that can be changed without changing those of `module`, with the same tensors."""
+    own = copy.copy(module)
+    own._parameters, own._buffers = module._parameters.copy(), module._buffers.copy()
+    own._modules = {name: child and _modules_copied(child) for name, child in module._modules.items()}
+    return own
 
 
 def quick_gelu_(x: Tensor) -> Tensor:

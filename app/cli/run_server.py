@@ -168,10 +168,8 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
 
 def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
     """Mount the page at the root. Uploads go to a folder that is removed at the end."""
-    import gradio
-
     from llama_adapter.app.web.guards import bounded_uploads
-    from llama_adapter.app.web.page import build_page, page_settings
+    from llama_adapter.app.web.page import build_page, mount_page
     from llama_adapter.app.web.uploads import private_uploads
 
     with ExitStack() as stack:
@@ -179,7 +177,7 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
         stack.enter_context(bounded_uploads())
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
         page = build_page(service, samples=samples)
-        gradio.mount_gradio_app(application, page, "/", **page_settings(service))
+        mount_page(application, page, service)
         return stack.pop_all()
 
 

@@ -41,6 +41,11 @@ PROGRAM_S = 60.0
 # Asked in a child process.
 
 
+def look_at_torch_and_kernels() -> dict[str, Any]:
+    """Facts: both answers, of one process, as importing torch takes longer than all that is asked of it."""
+    return ok("", torch=look_at_torch(), kernels=look_at_kernels())
+
+
 def look_at_torch() -> dict[str, Any]:
     """torch without its extensions; facts: `gpus`, their names, and `has_gpu_build`."""
     if importlib.util.find_spec("torch") is None:

@@ -6,12 +6,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llama_adapter.app.terminal.run_guarded import forget_stdout
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.lint import Complaint
-from llama_adapter.vision.export import Parity
+
+if TYPE_CHECKING:  # it imports torch, which `export om` does without
+    from llama_adapter.vision.export import Parity
 
 
 def tell(line: str, since: float | None = None) -> None:
@@ -35,7 +38,7 @@ def told_complaints(complaints: Sequence[Complaint]) -> Iterator[str]:
         yield f"lint {complaint.level}: {complaint.sentence} ({complaint.count} x); hint: {complaint.hint}"
 
 
-def told_parity(parity: Parity) -> str:
+def told_parity(parity: "Parity") -> str:
     """One line, the verdict first."""
     pictures = "1 picture" if parity.num_pictures == 1 else f"{parity.num_pictures} pictures"
     return (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 from gradio.themes.utils import colors
@@ -19,6 +19,9 @@ from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.throughput import build_throughput
 from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 MAX_SESSIONS = 256  # pages with state; the oldest is forgotten
 MAX_STREAMING = 256  # running events of all pages; the service has its own queue
@@ -67,7 +70,7 @@ _COLOURS = {  # by Gradio's name: light, dark
 def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
     """The page of a started service; `samples` are picture files to try. A LLaMA without adapter has no tabs for them.
 
-    Mount it with `page_settings`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
+    Mount it with `mount_page`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
     runs, sees_pictures = Runs(), _sees_pictures(service)
     page = GuardedBlocks(
@@ -102,8 +105,13 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
     return page
 
 
+def mount_page(application: "FastAPI", page: gr.Blocks, service: Service) -> None:
+    """Serve the page at the root of the application."""
+    gr.mount_gradio_app(application, page, "/", **page_settings(service))
+
+
 def page_settings(service: Service) -> dict[str, Any]:
-    """Keyword arguments for `gr.mount_gradio_app(app, page, path, ...)`."""
+    """What Gradio serves the page with."""
     return {
         "theme": build_theme(),
         "css_paths": (Path(__file__).with_name("style.css"),),

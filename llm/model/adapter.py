@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.runtime.operators import random_parameter
+from llama_adapter.runtime.operators import Linear, random_parameter
 
 
 class Adapter(nn.Module):
@@ -27,7 +27,7 @@ class Adapter(nn.Module):
         self.gates = nn.Parameter(torch.zeros(num_layers, config.num_heads))
         self.kv: nn.ModuleList | None = None
         if config.separate_adapter_kv:
-            self.kv = nn.ModuleList(nn.Linear(config.dim, 2 * config.dim, bias=False) for _ in range(num_layers))
+            self.kv = nn.ModuleList(Linear(config.dim, 2 * config.dim, bias=False) for _ in range(num_layers))
 
     def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[nn.Module]) -> Prefix:
         """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.

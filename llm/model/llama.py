@@ -9,7 +9,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Adapter
 from llama_adapter.llm.model.kv import KVView, NoCache
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.runtime.operators import ATEN, Operators, random_parameter, rotary_table
+from llama_adapter.runtime.operators import ATEN, Linear, Operators, random_parameter, rotary_table
 
 
 class RmsNorm(nn.Module):
@@ -35,8 +35,8 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.dim, 3 * config.dim)
-        self.out = nn.Linear(config.dim, config.dim)
+        self.qkv = Linear(config.dim, 3 * config.dim)
+        self.out = Linear(config.dim, config.dim)
         self.operators = ATEN
 
     def forward(
@@ -67,8 +67,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.dim, 2 * config.ffn_dim)
-        self.down = nn.Linear(config.ffn_dim, config.dim)
+        self.gate_up = Linear(config.dim, 2 * config.ffn_dim)
+        self.down = Linear(config.ffn_dim, config.dim)
         self.operators = ATEN
 
     def forward(self, x_BSD: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class LlamaAdapterDecoder(nn.Module):
         )
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.dim, eps=config.norm_eps)
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.head = Linear(config.dim, config.vocab_size, bias=False)
         self.adapter = Adapter(config)
         self.operators = ATEN
         with torch.device("cpu"):  # real values even if the weights are on the meta device

@@ -12,16 +12,27 @@ from llama_adapter.app.models.resources import sample_pictures
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY = 0
+_BLOCK = 2**20
 
 
 @cache
 def png_bomb(*, side: int = 30_000) -> bytes:
     """A square PNG of one bit a pixel, all zero: small as a file, one byte a pixel when decoded."""
     row_bytes = 1 + (side + 7) // 8
-    packer = zlib.compressobj(9)
-    packed = b"".join(packer.compress(bytes(row_bytes) * 1000) for _ in range(side // 1000))
-    packed += packer.compress(bytes(row_bytes) * (side % 1000)) + packer.flush()
-    return png(width=side, height=side, bits=1, packed=packed)
+    return png(width=side, height=side, bits=1, packed=packed_zeros(row_bytes * side))
+
+
+def packed_zeros(num_bytes: int) -> bytes:
+    """So many zeros, compressed by zlib."""
+    checksum = num_bytes % 65521 << 16 | 1  # Adler-32
+    return b"\x78\xda" + _deflated_zeros(num_bytes) + struct.pack(">I", checksum)
+
+
+def _deflated_zeros(num_bytes: int) -> bytes:
+    """A stream without header and checksum, whose blocks repeat the first: compressing all takes seconds."""
+    packer = zlib.compressobj(9, wbits=-15)
+    first = packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return first * (num_bytes // _BLOCK) + packer.compress(bytes(num_bytes % _BLOCK)) + packer.flush()
 
 
 def png(*, width: int, height: int, bits: int = 8, packed: bytes = b"", more: bytes = b"") -> bytes:
@@ -38,9 +49,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 @cache
 def png_with_text_bomb(*, mebibytes: int = 1024) -> bytes:
     """A PNG of one pixel with a compressed comment of zeros."""
-    packer = zlib.compressobj(9)
-    packed = b"".join(packer.compress(bytes(2**20)) for _ in range(mebibytes)) + packer.flush()
-    comment = chunk(b"zTXt", b"Comment\0\0" + packed)
+    comment = chunk(b"zTXt", b"Comment\0\0" + packed_zeros(mebibytes * 2**20))
     return png(width=1, height=1, packed=zlib.compress(b"\0\0"), more=comment)
 
 
@@ -75,11 +84,17 @@ def large_gif_frame() -> bytes:
 @cache
 def zip_bomb(*, mebibytes: int = 512) -> bytes:
     """A zip file of zeros."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("zeros", "w") as member:
-        for _ in range(mebibytes):
-            member.write(bytes(2**20))
-    return content.getvalue()
+    num_bytes, checksum, name = mebibytes * 2**20, 0, b"zeros"
+    for _ in range(mebibytes):
+        checksum = zlib.crc32(bytes(2**20), checksum)
+    packed = _deflated_zeros(num_bytes)
+    # Version, flags, method, time, date, checksum, sizes, lengths of the name and of what follows it.
+    facts = struct.pack(
+        "<HHHHHIIIHH", 20, 0, zipfile.ZIP_DEFLATED, 0, 33, checksum, len(packed), num_bytes, len(name), 0
+    )
+    member = b"PK\3\4" + facts + name + packed
+    entry = b"PK\1\2" + struct.pack("<H", 20) + facts + bytes(14) + name
+    return member + entry + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(member), 0)
 
 
 def largest_picture(*, num_pixels: int) -> bytes:

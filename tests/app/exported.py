@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,15 +38,18 @@ def exported_golden(adapter: str) -> str:
 
 @functools.cache
 def exported_embedded(**options: Any) -> str:
-    """The embedded model with its encoder; `options` are those of `DecoderJob`. Not to be changed by a test.
-
-    The encoder is that of `embedded_onnx`: tracing it takes most of an export's time.
-    """
+    """The embedded model with its encoder; `options` are those of `DecoderJob`. Not to be changed by a test."""
     with made_once("-".join(map(str, ["decoder-embedded", *options.values()]))) as (path, is_missing):
         if is_missing:
-            with mock.patch.object(decoder, "export_onnx", _copy_encoder):
+            with shared_encoder():
                 run_export_decoder(DecoderJob(out=str(path), **options))
     return str(path)
+
+
+def shared_encoder() -> AbstractContextManager[object]:
+    """Exported decoders of the embedded model have the encoder of `embedded_onnx`, as tracing it takes most of an
+    export's time."""
+    return mock.patch.object(decoder, "export_onnx", _copy_encoder)
 
 
 def _copy_encoder(

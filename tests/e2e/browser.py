@@ -151,14 +151,13 @@ class _Serving:
 
     async def _serve(self) -> None:
         import fastapi
-        import gradio
         import uvicorn
 
-        from llama_adapter.app.web.page import build_page, page_settings
+        from llama_adapter.app.web.page import build_page, mount_page
 
         page = build_page(self._service, samples=SAMPLES)
         app = fastapi.FastAPI(openapi_url=None)
-        gradio.mount_gradio_app(app, page, "/", **page_settings(self._service))
+        mount_page(app, page, self._service)
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
         startup = server.startup
 

@@ -14,8 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.cli import main
 from llama_adapter.app.terminal.wording import one_line
+from tests.app.exported import shared_encoder
 from tests.app.golden import GOLDEN, ROOT, model_options
+from tests.fakes.exported import embedded_onnx, golden_onnx
 from tests.npu import conftest
 from tests.npu.wheel import FakeNpu
 
@@ -51,7 +54,7 @@ for arguments in json.loads(sys.argv[1]):
         os.environ.update([arguments.pop(0).split("=")])
     code = main(arguments)
     for stream in (sys.stdout, sys.stderr):
-        print("ended with", code, file=stream, flush=True)
+        print("ended with", code, "torch" in sys.modules, file=stream, flush=True)
 """
 
 
@@ -59,6 +62,7 @@ class Ended(NamedTuple):
     out: str
     code: int
     err: str
+    has_torch: bool
 
     @property
     def lines(self) -> list[str]:
@@ -71,8 +75,8 @@ def run_several(commands: Iterable[Sequence[str | Path]], *, generation: str = "
     asked = json.dumps([[*map(str, arguments)] for arguments in commands])
     ran = run("-c", SEVERAL, asked, generation=generation)
     assert ran.returncode == 0, ran.stderr
-    out, err = (re.split(r"^ended with (\d+)\n", said, flags=re.MULTILINE) for said in (ran.stdout, ran.stderr))
-    return [Ended(out[at], int(out[at + 1]), err[at]) for at in range(0, len(out) - 1, 2)]
+    out, err = (re.split(r"^ended with (\d+) (\w+)\n", said, flags=re.MULTILINE) for said in (ran.stdout, ran.stderr))
+    return [Ended(out[at], int(out[at + 1]), err[at], out[at + 2] == "True") for at in range(0, len(out) - 1, 3)]
 
 
 ADAPTER = ("--adapter", model_options()["adapter"])
@@ -84,11 +88,10 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ONNX of the embedded model in float16 and OMs of it, one with gears and fixed ones in a folder; ONNX and OM of
     an adapter's file."""
     folder = tmp_path_factory.mktemp("encoders")
-    onnx, of_adapter = folder / "clip.onnx", folder / "adapter.onnx"
+    onnx = Path(shutil.copy(embedded_onnx("float16"), folder / "clip.onnx"))
+    of_adapter = Path(shutil.copy(golden_onnx(), folder / "adapter.onnx"))
     *_, made = run_several(
         [
-            ("export", "onnx", "--out", onnx, "--dtype", "float16"),
-            ("export", "onnx", "--out", of_adapter, *ADAPTER, *CLIP),
             ("export", "om", of_adapter, "--soc-version", SOC, "--batch-sizes", "2"),
             ("export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "1,4,8", "--gears"),
             ("export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"),
@@ -305,9 +308,10 @@ def test_a_decoder_in_om_files_answers_without_torch(tmp_path: Path) -> None:
     sizes = [("R=1", "S=64", "P=1", "T=4"), ("R=1", "S=128", "P=1", "T=4"), ("R=4", "S=1", "P=128", "T=4")]
     gears = [part for size in sizes for part in ("--sizes", ",".join(size))]
     pictures = [str(picture) for picture in PICTURES[:5]]
+    with shared_encoder():
+        assert main(["export", "decoder", "--format", "onnx-atc", "--out", str(folder)]) == 0
     *made, captions, alone = run_several(
         [
-            ["export", "decoder", "--format", "onnx-atc", "--out", str(folder)],
             ["export", "om", str(folder / "decoder.onnx"), *flags, *gears],
             ["export", "om", str(folder / "prefix.onnx"), *flags, "--sizes", "B=1", "--sizes", "B=4"],
             ["export", "om", str(folder / "encoder.onnx"), *flags, "--out", str(encoder), "--batch-sizes", "4"],
@@ -316,7 +320,8 @@ def test_a_decoder_in_om_files_answers_without_torch(tmp_path: Path) -> None:
         ]
     )
 
-    assert [one.code for one in made] == [0, 0, 0, 0], made
+    assert [one.code for one in made] == [0, 0, 0], made
+    assert not any(one.has_torch for one in (*made, captions, alone))
     wanted = {answer.picture: answer.text for answer in Captioner.load(dtype="float32").generate(pictures)}
     for told in (captions, alone):
         assert {record["picture"]: record["text"] for record in map(json.loads, told.lines)} == wanted

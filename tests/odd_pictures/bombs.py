@@ -4,7 +4,15 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from scripts.service_bench.bad_files import chunk, jpeg_header, large_gif_frame, png, png_bomb, png_with_text_bomb
+from scripts.service_bench.bad_files import (
+    chunk,
+    jpeg_header,
+    large_gif_frame,
+    packed_zeros,
+    png,
+    png_bomb,
+    png_with_text_bomb,
+)
 from tests.odd_pictures.samples import OddFile, saved, scene
 
 MEBIBYTE = 2**20
@@ -40,14 +48,14 @@ def _sizes() -> Iterator[OddFile]:
 
 def _texts() -> Iterator[OddFile]:
     yield OddFile("ztxt.png", png_with_text_bomb(mebibytes=96), "error", "a comment of 96 MiB")
-    packed = zlib.compress(bytes(96 * MEBIBYTE), 9)
+    packed = packed_zeros(96 * MEBIBYTE)
     profile = chunk(b"iCCP", b"profile\0\0" + packed)
     yield OddFile("iccp.png", png(width=1, height=1, packed=_PIXEL, more=profile), "either", "a profile of 96 MiB")
     comment = chunk(b"iTXt", b"Comment\0\x01\0\0\0" + packed)
     yield OddFile("itxt.png", png(width=1, height=1, packed=_PIXEL, more=comment), "either", "a comment of 96 MiB")
     many = chunk(b"tEXt", b"Comment\0" + b"x" * 1000) * 2000
     yield OddFile("texts.png", png(width=1, height=1, packed=_PIXEL, more=many), "either", "two thousand comments")
-    more_than_promised = zlib.compress(bytes(64 * MEBIBYTE), 9)
+    more_than_promised = packed_zeros(64 * MEBIBYTE)
     yield OddFile("data.png", png(width=1, height=1, packed=more_than_promised), "either", "64 MiB for one pixel")
     jpeg = saved(scene(), "JPEG")
     comments = (b"\xff\xfe\xff\xff" + b"c" * 65_533) * 20

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -206,6 +207,19 @@ def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.Mo
     assert found["numpy"] == ("ok", "1")
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
+
+
+def test_kernels_that_end_their_process_do_not_hide_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(question: str, *_: str, **limits: Any) -> dict[str, Any]:
+        if question.endswith(("look_at_torch_and_kernels", "look_at_kernels")):
+            return broken("its check was ended by signal 11")
+        return ok("2.0") if question.endswith("look_at_torch") else absent()
+
+    monkeypatch.setattr("llama_adapter.app.doctor.environment.ask_child", answer)
+    found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
+
+    assert found["torch"] == ("ok", "2.0")
+    assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
 
 
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,21 +427,35 @@ OPERATORS_OF_310P = (
 )
 
 
+# The rows on each machine of the arguments, in forks of one process, as importing torch_npu takes longer than they do.
+ON_MACHINES = f"""
+import contextlib, io, json, sys
+from llama_adapter.runtime.devices.npu_load import load_torch_npu
+from tests.npu.inside import in_fork
+
+def told():
+{textwrap.indent(ROWS_OF_NPUS, "    ")}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(["doctor", "--environment", "--device", "npu:0"])
+    return code, out.getvalue()
+
+load_torch_npu()
+print(json.dumps([in_fork(told, **machine) for machine in json.loads(sys.argv[1])]))
+"""
+MACHINES = {
+    f"1 x Ascend310P3 \\(family 310P\\).*{OPERATORS_OF_310P}": {"FAKE_SOC": "Ascend310P3"},
+    "8 x Ascend910B3 \\(family A2\\)": {"FAKE_SOC": "Ascend910B3", "FAKE_DEVICES": "8"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.npu_contract
-@pytest.mark.parametrize(
-    ("soc", "more", "found"),
-    [
-        ("Ascend310P3", {}, f"1 x Ascend310P3 \\(family 310P\\).*{OPERATORS_OF_310P}"),
-        ("Ascend910B3", {"FAKE_DEVICES": "8"}, "8 x Ascend910B3 \\(family A2\\)"),
-    ],
-)
-def test_machines_with_the_real_torch_npu(npu: wheel.FakeNpu, soc: str, more: dict[str, str], found: str) -> None:
-    program = f'{ROWS_OF_NPUS}\nsys.exit(main(["doctor", "--environment", "--device", "npu:0"]))'
-    ran = npu.run("-c", program, soc=soc, **more)
+def test_machines_with_the_real_torch_npu(npu: wheel.FakeNpu) -> None:
+    told = npu.run("-c", ON_MACHINES, json.dumps([*MACHINES.values()])).report()
 
-    assert ran.code == 0, ran.stderr
-    assert re.search(found, in_words(ran.stdout))
+    for found, (code, page) in zip(MACHINES, told, strict=True):
+        assert code == 0, page
+        assert re.search(found, in_words(page))
 
 
 # CANN, by its files.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import llama_adapter.app.web  # noqa: F401 - imports Gradio as the product does, before a test module imports it
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.online.service import Service
 
