@@ -25,19 +25,23 @@ GLIBC = (2, 17)  # of 2012 (CentOS 7); torch's wheels need a newer one
 MACHINES = sorted({instructions.machine for instructions in INSTRUCTION_SETS})
 
 
+def target_options(machine: str) -> list[str]:
+    """Options of ziglang's compiler that make libraries for a machine, on any machine."""
+    return ["-target", f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}", "-s"]
+
+
 def build_kernels(machine: str, folder: Path) -> None:
     """Compile the kernels for all processors of a machine into a folder, under the names by which they are found.
 
     Raises OSError or SubprocessError if there is no ziglang or it fails.
     """
-    target = f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     for instructions in INSTRUCTION_SETS:
         if instructions.machine != machine:
             continue
         for extras in instructions.variants():
             print(f"compiling {'+'.join((instructions.name, *extras))}", file=sys.stderr)
             made = folder / "kernels.so"
-            compile_kernels([*ZIGLANG, "-target", target, "-s", *FLAGS, *instructions.options(extras)], made)
+            compile_kernels([*ZIGLANG, *target_options(machine), *FLAGS, *instructions.options(extras)], made)
             name_prebuilt(made, instructions, extras)
 
 

@@ -5,6 +5,19 @@
  */
 #pragma once
 
+#include <stdint.h>
+#include <string.h>
+
+/* Fewer than 16 bytes, without a call: around a call Clang would keep the vectors of a loop in memory. */
+static inline void copy_few(void *out, const void *values, int64_t num_bytes) {
+    char *to = out;
+    const char *from = values;
+    if (num_bytes & 8) memcpy(to, from, 8), to += 8, from += 8;
+    if (num_bytes & 4) memcpy(to, from, 4), to += 4, from += 4;
+    if (num_bytes & 2) memcpy(to, from, 2), to += 2, from += 2;
+    if (num_bytes & 1) memcpy(to, from, 1);
+}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && \
     defined(__AVX512VNNI__)
 #include "vector_avx512.h"

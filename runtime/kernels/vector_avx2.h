@@ -77,7 +77,7 @@ static inline floats_t load_bf16(const bfloat16_t *values) {
 static inline floats_t load_bf16_first(const bfloat16_t *values, int64_t count) {
     if (count >= LANES) return load_bf16(values);
     bfloat16_t some[LANES] = {0};
-    memcpy(some, values, count * sizeof *some);
+    copy_few(some, values, count * sizeof *some);
     return load_bf16(some);
 }
 static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) {
@@ -87,7 +87,7 @@ static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) 
     floats_t kept = where_nan(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_castsi256_ps(rounded));
     __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(kept), 16);
     __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    if (count < LANES) copy_few(out, &packed, count * sizeof *out);
     else memcpy(out, &packed, sizeof packed);
 }
 
@@ -120,7 +120,7 @@ static inline __m128i to_int16(ints_t x) {
 }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     __m128i half = to_int16(x), packed = _mm_packs_epi16(half, half);
-    if (count < LANES) memcpy(out, &packed, count);
+    if (count < LANES) copy_few(out, &packed, count);
     else memcpy(out, &packed, LANES);
 }
 static inline ints_t low_halves(const uint8_t *weights) {
@@ -164,7 +164,7 @@ typedef int16_t int8_input_t;
 static inline void store_int8_inputs(int8_input_t *out, ints_t x, int64_t count) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     __m128i packed = _mm_shuffle_epi8(to_int16(x), order);
-    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    if (count < LANES) copy_few(out, &packed, count * sizeof *out);
     else memcpy(out, &packed, sizeof packed);
 }
 static inline ints_t int8_weights(const uint8_t *weights, int pass) {

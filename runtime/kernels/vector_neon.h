@@ -29,14 +29,15 @@ static inline void store(float *out, floats_t x) { vst1q_f32(out, x); }
 static inline floats_t load_first(const float *values, int64_t count) {
     if (count >= LANES) return load(values);
     float some[LANES] = {0};
-    memcpy(some, values, count * sizeof *some);
+    copy_few(some, values, count * sizeof *some);
     return load(some);
 }
 static inline floats_t load_first_or(const float *values, int64_t count, float other) {
     return vbslq_f32(lanes_of(count), load_first(values, count), splat(other));
 }
 static inline void store_first(float *out, floats_t x, int64_t count) {
-    memcpy(out, &x, count < LANES ? count * sizeof *out : sizeof x);
+    if (count < LANES) copy_few(out, &x, count * sizeof *out);
+    else store(out, x);
 }
 static inline floats_t only_first(floats_t x, int64_t count) { return vbslq_f32(lanes_of(count), x, zeros()); }
 
@@ -69,7 +70,7 @@ static inline floats_t load_bf16(const bfloat16_t *values) { return vreinterpret
 static inline floats_t load_bf16_first(const bfloat16_t *values, int64_t count) {
     if (count >= LANES) return load_bf16(values);
     bfloat16_t some[LANES] = {0};
-    memcpy(some, values, count * sizeof *some);
+    copy_few(some, values, count * sizeof *some);
     return load_bf16(some);
 }
 static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) {
@@ -78,7 +79,7 @@ static inline void store_bf16_first(bfloat16_t *out, floats_t x, int64_t count) 
     uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
     floats_t kept = where_nan(x, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000)), vreinterpretq_f32_u32(rounded));
     uint16x4_t packed = vshrn_n_u32(vreinterpretq_u32_f32(kept), 16);
-    if (count < LANES) memcpy(out, &packed, count * sizeof *out);
+    if (count < LANES) copy_few(out, &packed, count * sizeof *out);
     else memcpy(out, &packed, sizeof packed);
 }
 
@@ -115,7 +116,7 @@ static inline int32_t sum_of_ints(ints_t x) { return vaddvq_s32(x); }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     int16x4_t half = vqmovn_s32(x);
     int8x8_t packed = vqmovn_s16(vcombine_s16(half, half));
-    if (count < LANES) memcpy(out, &packed, count);
+    if (count < LANES) copy_few(out, &packed, count);
     else memcpy(out, &packed, LANES);
 }
 

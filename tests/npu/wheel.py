@@ -27,7 +27,7 @@ ORT_FOLDER = ROOT / ".venv" / f"onnxruntime-cann-{ORT_VERSION}"
 CACHE = ROOT / ".pytest_cache" / "npu"
 GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder where the wheel is unpacked already
 DOWNLOAD_S = 240
-RUN_S = 600  # generous: on a busy machine, all chips in one process or those of a whole `doctor`
+RUN_S = 900  # generous: on a busy machine, all chips in one process or those of a whole `doctor`
 # One of each family, as `FAKE_SOC` takes it; the whole model runs on the first three, which are slower to try.
 CHIPS = ("Ascend310P3", "Ascend910B3", "Ascend910A", "Ascend310B1", "Ascend910_9391", "Ascend950PR_9599")
 WHOLE_MODEL = CHIPS[:3]
