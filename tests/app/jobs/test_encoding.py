@@ -20,7 +20,7 @@ from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.records.record import read_records
-from tests.app.command import Run
+from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import ROOT, model_flags, model_options, picture
 from tests.fakes.exported import golden_onnx
@@ -55,26 +55,26 @@ def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.proves("prefix files", "CPU")
 @pytest.mark.parametrize("batch_size", ["1", "5"])
-@pytest.mark.parametrize("keeps", [[], ["--keys-values"]])
-def test_records_over_prefixes_are_those_over_the_pictures(
-    keeps: list[str], batch_size: str, run: Run, tmp_path: Path
-) -> None:
-    pictures = [str(sample_pictures()), str(BROKEN)]
+def test_records_over_prefixes_are_those_over_the_pictures(batch_size: str, run: Run, tmp_path: Path) -> None:
     batch = ["--batch-size", batch_size]
-    asked = ["ask", "--question", "Is there a star?", "--choices", "Yes,No"]
 
-    encoded = run("encode", pictures, keeps, batch, "--out", str(tmp_path / "prefixes"), HERE)
-    over_pictures, over_prefixes = (
-        [run("caption", where, batch), run(asked[0], where, asked[1:], batch)]
-        for where in (pictures, [str(tmp_path / "prefixes")])
-    )
+    def answers(*where: str) -> list[Ran]:
+        asked = ["--question", "Is there a star?", "--choices", "Yes,No"]
+        return [run("caption", *where, batch), run("ask", *where, asked, batch)]
 
-    assert encoded.code == 3
-    assert [ran.code for ran in over_prefixes] == [ran.code for ran in over_pictures] == [3, 3]
-    for ours, theirs in zip(over_prefixes, over_pictures, strict=True):
-        assert in_order(ours.records) == in_order(theirs.records)
-        assert any("unfamiliar" in record for record in ours.records)
-        assert sum(record["error"] is not None for record in ours.records) == 3
+    pictures = [str(sample_pictures()), str(BROKEN)]
+    over_pictures = answers(*pictures)
+    assert [ran.code for ran in over_pictures] == [3, 3]
+    for keeps in ([], ["--keys-values"]):
+        prefixes = str(tmp_path / f"prefixes{len(keeps)}")
+        assert run("encode", pictures, keeps, batch, "--out", prefixes, HERE).code == 3
+        over_prefixes = answers(prefixes)
+
+        assert [ran.code for ran in over_prefixes] == [3, 3]
+        for ours, theirs in zip(over_prefixes, over_pictures, strict=True):
+            assert in_order(ours.records) == in_order(theirs.records)
+            assert any("unfamiliar" in record for record in ours.records)
+            assert sum(record["error"] is not None for record in ours.records) == 3
 
 
 def test_a_run_over_prefixes_continues_one_over_the_pictures(
@@ -166,21 +166,23 @@ def test_an_exported_encoder_encodes_alone_and_without_torch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keeps", [[], ["--keys-values"]])
-def test_an_exported_decoder_answers_without_torch(keeps: list[str], run: Run, tmp_path: Path) -> None:
-    prefixes, pictures = str(tmp_path / "prefixes"), [str(sample_pictures()), str(BROKEN)]
+def test_an_exported_decoder_answers_without_torch(run: Run, tmp_path: Path) -> None:
+    pictures = [str(sample_pictures()), str(BROKEN)]
     decoder, other = (["--decoder", str(exported)] for exported in (exported_embedded(), exported_golden("BIAS-TINY")))
-
-    assert run("encode", pictures, keeps, "--out", prefixes, HERE).code == 3
-    code, ours = without_torch("caption", prefixes, *decoder)
+    encoded = {str(tmp_path / "plain"): [], str(tmp_path / "projected"): ["--keys-values"]}
+    for prefixes, keeps in encoded.items():
+        assert run("encode", pictures, keeps, "--out", prefixes, HERE).code == 3
     theirs = run("caption", pictures, decoder)
-    refused = run("caption", prefixes, other)
+    assert theirs.code == 3
+    for prefixes in encoded:
+        code, ours = without_torch("caption", prefixes, *decoder)
+        refused = run("caption", prefixes, other)
 
-    assert code == theirs.code == 3
-    assert in_order(ours) == in_order(theirs.records)
-    assert (refused.code, refused.out) == (1, "")
-    assert "embedded" in refused.err
-    assert "BIAS-TINY" in refused.err
+        assert code == 3
+        assert in_order(ours) == in_order(theirs.records)
+        assert (refused.code, refused.out) == (1, "")
+        assert "embedded" in refused.err
+        assert "BIAS-TINY" in refused.err
 
 
 def test_another_dtype_gives_records_of_its_own(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
