@@ -13,6 +13,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.packed import PackedLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -89,7 +90,7 @@ class Backend(Protocol):
         ...
 
     def empty_caches(self) -> None:
-        """Release cached memory, after an allocation has failed."""
+        """Release cached memory, after loading and after an allocation has failed."""
         ...
 
     def choose_operators(
@@ -107,6 +108,15 @@ class Backend(Protocol):
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         """Whether `prepare` keeps weights of `precision`; otherwise it dequantises them to the type of activations."""
+        ...
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        """The layout in which `prepare` takes packed weights; None for plain ones only.
+
+        Float weights are in the type of the activations.
+        """
         ...
 
     def compile(self, program: Program, *, mode: str) -> Program:

@@ -35,6 +35,7 @@ from llama_adapter.runtime.operators import (
 )
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 CUDA_GRAPH = "cuda_graph"
@@ -88,6 +89,11 @@ class CudaBackend:
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         return find_scheme(precision).weight_dtype is None
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

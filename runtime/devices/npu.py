@@ -25,6 +25,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 
@@ -126,6 +127,11 @@ class NpuBackend:
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         return find_scheme(precision).weight_dtype is None
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)
