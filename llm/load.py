@@ -1,7 +1,9 @@
 """From a decoder's state dict to a runner on a device."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,10 +17,11 @@ from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.native import NativeRunner, can_run
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import EAGER, Backend
-from llama_adapter.runtime.devices.cpu import is_file_backed
 from llama_adapter.runtime.operators import Operators
-from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.runtime.schemes.state import loaded_bytes, precision_of
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.layers import load_state, load_stream
+from llama_adapter.runtime.schemes.scheme import TensorForm
+from llama_adapter.runtime.schemes.state import loaded_bytes
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
@@ -34,22 +37,32 @@ def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> Ll
 
 
 def planner(
-    config: EngineConfig, state: Mapping[str, Tensor], *, backend: Backend, reserved: int = 0
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    *,
+    backend: Backend,
+    precision: Precision = FLOAT,
+    reserved: int = 0,
 ) -> Callable[[int], MemoryPlan]:
     """Function from a number of rows to the memory plan of a runner with that many.
 
-    `reserved` bytes of the device are for others. Weights that are on the device already need no more of it: preparing
-    them releases each one. Weights in a mapped file count where the device copies them.
+    `forms` are those of the state dict in `precision`, which `place_decoder` gets tensor by tensor. `reserved` bytes of
+    the device are for others.
     """
-    is_dequantised = not backend.computes_in(precision_of(state), config.dtype, wanted=config.operators)
-    needed = loaded_bytes(state.values(), dtype=config.dtype, is_dequantised=is_dequantised)
-    present = [tensor for tensor in state.values() if tensor.device == backend.device]
-    if backend.capabilities.copies_weights:
-        mapped = is_file_backed(present)
-        present = [tensor for tensor, in_file in zip(present, mapped, strict=True) if not in_file]
-    weights = reserved + max(needed - sum(tensor.numel() * tensor.itemsize for tensor in present), 0)
+    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
+    sizes = {
+        name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
+    }
+    # A block in the form of its file and in the device's, and the floats of the largest matrix, which are rounded.
+    largest = max((math.prod(form.shape) for form in forms.values()), default=0)
+    blocks = [name for name in sizes if name.startswith("layers.")]
+    block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
+    loading = block_bytes + largest * torch.float32.itemsize
     padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
-    return lambda num_slots: plan_memory(replace(config, num_slots=num_slots), weights=weights, padding=padding)
+    weights = reserved + sum(sizes.values())
+    return lambda num_slots: plan_memory(
+        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,16 +85,17 @@ class PlacedDecoder:
         return EagerRunner(self.decoder, config, backend=backend, operators=self.operators, shapes=shapes)
 
 
-def place_decoder(config: EngineConfig, state: MutableMapping[str, Tensor], *, backend: Backend) -> PlacedDecoder:
-    """The decoder of `state` on the backend's device, without rows.
+def place_decoder(config: EngineConfig, tensors: Iterable[tuple[str, Tensor]], *, backend: Backend) -> PlacedDecoder:
+    """The decoder of a state dict's tensors on the backend's device, without rows.
 
-    Empties `state`, so that each weight is released when the device has its own form of it: the peak is one model and
-    one layer, not two models. Raises as `decoder_from_state`.
+    A layer is laid out for the device when its tensors have come, and then released: the peak is one model and one
+    layer, if `tensors` keeps none. Raises as `decoder_from_state`.
     """
-    decoder = decoder_from_state(config.decoder, state)
-    state.clear()
-    decoder = decoder.to(backend.device)
+    with torch.device("meta"):
+        decoder = LlamaAdapterDecoder(config.decoder)
     operators = backend.choose_operators(config.decoder, dtype=config.dtype, wanted=config.operators, mode=config.mode)
-    backend.prepare(decoder, wanted=config.operators)
+    load_stream(decoder, tensors, device=backend.device, finish=partial(backend.prepare, wanted=config.operators))
+    decoder = decoder.to(backend.device)
     use_operators(decoder, operators)
+    backend.empty_caches()
     return PlacedDecoder(decoder=decoder, config=config, backend=backend, operators=operators)

@@ -13,18 +13,22 @@ SPARE: Final = 0.1  # share of the free memory that an automatic number of rows 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill."""
+    """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill.
+
+    `loading` is needed beside the weights until all are loaded, and slots and activations only then.
+    """
 
     weights: int
     slots: int
     activations: int
+    loading: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.slots + self.activations
+        return self.weights + max(self.slots + self.activations, self.loading)
 
 
-def plan_memory(config: EngineConfig, *, weights: int, padding: int = 1) -> MemoryPlan:
+def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1) -> MemoryPlan:
     """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger."""
     sizes, itemsize = config.decoder, config.dtype.itemsize
     context = sizes.context
@@ -39,6 +43,7 @@ def plan_memory(config: EngineConfig, *, weights: int, padding: int = 1) -> Memo
     cached = sizes.num_layers * context + sizes.num_adapter_layers * sizes.num_queries
     return MemoryPlan(
         weights=weights,
+        loading=loading,
         slots=config.num_slots * 2 * cached * sizes.dim * itemsize,
         activations=max(attention, feed_forward, logits) + residual,
     )
@@ -61,6 +66,8 @@ def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, de
     if free is None or plan.total <= free:
         return
     parts = f"{plan.slots / 1e9:.1f} GB for keys and values and {plan.activations / 1e9:.1f} GB for computing"
+    if plan.loading > plan.slots + plan.activations:
+        parts = f"{plan.loading / 1e9:.1f} GB to load them"
     weights = f"{plan.weights / 1e9:.1f} GB for weights, " if plan.weights else ""
     slots = "1 slot" if config.num_slots == 1 else f"{config.num_slots} slots"
     smaller = "--batch-size or --context" if config.num_slots > 1 else "--context"

@@ -15,8 +15,8 @@ import numpy as np
 from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.random_model import LLAMA_SIZES, random_model
+from llama_adapter.app.models.checkpoints import StreamedModel
+from llama_adapter.app.models.random_model import LLAMA_SIZES, stream_random
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
@@ -124,10 +124,10 @@ def _decoders(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, 
 def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Iterator[Parts]:
     """The parts of a model with `num_slots` rows. A random decoder gets a random encoder of the embedded one's size."""
 
-    def load(dtype: Dtype) -> LoadedModel:
+    def load(dtype: Dtype) -> StreamedModel:
         small = load_bundle(embedded_model()).vision_config
         query = dataclasses.replace(small.query, output_dim=LLAMA_SIZES[name].dim)
-        return random_model(name, dtype=dtype, vision=dataclasses.replace(small, query=query))
+        return stream_random(name, dtype=dtype, vision=dataclasses.replace(small, query=query))
 
     loader: ModelLoader | None = None if name == "embedded" else load
     parts = assemble_parts(CaptionerSpec(device=device, dtype=dtype, batch_size=num_slots), load=loader)

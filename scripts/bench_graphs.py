@@ -25,7 +25,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from llama_adapter.app.captioning.assemble import load_model
+from llama_adapter.app.captioning.assemble import stream_model
 from llama_adapter.app.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card
@@ -169,9 +169,9 @@ def _child(program: str, *arguments: str) -> dict[str, Any]:
 def measure_formats(settings: Settings) -> dict[str, Any]:
     """Differences of the embedded model's logits from torch's float32, in every format that runs here."""
     backend, spec = open_backend("cpu"), DecoderJob(out="unused").spec
-    model = load_model(spec, dtype=torch.float32, is_encoded_elsewhere=True)
+    model, tensors = stream_model(spec, dtype=torch.float32, is_encoded_elsewhere=True)
     config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32, operators="aten")
-    reference = place_decoder(config, model.decoder_state, backend=backend).runner(3)
+    reference = place_decoder(config, tensors, backend=backend).runner(3)
     assert isinstance(reference, EagerRunner), "the CPU's runners are"
     formats: dict[DecoderFormat, tuple[Any, ...]] = {"onnx": get_args(ExportPrecision)}
     if importlib.util.find_spec("mindspore") is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.checkpoints import LoadedModel, streamed
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.resources import embedded_model
@@ -126,7 +126,7 @@ def with_outliers(model: LoadedModel) -> LoadedModel:
 def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
     """The product's own, around the variant's weights."""
     spec = CaptionerSpec(device="cpu", dtype="float32", batch_size=batch_size)
-    return Captioner(assemble_parts(spec, load=lambda dtype: mixed_model(variant)))
+    return Captioner(assemble_parts(spec, load=lambda dtype: streamed(mixed_model(variant))))
 
 
 def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str, float]:

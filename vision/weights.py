@@ -187,9 +187,11 @@ def build_vision(
     clip: ClipSource | None,
     visual_heads: int | None = None,
     channel_order: ChannelOrder = "rgb",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
-    """Configuration and state dict of `PictureEncoder`, in `dtype`, from a CLIP and an adapter's visual tensors.
+    """Configuration and state dict of `PictureEncoder`, from a CLIP and an adapter's visual tensors.
+
+    Tensors are in `dtype`; without one in that of their files.
 
     `visual` has the adapter file's own names (`visual_blocks.*`, `clip_proj.*`, ...), `name` is that file for
     messages. `visual_heads` is stored in no file: 16 at width 768, else it must be given. Raises
@@ -210,7 +212,7 @@ def build_vision(
     config = VisionConfig(clip=clip.config, query=query, channel_order=channel_order)
     whole = {**clip.tensors, **{f"query.{ours}": value for ours, value in state.items()}}
     _check_shapes(whole, config, what=f"`{clip.name}` with `{name}`")
-    return config, {ours: value.to(dtype).contiguous() for ours, value in whole.items()}
+    return config, {ours: value.to(dtype or value.dtype).contiguous() for ours, value in whole.items()}
 
 
 def read_query(

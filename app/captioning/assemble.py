@@ -3,13 +3,12 @@
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-
-import torch
+from functools import partial
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.auto_dtype import DtypeChoice
-from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.bundle import stream_bundle
+from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import (
     check_card,
     check_encoding,
@@ -21,6 +20,7 @@ from llama_adapter.app.models.encoders import (
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.sketch import Dtype, dtype_of
@@ -34,7 +34,7 @@ from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionB
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
-ModelLoader = Callable[[Dtype], LoadedModel]  # takes the dtype of the weights, or the choice of it
+ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or the choice of it
 
 
 def assemble_parts(
@@ -78,9 +78,15 @@ def assemble_parts(
         elif vision is None and spec.vision_kind == "om":
             card = om_card(spec)
         if load is None:
-            model = load_model(spec, dtype=choice, encoder=card, is_encoded_elsewhere=is_encoded_elsewhere)
+            model, tensors = stream_model(
+                spec,
+                dtype=choice,
+                encoder=card,
+                is_encoded_elsewhere=is_encoded_elsewhere,
+                take_packed=partial(backend.packed_layout, wanted=spec.operators),
+            )
         else:
-            model = load(choice)
+            model, tensors = load(choice)
         check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)
@@ -92,7 +98,8 @@ def assemble_parts(
                     f"The adapter `{spec.adapter}` is for texts and sees no pictures, so `{spec.encoder}` has no use"
                 )
             vision, is_encoded_elsewhere = NoEncoder(), True
-        placed = place_model(model, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
+        has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
+        placed = place_model(model, tensors, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
         runner = placed.runner
         foreign_note = ""
         if placed.vision is not None:
@@ -115,7 +122,6 @@ def assemble_parts(
             widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
             widened_note += f" ({why_widened})" if why_widened else ""
         stack.pop_all()
-    has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
@@ -146,7 +152,7 @@ def assemble_parts(
             has_text_adapter=has_adapter and is_for_texts,
             past=None if runner.config.past is None else runner.config.past.digest,
         ),
-        model=dataclasses.replace(model, vision_state={}, decoder_state={}),
+        model=dataclasses.replace(model, vision_state={}),
         backend=backend,
         vision=vision,
         runner=runner,
@@ -154,25 +160,32 @@ def assemble_parts(
     )
 
 
-def load_model(
-    spec: CaptionerSpec, *, dtype: Dtype, encoder: EncoderCard | None = None, is_encoded_elsewhere: bool = False
-) -> LoadedModel:
-    """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`.
+def stream_model(
+    spec: CaptionerSpec,
+    *,
+    dtype: Dtype,
+    encoder: EncoderCard | None = None,
+    is_encoded_elsewhere: bool = False,
+    take_packed: TakePacked | None = None,
+) -> StreamedModel:
+    """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`; the decoder's are read one by one.
 
     When pictures are encoded elsewhere, CLIP may be missing; `encoder` is the card of that encoder, if it has one.
+    Without `take_packed` all weights are plain.
     """
     if spec.llama_dir is None:
-        return load_bundle(
+        return stream_bundle(
             bundle_folder(spec.model),
             dtype=dtype,
             context=spec.context,
             channel_order=None if spec.channel_order == "auto" else spec.channel_order,
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
+            take_packed=take_packed,
         )
     precision = spec.precision or FLOAT
-    # Quantised from float32, so that weights are rounded only once.
-    read_in = dtype if precision == FLOAT else torch.float32
+    # Quantised as they are in the files, so that weights are rounded only once.
+    read_in = dtype if precision == FLOAT else None
     if spec.is_llama_alone:
         model, tensors = stream_llama(spec, dtype=read_in)
     else:
@@ -182,4 +195,4 @@ def load_model(
         vision_tensors = model.vision_state.values()
         dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
         model, tensors = quantise_model(model, tensors, dtype=dtype, precision=precision)
-    return dataclasses.replace(model, decoder_state=dict(tensors))
+    return model, tensors

@@ -13,7 +13,7 @@ from llama_adapter.app.cli.config import Settings, add_config_commands, load
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.encode import add_encode
 from llama_adapter.app.cli.export import add_export
-from llama_adapter.app.cli.models import add_convert, add_quantize
+from llama_adapter.app.cli.models import add_convert, add_pack, add_quantize
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
@@ -92,6 +92,7 @@ def build_parser() -> Parser:
     add_export_records(commands)
     add_convert(commands)
     add_quantize(commands)
+    add_pack(commands)
     add_export(commands)
     add_bench(commands)
     add_serving(commands)

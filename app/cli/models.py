@@ -1,4 +1,4 @@
-"""`convert` and `quantize`."""
+"""`convert`, `quantize` and `pack`."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.schemes import QUANTISED
+from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.quantised_model import QuantiseJob
@@ -31,6 +31,16 @@ error at the same size.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
   llama-adapter quantize --model BUNDLE --out BUNDLE-int4 --precision int4 --calibrate PICTURES
+"""
+
+
+_PACK = """\
+Lay out the weights of a bundle as the kernels of this processor compute with them. Such a bundle is mapped and used as
+it is: it starts in seconds, and processes share its memory. Other processors and devices take it too, but lay out the
+weights again at every start; the numbers are the same. `doctor --model` tells the form.
+
+  llama-adapter pack --model BUNDLE-int8 --out BUNDLE-int8-packed
+  llama-adapter pack --model BUNDLE --precision int4 --out BUNDLE-int4-packed
 """
 
 
@@ -84,6 +94,39 @@ def _declare_quantize(quantize: Parser) -> None:
         help="what the job asks, a question for each picture in turn: .txt with one per line, or .jsonl, .csv or .tsv "
         "with columns question, input, choices (default: the caption prompt)",
     )
+
+
+def add_pack(commands: Any) -> None:
+    text = "make a bundle that starts at once on this processor"
+    command(commands, "pack", _run_pack, declare=_declare_pack, help=text, description=_PACK)
+
+
+def _declare_pack(pack: Parser) -> None:
+    pack.add_argument("--model", section="model", metavar="BUNDLE", help="bundle (default: the embedded model)")
+    output = pack.add_argument_group("output", section="output")
+    output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
+    output.add_argument(
+        "--precision",
+        key="packed_precision",
+        choices=tuple(PRECISIONS),
+        help="number format of the linear layers' weights (default: as stored)",
+    )
+    output.add_argument(
+        "--dtype",
+        key="packed_dtype",
+        metavar="T",
+        default="auto",
+        help=default("float32 or bfloat16, of all other numbers; auto: what the CPU computes best"),
+    )
+    output.add_argument("--force", action="store_true", help="replace an existing bundle")
+
+
+@terminated_as_interrupted()
+def _run_pack(options: argparse.Namespace) -> int:
+    from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+
+    made = pack_bundle(settings(PackJob, vars(options)))
+    return _tell(made.folder, f"{made.numbers}, packed in {made.layout}")
 
 
 @terminated_as_interrupted()

@@ -22,10 +22,12 @@ from llama_adapter.app.models.bundle import (
     check_sizes,
     is_bare,
     model_digest,
+    packed_layout,
     read_configs,
     read_half,
     read_manifest,
     stored_precision,
+    stored_tensors,
 )
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
@@ -49,7 +51,9 @@ from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adap
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
 from llama_adapter.runtime.tensor_files.arrays import read_json
@@ -255,12 +259,17 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
     if manifest is None:
         return
     numbers = str(manifest["dtype"])
+    layout = packed_layout(manifest)
     if (stored := stored_precision(manifest)) != FLOAT:
         origin = manifest["origin"]
         numbers = f"{stored} and {numbers}, made from the model {origin['digest'][:12]}"
         if num_pictures := origin.get("calibration_pictures"):
             numbers += f", calibrated with {num_pictures} pictures"
+    if layout is not None:
+        numbers += f", packed in {layout} from the bundle {manifest['packed']['source'][:12]}"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
+    if layout is not None:
+        _tell_packed(report, layout, stored)
     _check_files(report, place, manifest)
     if not report.has_errors:
         report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
@@ -272,8 +281,9 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
         state = report.attempt(name, partial(read_half, place / name, config, manifest))
         if state is not None:
             report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
-            _check_finite(report, name, name, state.items())
-            _check_foreign(report, name, state)
+            plain = partial(stored_tensors(manifest).plain, state, config)
+            _check_finite(report, name, name, plain())
+            _check_foreign(report, name, plain())
     tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
     vocab_size = configs[1].vocab_size
     if tokenizer is not None and tokenizer.vocab_size != vocab_size:
@@ -281,6 +291,18 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
         report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
         _check_known_answer(report, place, manifest, precision=precision, device=device)
+
+
+def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> None:
+    """Whether this processor takes the packed weights as they are."""
+    found = find_library()
+    if found.library is not None and layout.fits(found.library.layout, precision):
+        sentence = f"The kernels here ({found.library.instruction_set}) use its packed weights as they are"
+        report.add("ok", "packed", sentence)
+        return
+    own = found.reason if found.library is None else f"{found.library.instruction_set} takes {found.library.layout}"
+    sentence = f"The kernels here do not use its packed weights, which are laid out again at every start: {own}"
+    report.add("ok", "packed", sentence, "`llama-adapter pack` on this processor makes a bundle that starts faster")
 
 
 def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
@@ -354,9 +376,13 @@ def _check_known_answer(
         report.add("error", what, sentence, hint)
 
 
-def _check_foreign(report: Report, name: str, state: Mapping[str, Tensor]) -> None:
+def _check_foreign(report: Report, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Quantised weights with values that `quantize` never writes: the kernels may compute wrong results with them."""
-    for fault, keys in foreign_weights(state).items():
+    found: dict[str, list[str]] = {}
+    for key, tensor in tensors:
+        for fault, keys in foreign_weights({key: tensor}).items():
+            found.setdefault(fault, []).extend(keys)
+    for fault, keys in found.items():
         hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
         report.add("error", name, f"`{name}` has {fault}, in {list_keys(keys)}", hint)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.assemble import load_model
+from llama_adapter.app.captioning.assemble import stream_model
 from llama_adapter.app.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
@@ -229,9 +229,9 @@ def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
         tell(f"not compared with torch: {reason}")
         return
     started = time.perf_counter()
-    model = load_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
+    model, tensors = stream_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
     config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32)
-    reference = place_decoder(config, model.decoder_state, backend=backend).runner(3)
+    reference = place_decoder(config, tensors, backend=backend).runner(3)
     assert isinstance(reference, EagerRunner), "the CPU's runners are"
     program: DecoderProgram
     if job.format == "mindir":

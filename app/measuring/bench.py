@@ -25,7 +25,7 @@ from llama_adapter.app.measuring.roofline import (
     encoder_shapes,
     encoder_weights,
 )
-from llama_adapter.app.models.random_model import parse_size, random_model
+from llama_adapter.app.models.random_model import parse_size, stream_random
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prompt import format_prompt
@@ -217,4 +217,6 @@ def _instruction(job: BenchJob, parts: Parts) -> str:
 def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
     order: ChannelOrder = "rgb" if spec.channel_order == "auto" else spec.channel_order
     precision = spec.precision or FLOAT
-    return lambda dtype: random_model(size, dtype=dtype, context=spec.context, channel_order=order, precision=precision)
+    return lambda dtype: stream_random(
+        size, dtype=dtype, context=spec.context, channel_order=order, precision=precision
+    )

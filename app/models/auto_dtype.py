@@ -29,6 +29,9 @@ class DtypeChoice:
         """The given dtype; with `auto`, the best one that fits into the device's memory."""
         if self._given is not None:
             return self._given
+        if sizes.packed_in is not None:
+            self.reason = "its weights are packed in it"
+            return sizes.packed_in
         name, self.reason = self._best(sizes)
         if DTYPES[name].itemsize > 2 and (free := self._backend.free_bytes()) is not None:
             needed = self._needed_bytes(sizes, name)
@@ -60,9 +63,8 @@ class DtypeChoice:
         own_bytes = sizes.num_encoder_weights * dtype.itemsize
         reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
         forms = expected_forms(sizes.decoder, dtype=dtype, precision=sizes.precision)
-        state = {key: torch.empty(form.shape, dtype=form.dtype, device="meta") for key, form in forms.items()}
         config = EngineConfig(decoder=sizes.decoder, dtype=dtype, mode=self._mode, operators=spec.operators)
-        plan = planner(config, state, backend=backend, reserved=reserved)
+        plan = planner(config, forms, backend=backend, precision=sizes.precision, reserved=reserved)
         return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
 
 

@@ -27,11 +27,13 @@ from llama_adapter.app.models.checkpoints import (
     ModelSources,
     Origin,
     SourceFile,
+    StreamedModel,
     check_halves,
     claimed_digest,
     file_digest,
     stream_sources,
 )
+from llama_adapter.app.models.packed_weights import Stored, TakePacked
 from llama_adapter.app.models.sketch import (
     DAMAGED,
     Dtype,
@@ -47,10 +49,10 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
+from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
 from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
+from llama_adapter.runtime.schemes.packed import PackedLayout, kind_of
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
@@ -76,7 +78,10 @@ _FORMS: dict[str, Any] = {
     "merged": [str],
 }
 _QUANTISED_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
+_PACKED_FORMS: dict[str, Any] = {"packed": {"version": int, "block": int, "int8_added": int, "source": str}}
+PACKED_VERSION = 4  # of bundles with packed weights, in any precision
 _LONGEST_LABEL = 200
+_LARGEST_BLOCK = 1024
 
 
 def convert(
@@ -130,16 +135,17 @@ def save_bundle(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         vision, decoder = model.vision_config, model.decoder_config
+        packed = model.packed
         for file, config, tensors in (
             (VISION, vision, model.vision_state.items()),
             (LLM, decoder, model.decoder_state.items() if decoder_tensors is None else decoder_tensors),
         ):
-            forms = expected_forms(config, dtype=model.dtype, precision=model.precision)
+            forms = expected_forms(config, dtype=model.dtype, precision=model.precision, packed=packed)
             write_tensors(partial / file, tensors=tensors, forms=forms)
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": find_scheme(model.precision).bundle_version,
+            "version": find_scheme(model.precision).bundle_version if packed is None else PACKED_VERSION,
             "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
@@ -151,7 +157,9 @@ def save_bundle(
             "prompt": model.prompt,
             "card": model.card,
         }
-        if model.origin is not None and model.precision != FLOAT:
+        if packed is not None:
+            manifest["packed"] = dataclasses.asdict(packed) | {"source": model.digest}
+        if model.origin is not None and (model.precision != FLOAT or packed is not None):
             manifest |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
         manifest["digest"] = model_digest(manifest)
         _write_json(partial / MANIFEST, manifest)
@@ -211,7 +219,31 @@ def load_bundle(
     cast_vision: bool = True,
     precision: Precision | None = None,
 ) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors.
+    """Load a bundle as memory-mapped tensors; arguments and errors are those of `stream_bundle`."""
+    model, tensors = stream_bundle(
+        directory,
+        dtype=dtype,
+        context=context,
+        channel_order=channel_order,
+        cast_vision=cast_vision,
+        precision=precision,
+    )
+    return dataclasses.replace(model, decoder_state=dict(tensors))
+
+
+def stream_bundle(
+    directory: str | os.PathLike[str],
+    *,
+    dtype: Dtype | None = None,
+    context: int | None = None,
+    channel_order: ChannelOrder | None = None,
+    cast_vision: bool = True,
+    precision: Precision | None = None,
+    take_packed: TakePacked | None = None,
+) -> StreamedModel:
+    """A bundle as memory-mapped tensors, its decoder converted tensor by tensor, block after block.
+
+    Packed weights are unpacked unless `take_packed` says that the device uses them as they are.
 
     `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
     precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
@@ -225,20 +257,36 @@ def load_bundle(
     stored = DTYPES[manifest["dtype"]]
     configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
     states = {file: read_half(place / file, configs[file], manifest) for file in configs}
-    own = None if stored_precision(manifest) == FLOAT else manifest["origin"]
+    has_packed, stored_in = packed_layout(manifest), stored_precision(manifest)
+    own = manifest["origin"] if has_packed is not None or stored_in != FLOAT else None
     origin = own and Origin(
         digest=own["digest"],
         fingerprint=own["fingerprint"],
         calibration_pictures=own.get("calibration_pictures", 0),
     )
-    precision = precision or stored_precision(manifest)
+    precision = precision or stored_in
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
-    chosen = dtype_of(dtype or stored, decoder=decoder, encoder=states[VISION].values(), precision=precision)
-    for file in (VISION, LLM) if cast_vision else (LLM,):
-        states[file] = convert_precision(states[file], sketch(configs[file]), dtype=chosen, wanted=precision)
+    taken = stored_tensors(manifest, take_packed=take_packed)
+    chosen = dtype_of(
+        dtype or stored,
+        decoder=decoder,
+        encoder=sketch(vision).state_dict().values(),
+        precision=precision,
+        packed_in=stored if precision == FLOAT and taken.is_taken(FLOAT, stored) else None,
+    )
+    vision_state = states[VISION]
+    if cast_vision or has_packed is not None:
+        vision_state = dict(taken.tensors(states[VISION], vision, dtype=chosen, wanted=precision))
+    tensors = taken.tensors(states[LLM], decoder, dtype=chosen, wanted=precision)
+    notes = _notes(place, [MANIFEST, *manifest["files"]])
+    if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
+        notes += (
+            f"the weights of `{place}` are packed in {has_packed}, and this model on this processor does not use them "
+            "so: they are laid out again at every start",
+        )
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:
         raise CheckpointError(
@@ -253,13 +301,13 @@ def load_bundle(
     if channel_order not in (None, vision.channel_order):
         vision = dataclasses.replace(vision, channel_order=channel_order)
         digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ
-    return LoadedModel(
+    model = LoadedModel(
         name=str(manifest["name"]),
         digest=digest,
         vision_config=vision,
-        vision_state=states[VISION],
+        vision_state=vision_state,
         decoder_config=decoder,
-        decoder_state=states[LLM],
+        decoder_state={},
         tokenizer=tokenizer,
         dtype=chosen,
         sources=tuple(
@@ -272,8 +320,10 @@ def load_bundle(
         precision=precision,
         origin=origin,
         ood_detector=ood_detector,
-        notes=_notes(place, [MANIFEST, *manifest["files"]]),
+        packed=has_packed if taken.is_taken(precision, chosen) else None,
+        notes=notes,
     )
+    return model, tensors
 
 
 def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
@@ -313,30 +363,42 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
     version = manifest.get("version")
-    versions = _versions()
+    versions = [*_versions(), PACKED_VERSION]
     if type(version) is not int or version not in versions:
         raise CheckpointError(
             f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
             f"{' or '.join(map(str, versions))}",
             hint="install a newer release, or write the bundle again with `llama-adapter convert`",
         )
-    if faults := _faults(manifest, precision=versions[version]):
+    if faults := _faults(manifest):
         raise CheckpointError(f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults)}", hint=DAMAGED)
     return manifest
 
 
-def _faults(manifest: Mapping[str, Any], *, precision: Precision) -> list[str]:
+def _faults(manifest: Mapping[str, Any]) -> list[str]:
     """Keys, or names of files, with values that are missing or wrong."""
-    forms = _FORMS if precision == FLOAT else {**_FORMS, **_QUANTISED_FORMS}
+    is_packed = manifest["version"] == PACKED_VERSION
+    if is_packed and manifest.get("precision") not in PRECISIONS:
+        return ["precision"]
+    precision = stored_precision(manifest)
+    forms = {**_FORMS, **(_PACKED_FORMS if is_packed else {})}
+    if is_packed or precision != FLOAT:
+        forms |= _QUANTISED_FORMS
     faults = [key for key, form in forms.items() if not _has_form(manifest.get(key), form)]
     if faults:
         return faults
     faults += [file for file in MODEL_FILES if file not in manifest["files"]]
     faults += [file for file in manifest["files"] if not is_bare(file)]
     faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
-    faults += [] if manifest["dtype"] in DTYPES else ["dtype"]
+    if manifest["dtype"] not in DTYPES:
+        return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
-    if precision != FLOAT:
+    if is_packed:
+        block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
+        is_known = manifest["packed"]["version"] == packed.VERSION and 0 < block <= _LARGEST_BLOCK
+        is_known = is_known and 0 <= added < 256 and kind_of(precision, DTYPES[manifest["dtype"]]) is not None
+        faults += [] if is_known and _is_label(manifest["packed"]["source"]) else ["packed"]
+    if is_packed or precision != FLOAT:
         origin = manifest["origin"]
         is_counted = type(origin.get("calibration_pictures", 0)) is int
         faults += [] if _is_label(origin["digest"]) and is_counted else ["origin"]
@@ -384,7 +446,28 @@ def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
 
 def stored_precision(manifest: Mapping[str, Any]) -> Precision:
     """The precision of the weights in a bundle's files."""
+    if manifest["version"] == PACKED_VERSION:
+        precision: Precision = manifest["precision"]
+        return precision
     return _versions()[manifest["version"]]
+
+
+def stored_tensors(manifest: Mapping[str, Any], *, take_packed: TakePacked | None = None) -> Stored:
+    """How the tensors in a bundle's files are stored; `take_packed` is that of `stream_bundle`."""
+    return Stored(
+        layout=packed_layout(manifest),
+        precision=stored_precision(manifest),
+        dtype=DTYPES[manifest["dtype"]],
+        take_packed=take_packed,
+    )
+
+
+def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
+    """The layout of the packed weights in a bundle's files; None if they are plain."""
+    if manifest["version"] != PACKED_VERSION:
+        return None
+    fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
+    return PackedLayout(**fields)
 
 
 def _versions() -> dict[int, Precision]:
@@ -403,7 +486,12 @@ def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> di
             f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
             hint=DAMAGED,
         )
-    forms = expected_forms(config, dtype=DTYPES[manifest["dtype"]], precision=stored_precision(manifest))
+    forms = expected_forms(
+        config,
+        dtype=DTYPES[manifest["dtype"]],
+        precision=stored_precision(manifest),
+        packed=packed_layout(manifest),
+    )
     check_tensors(state, forms=forms, path=path, hint=DAMAGED)
     return state
 

@@ -28,6 +28,8 @@ from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.packed import PackedLayout
+from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.card import EncoderCard
@@ -109,9 +111,9 @@ class LoadedModel:
     name: str
     digest: str
     vision_config: VisionConfig
-    vision_state: Mapping[str, Tensor]
+    vision_state: dict[str, Tensor]  # empty once the encoder is on its device
     decoder_config: DecoderConfig
-    decoder_state: dict[str, Tensor]  # empty once the decoder is on its device
+    decoder_state: dict[str, Tensor]  # empty where the decoder is streamed
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
@@ -119,9 +121,19 @@ class LoadedModel:
     prompt: str = DEFAULT_PROMPT
     card: str = ""
     precision: Precision = FLOAT  # of the linear layers' weights
-    origin: Origin | None = None  # if they are, or were, quantised
+    origin: Origin | None = None  # if they are, or were, quantised or packed
+    packed: PackedLayout | None = None  # of the linear layers' weights, if they are packed for kernels
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for people about the files it came from
+
+
+# A model with an empty `decoder_state`, and the tensors of its decoder as they are made, for models larger than memory.
+StreamedModel = tuple[LoadedModel, Iterator[tuple[str, Tensor]]]
+
+
+def streamed(model: LoadedModel) -> StreamedModel:
+    """A model whose decoder is in memory, as one that is streamed; its `decoder_state` is emptied on the way."""
+    return dataclasses.replace(model, decoder_state={}), drained(model.decoder_state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,15 +161,19 @@ class LoadedEncoder(NamedTuple):
 
     name: str
     config: VisionConfig
-    state: Mapping[str, Tensor]
+    state: dict[str, Tensor]
 
 
 def stream_sources(
-    sources: ModelSources, *, dtype: Dtype, exported: bool = False, encoder: EncoderCard | None = None
-) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
-    """The model on the CPU, its weights in `dtype`, and the tensors of its decoder, for models larger than memory.
+    sources: ModelSources,
+    *,
+    dtype: Dtype | None,
+    exported: bool = False,
+    encoder: EncoderCard | None = None,
+) -> StreamedModel:
+    """The model on the CPU, its weights in `dtype`; without one as they are in the files, to be quantised.
 
-    `decoder_state` is empty. Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one.
+    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one.
     Raises CheckpointError, before the first tensor, if a part is missing, damaged, of another kind, or does not fit the
     others.
     """
@@ -171,8 +187,8 @@ def stream_sources(
     context = DEFAULT_CONTEXT if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
-    dtype = dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
-    vision_state: Mapping[str, Tensor]
+    chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
+    vision_state: dict[str, Tensor]
     if not adapter.sees_pictures:
         vision_config, vision_state = _no_vision(decoder_config), {}
     elif clip is None and exported:
@@ -184,7 +200,7 @@ def stream_sources(
             clip=clip,
             visual_heads=query_heads(sources, adapter, exported=exported, encoder=encoder),
             channel_order=channel_order,
-            dtype=dtype,
+            dtype=chosen,
         )
     check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
@@ -202,14 +218,14 @@ def stream_sources(
         decoder_config=decoder_config,
         decoder_state={},
         tokenizer=tokenizer,
-        dtype=dtype,
+        dtype=chosen or torch.float32,
         sources=tuple(files),
         merged=("gates", "lora") if adapter.has_lora else ("gates",),
     )
-    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=dtype)
+    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen)
 
 
-def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None) -> StreamedModel:
     """As `stream_sources`, for LLaMA alone: its picture half has nominal sizes and no weights."""
     assert spec.llama_dir is not None, "`is_llama_alone` was true"
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
@@ -218,7 +234,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Ite
     llama = open_llama(place)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
-    dtype = dtype_of(dtype, decoder=config, encoder=())
+    chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
     vision = _no_vision(config)
     files = (
         *(SourceFile(role="llama", path=path) for path in llama.files),
@@ -232,11 +248,11 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype) -> tuple[LoadedModel, Ite
         decoder_config=config,
         decoder_state={},
         tokenizer=tokenizer,
-        dtype=dtype,
+        dtype=chosen or torch.float32,
         sources=files,
         merged=(),
     )
-    return model, decoder_tensors(config, source=llama, adapter=None, dtype=dtype)
+    return model, decoder_tensors(config, source=llama, adapter=None, dtype=chosen)
 
 
 def _no_vision(config: DecoderConfig) -> VisionConfig:

@@ -3,7 +3,7 @@
 If memory runs short later, app/captioning/oom_retry.py reduces the rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,14 +13,16 @@ from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
 from llama_adapter.app.models.oom_retry import attempt, free_memory
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
+from llama_adapter.llm.load import place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices.cpu import is_file_backed
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
@@ -41,19 +43,25 @@ class Placed:
 
 
 def place_model(
-    model: LoadedModel, *, spec: CaptionerSpec, backend: Backend, mode: str, has_encoder: bool = False
+    model: LoadedModel,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    spec: CaptionerSpec,
+    backend: Backend,
+    mode: str,
+    has_encoder: bool = False,
 ) -> Placed:
-    """Put `model` on the device of `backend`; its own picture encoder too, unless there is another one.
+    """Put a model on the device of `backend`: the decoder of `tensors`, and its own encoder unless there is another.
 
-    Empties the model's `decoder_state`, see `place_decoder`. Raises DeviceError, before large allocations, if the model
+    Empties the model's `vision_state`, see `place_encoder`. Raises DeviceError, before `tensors` are made, if the model
     does not fit into the device's memory.
     """
     sizes = model.decoder_config
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     config = EngineConfig(decoder=sizes, dtype=model.dtype, mode=mode, operators=spec.operators, past=past)
-    own_bytes = sum(tensor.numel() * tensor.itemsize for tensor in model.vision_state.values())
-    reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
-    planned = planner(config, model.decoder_state, backend=backend, reserved=reserved)
+    reserved = encoder_bytes(spec, own_bytes=_bytes_to_come(model.vision_state, backend), backend=backend)
+    forms = expected_forms(sizes, dtype=model.dtype, precision=model.precision)
+    planned = planner(config, forms, backend=backend, precision=model.precision, reserved=reserved)
     setting = Setting(
         model=model.digest,
         device=backend.name,
@@ -69,15 +77,29 @@ def place_model(
         num_rows, note = _auto_rows(planned, backend=backend, setting=setting)
     asked = replace(config, num_slots=num_rows)
     check_memory(planned(num_rows), asked, free=backend.free_bytes(), device=backend.name)
-    decoder = place_decoder(config, model.decoder_state, backend=backend)
-
-    def load(rows: int) -> Placed:
-        return _place(decoder, rows, spec=spec, model=model, has_encoder=has_encoder)
-
+    decoder = place_decoder(config, tensors, backend=backend)
+    vision = None
+    if not has_encoder:
+        vision = place_encoder(
+            model.vision_config, model.vision_state, num_rows=num_rows, operators=spec.operators, backend=backend
+        )
     if not is_auto:
-        return load(num_rows)
-    placed = _load_halving(load, num_rows, backend=backend, setting=setting)
-    return replace(placed, note=note, remember_rows=setting.remember)
+        return Placed(runner=decoder.runner(num_rows), vision=vision)
+    runner = _halving(decoder.runner, num_rows, backend=backend, setting=setting)
+    if vision is not None:
+        vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
+    return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
+
+
+def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:
+    """Memory that the encoder will take on the device. What is there already is released as it is laid out."""
+    tensors = list(state.values())
+    mapped = is_file_backed(tensors)
+    return sum(
+        tensor.nbytes
+        for tensor, in_file in zip(tensors, mapped, strict=True)
+        if tensor.device != backend.device or (in_file and backend.capabilities.copies_weights)
+    )
 
 
 def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
@@ -92,37 +114,40 @@ def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, settin
     return fitting_rows(planned, free=backend.free_bytes(), most=most, unknown=DEFAULT_BATCH_SIZE), note
 
 
-def _load_halving(load: Callable[[int], Placed], num_rows: int, *, backend: Backend, setting: Setting) -> Placed:
-    """`load(num_rows)`, with half the rows after each out-of-memory error; with one row the error is raised."""
+def _halving(open_runner: Callable[[int], Runner], num_rows: int, *, backend: Backend, setting: Setting) -> Runner:
+    """A runner of `num_rows`, or half the rows after each out-of-memory error; with one row the error is raised."""
     first = num_rows
-    while (placed := attempt(lambda: load(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
+    while (runner := attempt(lambda: open_runner(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
     if num_rows < first:
         setting.remember(num_rows)  # if that fails, the next run finds out again
-    return placed
-
-
-def _place(
-    decoder: PlacedDecoder, num_rows: int, *, spec: CaptionerSpec, model: LoadedModel, has_encoder: bool
-) -> Placed:
-    runner, backend = decoder.runner(num_rows), decoder.backend
-    if has_encoder:
-        return Placed(runner=runner, vision=None)
-    vision = place_encoder(
-        model.vision_config, model.vision_state, num_rows=num_rows, operators=spec.operators, backend=backend
-    )
-    return Placed(runner=runner, vision=vision)
+    return runner
 
 
 def place_encoder(
-    config: VisionConfig, state: Mapping[str, Tensor], *, num_rows: int, operators: OperatorChoice, backend: Backend
+    config: VisionConfig,
+    state: MutableMapping[str, Tensor],
+    *,
+    num_rows: int,
+    operators: OperatorChoice,
+    backend: Backend,
 ) -> TorchVisionBackend:
-    """The picture half of a model on its device, for batches of up to `num_rows` pictures."""
-    encoder = encoder_from_state(config, state)
-    sizes = powers_of_two(num_rows) if backend.capabilities.static_shapes else None
-    vision = TorchVisionBackend(encoder, device=backend.device, batch_sizes=sizes)
+    """The picture half of a model on its device, for batches of up to `num_rows` pictures.
+
+    Empties `state`, so that each weight is released when the device has its own form of it.
+    """
+    vision = TorchVisionBackend(
+        encoder_from_state(config, state), device=backend.device, batch_sizes=_batch_sizes(num_rows, backend)
+    )
+    state.clear()
     backend.prepare(vision.module, wanted=operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
+    backend.empty_caches()
     return vision
+
+
+def _batch_sizes(num_rows: int, backend: Backend) -> tuple[int, ...]:
+    """Sizes that batches are filled up to: none where a new shape costs nothing."""
+    return powers_of_two(num_rows) if backend.capabilities.static_shapes else ()

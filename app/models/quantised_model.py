@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, Origin
+from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError
@@ -21,7 +21,7 @@ from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.runtime.tensor_files.arrays import read_json
 
 # Takes a float model; returns it quantised as `quantise_model` does.
-RoundWeights = Callable[[LoadedModel], tuple[LoadedModel, Iterator[tuple[str, Tensor]]]]
+RoundWeights = Callable[[LoadedModel], StreamedModel]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ class QuantiseJob:
 
 def quantise_model(
     model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype, precision: Precision
-) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
-    """The model with an empty `decoder_state`, and the quantised tensors of its decoder, made of `tensors` one by one.
+) -> StreamedModel:
+    """The model in `precision`, its decoder made of the float `tensors` one by one.
 
     All other tensors are in `dtype`. Raises CheckpointError for a model that is quantised already, and for weights that
     are not finite.

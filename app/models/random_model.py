@@ -1,5 +1,6 @@
 """Models of any size with random weights, for measurements. They read no file but the embedded model's tokenizer."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, StreamedModel
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
@@ -16,7 +17,8 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
@@ -97,11 +99,27 @@ def random_model(
     precision: Precision = FLOAT,
     vision: VisionConfig | None = None,
 ) -> LoadedModel:
+    """As `stream_random`, with the tensors of the decoder in the model."""
+    model, tensors = stream_random(
+        name, dtype=dtype, context=context, channel_order=channel_order, precision=precision, vision=vision
+    )
+    return dataclasses.replace(model, decoder_state=dict(tensors))
+
+
+def stream_random(
+    name: str,
+    *,
+    dtype: Dtype,
+    context: int | None = None,
+    channel_order: ChannelOrder = "rgb",
+    precision: Precision = FLOAT,
+    vision: VisionConfig | None = None,
+) -> StreamedModel:
     """The model of a size (see `parse_size`) in `dtype` on the CPU, with the same numbers at every call.
 
-    `vision` replaces the encoder's sizes of `vision_config` and `channel_order`. Weights are quantised one by one. With
-    greedy decoding the end token never comes. Raises ValueError for invalid sizes, and DeviceError, before any number
-    is drawn, for a model larger than the host's memory.
+    `vision` replaces the encoder's sizes of `vision_config` and `channel_order`. The tensors of the decoder are made
+    one by one. With greedy decoding the end token never comes. Raises ValueError for invalid sizes, and DeviceError,
+    before any number is drawn, for a model larger than the host's memory.
     """
     size = parse_size(name)
     decoder = decoder_config(size, context=context)
@@ -109,29 +127,54 @@ def random_model(
     dtype = dtype_of(dtype, decoder=decoder, encoder=sketch(vision).state_dict().values(), precision=precision)
     tokenizer = WiderTokenizer(decoder.vocab_size)
     _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
-    decoder_state = _drawn_state(decoder, dtype=dtype, precision=precision)
-    decoder_state["adapter.gates"].fill_(0.5)
-    # Its logit is 0, and the largest of thousands of random logits is positive.
-    decoder_state["head.weight"][tokenizer.eos_id] = 0.0
-    return LoadedModel(
+    model = LoadedModel(
         name=f"random {name}",
         digest=f"random-{name}",
         vision_config=vision,
-        vision_state=_drawn_state(vision, dtype=dtype, precision=precision),
+        vision_state=dict(_drawn_tensors(vision, dtype=dtype, precision=precision)),
         decoder_config=decoder,
-        decoder_state=decoder_state,
+        decoder_state={},
         tokenizer=tokenizer,
         dtype=dtype,
         sources=(),
         merged=("gates",),
         precision=precision,
     )
+    return model, _drawn_decoder(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
 
 
-def _drawn_state(config: HalfConfig, *, dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
-    module = sketch(config)
-    tensors = random_tensors(module.state_dict(), dtype=dtype)
-    return dict(quantise(tensors, linears=linear_weights(module), dtype=dtype, precision=precision))
+def _drawn_decoder(
+    config: DecoderConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in _drawn_tensors(config, dtype=dtype, precision=precision, eos_id=eos_id):
+        if name == "adapter.gates":
+            tensor.fill_(0.5)
+        yield name, tensor
+        del tensor
+
+
+def _drawn_tensors(
+    config: HalfConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """As `random_tensors`, quantised some rows at a time, so that the floats of no whole matrix are in memory.
+
+    The logit of `eos_id` is 0, and the largest of thousands of random logits is positive.
+    """
+    module, scheme = sketch(config), find_scheme(precision)
+    linears = linear_weights(module) if scheme.weight_dtype is not None else frozenset()
+    drawn = _Drawn(dtype, eos_id)
+    for name, tensor in module.state_dict().items():
+        if name not in linears:
+            yield name, drawn.rows(name, tensor, 0, len(tensor))
+        else:
+            num_rows = max(_NUM_DRAWN // tensor.shape[1], 1)
+            starts = range(0, len(tensor), num_rows)
+            pieces = [
+                scheme.quantise(drawn.rows(name, tensor, start, min(start + num_rows, len(tensor)))) for start in starts
+            ]
+            for suffix in scheme.suffixes:
+                yield name + suffix, torch.cat([piece[suffix] for piece in pieces])
+        drawn.end(name, tensor)
 
 
 def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -139,23 +182,43 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
 
     Norm weights are 1, biases 0. A million numbers are drawn and repeated, which is as fast as copying.
     """
-    drawn = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(dtype)
-    num_used = 0
+    drawn = _Drawn(dtype)
     for name, tensor in sketch.items():
-        values = torch.empty(tensor.shape, dtype=dtype)
-        if tensor.ndim == 1 and name.endswith("weight"):
-            values.fill_(1.0)
-        elif name.endswith("bias"):
-            values.zero_()
-        else:
-            # Each tensor starts at another number; otherwise layers of one shape would be equal.
-            numbers, flat = drawn.roll(-num_used), values.view(-1)
-            for start in range(0, len(flat), _NUM_DRAWN):
-                part = flat[start : start + _NUM_DRAWN]
-                part.copy_(numbers[: len(part)])
-            values.mul_(_std(name, tensor))
-            num_used += tensor.numel()
-        yield name, values
+        yield name, drawn.rows(name, tensor, 0, len(tensor))
+        drawn.end(name, tensor)
+
+
+class _Drawn:
+    """Random numbers for the tensors of a model, in their order."""
+
+    def __init__(self, dtype: torch.dtype, eos_id: int | None = None) -> None:
+        self._eos_id = eos_id
+        self._numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(dtype)
+        self._num_used = 0
+
+    def rows(self, name: str, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Some rows of the present tensor."""
+        values = torch.empty(stop - start, *tensor.shape[1:], dtype=self._numbers.dtype)
+        if _is_constant(name, tensor):
+            return values.fill_(0.0 if name.endswith("bias") else 1.0)
+        flat = values.view(-1)
+        # Each tensor starts at another number; otherwise layers of one shape would be equal.
+        first, done = self._num_used + start * math.prod(tensor.shape[1:]), 0
+        while done < len(flat):
+            part = self._numbers[(first + done) % _NUM_DRAWN :][: len(flat) - done]
+            flat[done : done + len(part)] = part
+            done += len(part)
+        if name == "head.weight" and self._eos_id is not None and start <= self._eos_id < stop:
+            values[self._eos_id - start] = 0.0
+        return values.mul_(_std(name, tensor))
+
+    def end(self, name: str, tensor: Tensor) -> None:
+        """Go on to the next tensor."""
+        self._num_used += 0 if _is_constant(name, tensor) else tensor.numel()
+
+
+def _is_constant(name: str, tensor: Tensor) -> bool:
+    return name.endswith("bias") or (tensor.ndim == 1 and name.endswith("weight"))
 
 
 def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, name: str) -> None:

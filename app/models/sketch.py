@@ -11,8 +11,9 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.scheme import TensorForm
-from llama_adapter.runtime.schemes.state import stored_forms
+from llama_adapter.runtime.schemes.packed import PackedLayout, kind_of, packed_forms
+from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
+from llama_adapter.runtime.schemes.state import linear_shapes, stored_forms
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
@@ -26,19 +27,28 @@ class ModelSizes:
     decoder: DecoderConfig
     num_encoder_weights: int
     precision: Precision  # of the linear layers' weights
+    packed_in: torch.dtype | None = None  # float weights that are packed in it can be used as they are
 
 
 Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or the choice of one
 
 
 def dtype_of(
-    dtype: Dtype, *, decoder: DecoderConfig, encoder: Iterable[Tensor], precision: Precision = FLOAT
+    dtype: Dtype,
+    *,
+    decoder: DecoderConfig,
+    encoder: Iterable[Tensor],
+    precision: Precision = FLOAT,
+    packed_in: torch.dtype | None = None,
 ) -> torch.dtype:
     """The dtype itself, or the one chosen for a model with these tensors in its encoder."""
     if isinstance(dtype, torch.dtype):
         return dtype
     num_encoder_weights = sum(tensor.numel() for tensor in encoder)
-    return dtype(ModelSizes(decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision))
+    sizes = ModelSizes(
+        decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision, packed_in=packed_in
+    )
+    return dtype(sizes)
 
 
 DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
@@ -62,9 +72,21 @@ def _sketch(config: HalfConfig) -> nn.Module:
         raise CheckpointError("The configuration asks for tensors larger than any memory", hint=DAMAGED) from None
 
 
-def expected_forms(config: HalfConfig, *, dtype: torch.dtype, precision: Precision = FLOAT) -> dict[str, TensorForm]:
-    """Names and forms of the tensors of a configuration. Raises CheckpointError as `sketch`."""
-    return stored_forms(sketch(config), dtype=dtype, precision=precision)
+def expected_forms(
+    config: HalfConfig, *, dtype: torch.dtype, precision: Precision = FLOAT, packed: PackedLayout | None = None
+) -> dict[str, TensorForm]:
+    """Names and forms of the tensors of a configuration, their linear weights packed with a layout.
+
+    Raises CheckpointError as `sketch`, and for packed weights in a type that no kernel has.
+    """
+    module = sketch(config)
+    forms = stored_forms(module, dtype=dtype, precision=precision)
+    if packed is None:
+        return forms
+    kind = kind_of(precision, dtype)
+    if kind is None:
+        raise CheckpointError(f"Weights in {dtype_name(dtype)} cannot be packed", hint=DAMAGED)
+    return packed_forms(forms, linear_shapes(module), kind=kind, layout=packed)
 
 
 def num_layers(config: HalfConfig) -> int:

@@ -4,7 +4,8 @@ LoRA is merged and gates are folded in float32; the cast to the target dtype com
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,21 +55,24 @@ def plan_decoder(
 
 
 def decoder_tensors(
-    config: DecoderConfig, *, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype
+    config: DecoderConfig, *, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The state dict tensor by tensor, so that memory holds one layer at a time.
+    """The state dict tensor by tensor, so that memory holds one matrix at a time.
 
-    `config` must come from `plan_decoder` with the same source and adapter.
+    `config` must come from `plan_decoder` with the same source and adapter. Without `dtype` a tensor has that of its
+    file, or float32 where it is computed.
     """
-    for name, value in _Merge(config, source, adapter).tensors():
-        yield name, value.to(dtype).contiguous()
+    return _Merge(config, source, adapter, dtype).tensors()
 
 
 class _Merge:
-    """Merges LLaMA and adapter. Computed tensors are float32, unchanged ones keep the dtype of their file."""
+    """Merges LLaMA and adapter. Tensors are computed in float32 and given away in `dtype`, see `decoder_tensors`."""
 
-    def __init__(self, config: DecoderConfig, source: LlamaSource, adapter: AdapterFile | None) -> None:
+    def __init__(
+        self, config: DecoderConfig, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype | None
+    ) -> None:
         self.config = config
+        self.dtype = dtype
         self.source = source
         self.adapter = adapter.llama if adapter else {}
         self.queries = adapter.queries if adapter else None
@@ -76,36 +80,59 @@ class _Merge:
         self.has_tanh = adapter is not None and adapter.sees_pictures
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        embedding = self._base("tok_embeddings.weight")
-        yield "embedding.weight", embedding
+        yield "embedding.weight", self._cast(self._base("tok_embeddings.weight"))
         for layer in range(self.config.num_layers):
             yield from self._layer(layer)
-        yield "norm.weight", self._base("norm.weight")
-        head = self._base("output.weight")
+        yield "norm.weight", self._cast(self._base("norm.weight"))
+        yield "head.weight", self._head()
+        yield from ((name, self._cast(tensor)) for name, tensor in self._adapter_queries_and_gates())
+
+    def _head(self) -> Tensor:
+        embedding, head = self._base("tok_embeddings.weight"), self._base("output.weight")
+        is_tied, cast = head.data_ptr() == embedding.data_ptr(), self._cast(head)
         # Tied weights become two parameters: training must not change one through the other.
-        yield "head.weight", head.clone() if head.data_ptr() == embedding.data_ptr() else head
-        yield from self._adapter_queries_and_gates()
+        return cast.clone() if is_tied and cast.data_ptr() == embedding.data_ptr() else cast
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype or tensor.dtype).contiguous()
 
     def _layer(self, layer: int) -> Iterator[tuple[str, Tensor]]:
         prefix = f"layers.{layer}."
-        yield f"{prefix}attention_norm.weight", self._base(f"{prefix}attention_norm.weight")
-        yield f"{prefix}feed_forward_norm.weight", self._base(f"{prefix}ffn_norm.weight")
-        bare = {name: self._matrix(prefix, name) for name in ("attention.wq", "attention.wk", "attention.wv")}
+        yield f"{prefix}attention_norm.weight", self._cast(self._base(f"{prefix}attention_norm.weight"))
+        yield f"{prefix}feed_forward_norm.weight", self._cast(self._base(f"{prefix}ffn_norm.weight"))
         j = layer - self.config.first_adapter_layer
         if self.config.separate_adapter_kv and j >= 0:
-            yield f"adapter.kv.{j}.weight", torch.cat([bare["attention.wk"], bare["attention.wv"]])
-        merged = [self._merged(prefix, name, weight) for name, weight in bare.items()]
-        yield f"{prefix}attention.qkv.weight", torch.cat(merged)
-        no_bias = torch.zeros(2 * self.config.dim)
-        yield f"{prefix}attention.qkv.bias", torch.cat([self._bias(prefix, "attention.wq"), no_bias])
+            names = ["attention.wk", "attention.wv"]
+            yield f"adapter.kv.{j}.weight", self._stacked(prefix, names, with_lora=False)
         for target, names in (
+            ("attention.qkv", ["attention.wq", "attention.wk", "attention.wv"]),
             ("attention.out", ["attention.wo"]),
             ("feed_forward.gate_up", ["feed_forward.w1", "feed_forward.w3"]),
             ("feed_forward.down", ["feed_forward.w2"]),
         ):
-            weights = [self._merged(prefix, name, self._matrix(prefix, name)) for name in names]
-            yield f"{prefix}{target}.weight", torch.cat(weights)
-            yield f"{prefix}{target}.bias", torch.cat([self._bias(prefix, name) for name in names])
+            yield f"{prefix}{target}.weight", self._stacked(prefix, names)
+            yield f"{prefix}{target}.bias", self._cast(torch.cat([self._bias(prefix, name) for name in names]))
+
+    def _stacked(self, prefix: str, names: Sequence[str], *, with_lora: bool = True) -> Tensor:
+        """The rows of several matrices, one below the other. Beside them memory holds one matrix."""
+
+        def matrix(name: str) -> Tensor:
+            bare = self._matrix(prefix, name)
+            return self._merged(prefix, name, bare) if with_lora else bare
+
+        if len(names) == 1:
+            return self._cast(matrix(names[0]))
+        shapes = [self.source.tensors[f"{prefix}{name}.weight"].shape for name in names]
+        dtypes = [self._dtype(f"{prefix}{name}.weight") for name in names]
+        if with_lora and any(lora_names(prefix + name)[0] in self.adapter for name in names):
+            dtypes.append(torch.float32)
+        stored = functools.reduce(torch.promote_types, dtypes)
+        stacked = torch.empty(sum(shape[0] for shape in shapes), shapes[0][1], dtype=self.dtype or stored)
+        start = 0
+        for shape, name in zip(shapes, names, strict=True):
+            stacked[start : start + shape[0]] = matrix(name)
+            start += shape[0]
+        return stacked
 
     def _adapter_queries_and_gates(self) -> Iterator[tuple[str, Tensor]]:
         config = self.config
@@ -128,6 +155,10 @@ class _Merge:
         override = self.adapter.get(name)
         return self.source.tensors[name].read() if override is None else override
 
+    def _dtype(self, name: str) -> torch.dtype:
+        """The dtype of `_base`, which is not read."""
+        return (self.adapter[name] if name in self.adapter else self.source.tensors[name].parts[0]).dtype
+
     def _matrix(self, prefix: str, name: str) -> Tensor:
         """The bare matrix, q and k rows half-split."""
         full = f"{prefix}{name}.weight"
@@ -140,14 +171,12 @@ class _Merge:
         if l1 not in self.adapter:
             return bare
         update = self.adapter[l2].float() @ self.adapter[l1].float()  # (out, rank) times (rank, in), with scale 1
-        return bare.float() + self._reordered(name, update)
+        return self._reordered(name, update).add_(bare)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
         bias = self.adapter.get(f"{prefix}{name}.bias")
         if bias is None:
-            return torch.zeros(
-                self.config.ffn_dim if name in ("feed_forward.w1", "feed_forward.w3") else self.config.dim
-            )
+            return torch.zeros(self.source.tensors[f"{prefix}{name}.weight"].shape[0])
         return self._reordered(name, bias.float())
 
     def _reordered(self, name: str, rows: Tensor) -> Tensor:

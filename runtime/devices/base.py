@@ -13,6 +13,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.schemes.packed import PackedLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -87,7 +88,7 @@ class Backend(Protocol):
         ...
 
     def empty_caches(self) -> None:
-        """Release cached memory, after an allocation has failed."""
+        """Release cached memory, after loading and after an allocation has failed."""
         ...
 
     def choose_operators(
@@ -111,6 +112,15 @@ class Backend(Protocol):
         """Why the device has no operators for weights of `precision`, in whatever type; empty if it has, or needs none.
 
         Where weights are widened by the choice of plain operators, nothing is refused.
+        """
+        ...
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        """The layout in which `prepare` takes packed weights; None for plain ones only.
+
+        Float weights are in the type of the activations.
         """
         ...
 

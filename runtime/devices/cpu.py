@@ -1,5 +1,6 @@
 """The CPU as a device, its linear layers, and the memory of the host and of its container."""
 
+import ctypes
 import functools
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -54,7 +56,9 @@ class CpuBackend:
         return total_host_bytes()
 
     def empty_caches(self) -> None:
-        return
+        """Give back what the C library keeps between blocks that are in use: after a load, a tenth of the weights."""
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
+            trim(0)
 
     def choose_operators(
         self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
@@ -77,6 +81,13 @@ class CpuBackend:
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return ""
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        kernels = _kernels(wanted)
+        weights = find_scheme(precision).weight_dtype or activations
+        return kernels.layout if kernels is not None and takes_types(weights, activations) else None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

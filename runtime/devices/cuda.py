@@ -35,6 +35,7 @@ from llama_adapter.runtime.operators import (
 )
 from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
+from llama_adapter.runtime.schemes.packed import PackedLayout
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
@@ -100,6 +101,11 @@ class CudaBackend:
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return ""
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -27,6 +27,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
+from llama_adapter.runtime.schemes.packed import PackedLayout
 
 
 def open_npu(index: int) -> "NpuBackend":
@@ -148,6 +149,11 @@ class NpuBackend:
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return "" if precision == FLOAT or wanted == "aten" else refusal(self.family, precision, wanted=wanted)
+
+    def packed_layout(
+        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
+    ) -> PackedLayout | None:
+        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -14,6 +14,11 @@
 
 EXPORT const char *kernels_instruction_set(void) { return INSTRUCTION_SET; }
 
+/* What the layout of packed weights depends on: files of them are used by kernels where these are equal. */
+EXPORT int32_t kernels_layout_version(void) { return LAYOUT_VERSION; }
+EXPORT int32_t kernels_block(void) { return BLOCK; }
+EXPORT int32_t kernels_int8_added(void) { return INT8_ADDED; }
+
 EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_in) {
     return packed_bytes(kind, num_out, num_in);
 }

@@ -19,10 +19,13 @@ from torch import Tensor
 from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
+from llama_adapter.runtime.schemes.packed import PackedLayout
 
 # Of weights, by the dtype that stores them; enum in tiles.h. uint8 holds two weights of 4 bits.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
+# Fields of PackedLayout, and what the library calls them.
+_LAYOUT = {"version": "layout_version", "block": "block", "int8_added": "int8_added"}
 _Function = Any  # of a library: ctypes has no public name for its type
 
 _ALIGNMENT = 64  # bytes of scratch memory, as kernels.c requires
@@ -82,6 +85,9 @@ class Library:
         self.blocks = in_scratch(_function(loaded, "kernels_blocks", i64, pointer, pointer, i64, i64, i32, *scratch))
         self.forward = in_scratch(_function(loaded, "kernels_forward", i64, pointer, pointer, i32, *scratch))
 
+        self.layout = PackedLayout(
+            **{name: _function(loaded, f"kernels_{source}", i32)() for name, source in _LAYOUT.items()}
+        )
         self.instruction_set: str = _function(loaded, "kernels_instruction_set", ctypes.c_char_p)().decode()
 
 

@@ -53,7 +53,10 @@ static int64_t packed_bytes(int kind, int64_t num_out, int64_t num_in) {
     return round_up(num_out, BLOCK) / BLOCK * bytes_of_block(kind, num_in);
 }
 
-/* ---- packing ---- */
+/* ---- packing ----
+ *
+ * Packed weights are kept in files: another layout is another LAYOUT_VERSION, and runtime/schemes/packed.py unpacks it. */
+#define LAYOUT_VERSION 1
 
 typedef struct {
     int kind;

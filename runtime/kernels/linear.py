@@ -10,12 +10,11 @@ from llama_adapter.runtime.kernels.structs import LinearStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type
+from llama_adapter.runtime.schemes.packed import ALIGNMENT, DTYPES, StoredPacked
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _STEPS = {torch.uint8: int4.GROUP}  # the number of inputs is a multiple of this; of 4 where the dtype is not listed
 _STEP = 4
-
-_ALIGNMENT = 64  # bytes, a cache line
 
 
 class NativeLinear(nn.Module):
@@ -25,22 +24,20 @@ class NativeLinear(nn.Module):
     are float32, bfloat16; outputs have the type of the inputs. The result of a row does not depend on other rows.
     """
 
-    def __init__(self, linear: nn.Linear, *, library: Library) -> None:
+    def __init__(self, linear: nn.Linear | StoredPacked, *, library: Library) -> None:
+        """A packed weight in the library's layout is used where it is; a plain one is packed."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().contiguous()
         self._library = library
-        self.weight_dtype = weight.dtype
-        kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
-        num_bytes = library.packed_bytes(kind, *shape)
         # No parameter or buffer: packed weights can be neither moved nor saved.
-        self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-        start = -self._memory.data_ptr() % _ALIGNMENT + self._memory.data_ptr()
-        groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
-        library.pack(
-            kind, *shape, weight.data_ptr(), None if groups is None else groups.data_ptr(), start, num_threads()
-        )
-        scale = getattr(linear, WEIGHT + int8.SCALE) if weight.dtype == torch.int8 else None
+        if isinstance(linear, StoredPacked):
+            self.weight_dtype, self._memory = DTYPES[linear.kind], linear.packed
+            start = self._memory.data_ptr()
+        else:
+            self.weight_dtype = linear.weight.dtype
+            self._memory, start = _packed(linear, library)
+        kind = KINDS[self.weight_dtype]
+        scale = getattr(linear, WEIGHT + int8.SCALE) if self.weight_dtype == torch.int8 else None
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.struct = LinearStruct(
@@ -84,6 +81,27 @@ class NativeLinear(nn.Module):
         )
 
 
+def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
+    """The packed weight of a layer in new memory, and the address where it begins."""
+    weight = linear.weight.detach().contiguous()
+    kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
+    memory = torch.empty(library.packed_bytes(kind, *shape) + ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % ALIGNMENT + memory.data_ptr()
+    groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
+    library.pack(kind, *shape, weight.data_ptr(), None if groups is None else groups.data_ptr(), start, num_threads())
+    return memory, start
+
+
+def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
+    """The packed weight of a plain or quantised layer, bytes, filled with zeros up to a multiple of 64."""
+    memory, start = _packed(linear, library)
+    num_bytes = library.packed_bytes(KINDS[linear.weight.dtype], linear.out_features, linear.in_features)
+    packed = torch.zeros(-(-num_bytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
+    first = start - memory.data_ptr()
+    packed[:num_bytes] = memory[first : first + num_bytes]
+    return packed
+
+
 def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
     """Whether the kernels compute with weights and activations of these types."""
     return weights in KINDS and (weights.is_floating_point or activations in _ACTIVATIONS)
@@ -102,7 +120,9 @@ def install_kernels(module: nn.Module, *, library: Library) -> int:
     for owner in module.modules():  # not a list, which would keep all plain weights alive
         for name in [name for name, _ in owner.named_children()]:
             child = getattr(owner, name)
-            if isinstance(child, nn.Linear) and can_take(child, activations=activations):
+            if isinstance(child, StoredPacked) or (
+                isinstance(child, nn.Linear) and can_take(child, activations=activations)
+            ):
                 setattr(owner, name, NativeLinear(child, library=library))
                 num_installed += 1
     return num_installed

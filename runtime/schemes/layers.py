@@ -4,12 +4,13 @@ A quantised layer is an `nn.Linear` whose weight has the stored form of its sche
 buffers, for example `weight_scale`. The layer cannot compute as it is: `Backend.prepare` replaces or dequantises it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.packed import find_packed, stored_packed
 from llama_adapter.runtime.schemes.scheme import scheme_of
 
 WEIGHT = "weight"
@@ -21,14 +22,95 @@ def load_state(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises RuntimeError if names or shapes differ from those of the module.
     """
     sketch.requires_grad_(False)  # integers have no gradient
-    for name, layer in sketch.named_modules():
+    _sketch_stored(sketch, state)
+    sketch.load_state_dict(state, assign=True)
+    sketch.eval()
+
+
+def _sketch_stored(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give the linear layers whose weights in `state` are packed or quantised the form that they have there."""
+    for name, layer in list(sketch.named_modules()):
+        kind = find_packed(state, f"{name}.{WEIGHT}")
+        if isinstance(layer, nn.Linear) and kind is not None:
+            owner, _, own_name = name.rpartition(".")
+            setattr(sketch.get_submodule(owner), own_name, stored_packed(layer, state, f"{name}.{WEIGHT}", kind))
+            continue
         weight = state.get(f"{name}.{WEIGHT}")
         if isinstance(layer, nn.Linear) and weight is not None and (scheme := scheme_of(weight.dtype)) is not None:
             shape = (layer.out_features, layer.in_features)
             forms = scheme.forms(shape, layer.weight.dtype)
             store_parts(layer, {s: torch.empty(f.shape, dtype=f.dtype, device="meta") for s, f in forms.items()})
-    sketch.load_state_dict(state, assign=True)
+
+
+def load_stream(
+    sketch: nn.Module,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    device: torch.device,
+    finish: Callable[[nn.Module], None],
+) -> None:
+    """As `load_state`, for tensors that come one by one; they are moved to `device`.
+
+    Blocks are the members of the lists of modules in `sketch`. `finish` gets each block when it is complete, and at the
+    end `sketch` itself. So a block whose weights `finish` replaces is released before the next one comes.
+    """
+    blocks = dict(_blocks(sketch))
+    wanted = {name: frozenset(block.state_dict()) for name, block in blocks.items()}
+    waiting: dict[str, dict[str, Tensor]] = {name: {} for name in blocks}
+    rest: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        block = next((block for block in _owners(name) if block in waiting), None)
+        if block is None:
+            rest[name] = tensor.to(device)
+        else:
+            state = waiting[block]
+            state[name.removeprefix(f"{block}.")] = tensor.to(device)
+            if _is_complete(state, wanted[block]):
+                load_state(blocks[block], waiting.pop(block))
+                state.clear()
+                finish(blocks[block])
+        del tensor  # before the next one is made
+    for block, state in waiting.items():
+        load_state(blocks[block], state)  # raises, and names what is missing
+    _sketch_stored(sketch, rest)
+    sketch.requires_grad_(False)
+    missing, unexpected = sketch.load_state_dict(rest, strict=False, assign=True)
+    missing = [name for name in missing if not any(block in blocks for block in _owners(name))]
+    if missing or unexpected:
+        raise RuntimeError(f"tensors are missing: {missing}, and unknown: {unexpected}")
+    rest.clear()
     sketch.eval()
+    finish(sketch)
+
+
+def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Members of the outermost lists of modules, by name; not those that are single layers."""
+    for name, child in module.named_children():
+        if not isinstance(child, nn.ModuleList):
+            yield from _blocks(child, f"{prefix}{name}.")
+            continue
+        for index, member in child.named_children():
+            if any(True for _ in member.children()):
+                yield f"{prefix}{name}.{index}", member
+
+
+def _owners(name: str) -> Iterator[str]:
+    """The modules that a tensor is in, by its name."""
+    places = (place for place, character in enumerate(name) if character == ".")
+    return (name[:place] for place in places)
+
+
+def _is_complete(state: Mapping[str, Tensor], wanted: Collection[str]) -> bool:
+    """Whether `state` has all of the plain names `wanted`, with every stored tensor of those that are quantised."""
+    for name in wanted:
+        if name not in state:
+            if find_packed(state, name) is None:
+                return False
+            continue
+        scheme = scheme_of(state[name].dtype)
+        if scheme is not None and any(name + suffix not in state for suffix in scheme.suffixes):
+            return False
+    return True
 
 
 def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,10 @@
-"""State dicts in a scheme: which tensors there are, and passes that convert them, tensor by tensor."""
+"""State dicts in a scheme: which tensors there are, and passes that convert them, tensor by tensor.
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+The passes hold no tensor that they have given away.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import torch
@@ -8,6 +12,7 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.tensor_files.files import list_keys
 
@@ -15,6 +20,15 @@ from llama_adapter.runtime.tensor_files.files import list_keys
 def linear_weights(module: nn.Module) -> frozenset[str]:
     """Names of the weights that a scheme applies to: those of all linear layers, but no embedding or convolution."""
     return frozenset(f"{name}.weight" for name, child in module.named_modules() if isinstance(child, nn.Linear))
+
+
+def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Names of the same weights, with their numbers of outputs and inputs."""
+    return {
+        f"{name}.weight": (child.out_features, child.in_features)
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Linear)
+    }
 
 
 def stored_forms(module: nn.Module, *, dtype: torch.dtype, precision: Precision = FLOAT) -> dict[str, TensorForm]:
@@ -30,18 +44,21 @@ def stored_forms(module: nn.Module, *, dtype: torch.dtype, precision: Precision 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> Precision:
     """The precision of a state dict."""
-    found = next((scheme for tensor in tensors.values() if (scheme := scheme_of(tensor.dtype)) is not None), None)
-    return FLOAT if found is None else found.name
+    found = next(_quantised(tensors), None)
+    return FLOAT if found is None else found[1].name
 
 
-def loaded_bytes(tensors: Iterable[Tensor], *, dtype: torch.dtype, is_dequantised: bool) -> int:
-    """Memory of tensors on a device, in bytes; dequantised weights become `dtype`."""
-    total = 0
-    for tensor in tensors:
-        scheme = scheme_of(tensor.dtype) if is_dequantised else None
-        itemsize = tensor.itemsize if scheme is None else scheme.weights_per_item * dtype.itemsize
-        total += tensor.numel() * itemsize
-    return total
+def loaded_bytes(form: TensorForm, *, dtype: torch.dtype, is_dequantised: bool) -> int:
+    """Memory of a tensor on a device, in bytes; dequantised weights become `dtype`."""
+    scheme = scheme_of(form.dtype) if is_dequantised else None
+    itemsize = form.dtype.itemsize if scheme is None else scheme.weights_per_item * dtype.itemsize
+    return math.prod(form.shape) * itemsize
+
+
+def drained(state: MutableMapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `state`, each taken out of it, so that whoever gets it can release it."""
+    for name in list(state):
+        yield name, state.pop(name)
 
 
 def quantise(
@@ -54,16 +71,20 @@ def quantise(
     scheme = find_scheme(precision)
     for name, tensor in tensors:
         if scheme.weight_dtype is None or name not in linears:
-            yield name, tensor.to(dtype)
+            parts = {"": tensor.to(dtype)}
+            del tensor
+            yield name, parts.pop("")
             continue
         try:
-            parts = scheme.quantise(tensor)
+            parts = dict(scheme.quantise(tensor))
+            del tensor
         except ValueError:
             raise CheckpointError(
                 f"`{name}` has numbers that are infinite or none at all, which {scheme.title} weights cannot hold",
                 hint="the file is damaged, or its training had diverged; `llama-adapter doctor` looks at all of them",
             ) from None
-        yield from ((name + suffix, part) for suffix, part in parts.items())
+        for suffix in list(parts):
+            yield name + suffix, parts.pop(suffix)
 
 
 def dequantise(tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -92,13 +113,20 @@ def convert_precision(
 
     Raises CheckpointError as `quantise`.
     """
+    return dict(converted(tensors, module, dtype=dtype, wanted=wanted))
+
+
+def converted(
+    tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype, wanted: Precision
+) -> Iterator[tuple[str, Tensor]]:
+    """As `convert_precision`, tensor by tensor."""
     stored = precision_of(tensors)
     if stored == wanted:
-        return dict(cast(tensors, dtype=dtype))
-    plain = tensors.items() if stored == FLOAT else dequantise(tensors, dtype=dtype)
+        return cast(tensors, dtype=dtype)
     if wanted == FLOAT:
-        return dict(plain)
-    return dict(quantise(plain, linears=linear_weights(module), dtype=dtype, precision=wanted))
+        return dequantise(tensors, dtype=dtype)
+    plain = tensors.items() if stored == FLOAT else dequantise(tensors, dtype=dtype)
+    return quantise(plain, linears=linear_weights(module), dtype=dtype, precision=wanted)
 
 
 def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> None:
@@ -108,6 +136,11 @@ def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> Non
         for suffix in scheme.suffixes:
             if fault := scheme.fault(suffix, tensors[name + suffix]):
                 faults.setdefault(fault, []).append(name + suffix)
+    for name in tensors:
+        weight, is_packed, kind = name.partition(PACKED)
+        for suffix in beside(kind) if is_packed else ():
+            if fault := scheme_of_kind(kind).fault(suffix, tensors[weight + suffix]):
+                faults.setdefault(fault, []).append(weight + suffix)
     for fault, names in faults.items():
         raise CheckpointError(f"`{path}` has {fault}, in {list_keys(names)}", hint=hint)
 
@@ -122,9 +155,9 @@ def foreign_weights(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 
 def _quantised(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Scheme]]:
-    """Names of the quantised weights, with their scheme."""
+    """Names of the quantised weights, with their scheme; packed ones are none."""
     for name, tensor in tensors.items():
-        if (scheme := scheme_of(tensor.dtype)) is not None:
+        if PACKED not in name and (scheme := scheme_of(tensor.dtype)) is not None:
             yield name, scheme
 
 

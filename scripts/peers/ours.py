@@ -9,6 +9,7 @@ import torch
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.models.checkpoints import streamed
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
@@ -35,7 +36,7 @@ def open_parts(
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
     return assemble_parts(
-        spec, load=lambda _: random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision)
+        spec, load=lambda _: streamed(random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision))
     )
 
 

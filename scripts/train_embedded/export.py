@@ -51,7 +51,7 @@ def export(*, folder: Path, bundle: Path) -> None:
         name="embedded",
         digest="",
         vision_config=VISION,
-        vision_state=vision,
+        vision_state=dict(vision),
         decoder_config=decoder.config,
         decoder_state=decoder.state_dict(),
         tokenizer=Tokenizer.load(folder / "tokenizer.model"),

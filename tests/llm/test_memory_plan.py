@@ -1,18 +1,19 @@
 """The memory plan is checked before anything large is allocated, and automatic rows leave some memory free."""
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes.state import stored_forms
 from tests.llm.toys import CONFIG, toy_decoder
 
 
@@ -37,13 +38,12 @@ def test_rows_that_leave_a_tenth_of_the_memory(free: int | None, most: int, rows
     assert fitting_rows(planned, free=free, most=most, unknown=8) == rows
 
 
-def test_plan_counts_all_bytes_and_must_fit(tmp_path: Path) -> None:
-    save_file(toy_decoder().state_dict(), tmp_path / "toy.safetensors")
-    state = load_file(tmp_path / "toy.safetensors")  # mapped
+def test_plan_counts_all_bytes_and_must_fit() -> None:
+    forms = stored_forms(toy_decoder(), dtype=torch.float32)
     config = EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=2)
-    plan = planner(config, state, backend=CpuBackend(), reserved=1000)(2)
+    plan = planner(config, forms, backend=CpuBackend(), reserved=1000)(2)
 
-    assert plan.weights == 1000 + sum(tensor.nbytes for tensor in state.values())
+    assert plan.weights == 1000 + sum(form.num_bytes for form in forms.values())
     assert plan.slots == 2 * 2 * 4 * CONFIG.dim * (3 * CONFIG.context + 2 * CONFIG.num_queries)
     for free in (plan.total, None):
         check_memory(plan, config, free=free, device="cpu")
@@ -55,16 +55,41 @@ def test_plan_counts_all_bytes_and_must_fit(tmp_path: Path) -> None:
     assert "--batch-size" not in caught.value.hint
 
 
-def test_weights_in_memory_are_not_counted_again_because_placing_releases_them() -> None:
+def test_loading_needs_more_than_the_weights_only_until_they_are_loaded() -> None:
+    plan = MemoryPlan(weights=1000, slots=30, activations=20, loading=40)
+    assert plan.total == 1050
+    config = EngineConfig(decoder=CONFIG, dtype=torch.float32)
+    with pytest.raises(DeviceError, match="to load them"):
+        check_memory(replace(plan, loading=90), config, free=1080, device="cpu")
+
+
+def test_a_placed_layer_is_released_before_the_next_one_comes() -> None:
     # An array knows when its memory is released; a tensor can share its storage with others.
     arrays = {key: tensor.numpy().copy() for key, tensor in toy_decoder().state_dict().items()}
-    state = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    config = EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=2)
-    plain = weakref.ref(arrays.pop("head.weight"))
+    alive = {key: weakref.ref(array) for key, array in arrays.items()}
+    layer = "layers.0.feed_forward.down.weight"
+    seen: list[bool] = []
 
-    assert planner(config, state, backend=CpuBackend(), reserved=1000)(2).weights == 1000
-    placed = place_decoder(config, state, backend=CpuBackend())
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for key in list(arrays):
+            if key.startswith("layers.1"):
+                seen.append(alive[layer]() is not None)
+            yield key, torch.from_numpy(arrays.pop(key))
 
-    assert not state
+    placed = place_decoder(EngineConfig(decoder=CONFIG, dtype=torch.float32), tensors(), backend=CpuBackend())
+
+    assert set(seen) == {False}
     assert placed.runner(2) is not None
-    assert plain() is None
+    assert alive["head.weight"]() is None
+
+
+@pytest.mark.parametrize("name", ["layers.1.attention.out.bias", "norm.weight"])
+def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
+    state = toy_decoder().state_dict()
+    config = EngineConfig(decoder=CONFIG, dtype=torch.float32)
+    missing = {key: tensor for key, tensor in state.items() if key != name}
+    unknown = {**state, f"{name}_scale": state[name]}
+    misshapen = {**state, name: state[name][1:]}
+    for wrong in (missing, unknown, misshapen):
+        with pytest.raises(RuntimeError, match=name.rpartition(".")[2]):
+            place_decoder(config, wrong.items(), backend=CpuBackend())

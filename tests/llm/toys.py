@@ -94,7 +94,7 @@ def open_runner(
 ) -> Any:
     """The runner that the product chooses for a state dict; `options` are those of EngineConfig."""
     engine_config = EngineConfig(decoder=config, dtype=state["embedding.weight"].dtype, **options)
-    return place_decoder(engine_config, dict(state), backend=backend).runner(num_slots)
+    return place_decoder(engine_config, state.items(), backend=backend).runner(num_slots)
 
 
 def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = EOS_ID, **options: Any) -> Engine:

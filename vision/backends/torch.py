@@ -33,7 +33,8 @@ class TorchVisionBackend:
         largest_batch: int | None = None,
     ) -> None:
         self.name, self.image_size = "torch", encoder.config.clip.image_size
-        self._device, self._batch_sizes, self._largest_batch = device, batch_sizes or (), largest_batch
+        self.batch_sizes = batch_sizes or ()
+        self._device, self._largest_batch = device, largest_batch
         self.module: nn.Module = encoder.to(device)  # for a device's own layout of weights
         if device.type == "cpu":
             self.module = HostEncoder(encoder)
@@ -46,7 +47,7 @@ class TorchVisionBackend:
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """As `VisionBackend.encode`."""
         num_pictures = len(pixels_BHWC)
-        size = next((size for size in self._batch_sizes if size >= num_pictures), num_pictures)
+        size = next((size for size in self.batch_sizes if size >= num_pictures), num_pictures)
         if size > num_pictures:
             pixels_BHWC = np.concatenate([pixels_BHWC, np.repeat(pixels_BHWC[-1:], size - num_pictures, axis=0)])
         sizes = even_batches(size, largest=self._largest_batch or max(size, 1))

@@ -120,9 +120,8 @@ def test_the_guides_model_and_batch_fit_into_the_guides_card(tmp_path: Path) -> 
     def planned(name: str) -> tuple[MemoryPlan, EngineConfig]:
         dtype = getattr(torch, name)
         forms = expected_forms(SEVEN, dtype=dtype)
-        state = {key: torch.empty(form.shape, dtype=form.dtype, device="meta") for key, form in forms.items()}
         config = EngineConfig(decoder=SEVEN, dtype=dtype, num_slots=5)
-        return planner(config, state, backend=card)(5), config
+        return planner(config, forms, backend=card)(5), config
 
     dtype = chosen(capabilities, sizes(), encoder=str(om), free=CARD)
     (single, _), (half, config) = planned("float32"), planned(dtype)

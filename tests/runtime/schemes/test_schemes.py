@@ -225,10 +225,10 @@ def test_modules_share_the_stored_tensors_and_become_plain_when_dequantised() ->
 
 
 def test_dequantised_weights_are_counted_in_the_float_type() -> None:
-    tensors = [torch.zeros(4, 8, dtype=torch.int8), torch.zeros(4), torch.zeros(3, dtype=torch.float16)]
+    forms = [TensorForm((4, 8), torch.int8), TensorForm((4,), torch.float32), TensorForm((3,), torch.float16)]
 
-    assert loaded_bytes(tensors, dtype=torch.float16, is_dequantised=False) == 32 + 16 + 6
-    assert loaded_bytes(tensors, dtype=torch.float16, is_dequantised=True) == 64 + 16 + 6
+    assert [loaded_bytes(form, dtype=torch.float16, is_dequantised=False) for form in forms] == [32, 16, 6]
+    assert [loaded_bytes(form, dtype=torch.float16, is_dequantised=True) for form in forms] == [64, 16, 6]
 
 
 @pytest.mark.parametrize("missing", ["head.weight_scale", "layers.1.attention.out.weight_scale"])

@@ -1,0 +1,125 @@
+"""Bundles whose weights are packed for this processor's kernels, which map and use them as they are (`pack`)."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from llama_adapter.app.models.auto_dtype import DtypeChoice
+from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, save_bundle, stream_bundle
+from llama_adapter.app.models.checkpoints import Origin
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.sketch import HalfConfig, sketch
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.runtime.devices import EAGER, open_backend
+from llama_adapter.runtime.errors import CheckpointError, DeviceError
+from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.kernels.linear import pack_weight
+from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
+from llama_adapter.runtime.schemes.layers import store_parts
+from llama_adapter.runtime.schemes.packed import PACKED, PackedLayout, beside, kind_of, packed_form
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+from llama_adapter.runtime.schemes.state import linear_shapes
+from llama_adapter.runtime.tensor_files.arrays import read_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackJob:
+    """One run of `pack`, as plain values."""
+
+    model: str | None = None  # a bundle; None: the embedded model
+    out: str
+    dtype: str = AUTO  # of all but quantised weights; what the CPU computes best
+    precision: Precision | None = None  # of the linear layers' weights; None: as stored
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, *PRECISIONS):
+            raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, got {self.precision!r}")
+        for name in ("model", "out"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty: name a folder")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBundle:
+    """What `pack_bundle` has written."""
+
+    folder: Path
+    layout: PackedLayout
+    numbers: str  # of the weights, for people
+
+
+def pack_bundle(job: PackJob) -> PackedBundle:
+    """Write the packed bundle of `job`, tensor by tensor. It keeps the known answer of the original.
+
+    Raises DeviceError where there are no kernels, or none for the dtype, and CheckpointError for a bundle that is
+    damaged and if `out` may not be written.
+    """
+    source, target = Path(bundle_folder(job.model)), Path(job.out)
+    if target.resolve() == source.resolve():
+        raise CheckpointError(f"`{target}` is the bundle to pack itself", hint="write to another place")
+    check_target(target, overwrite=job.force)
+    found = find_library()
+    if found.library is None:
+        raise DeviceError(f"Weights are packed for the kernels, and there are none here: {found.reason}")
+    spec = CaptionerSpec(model=str(source), device="cpu", dtype=job.dtype, precision=job.precision)
+    dtype = DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER)
+    model, tensors = stream_bundle(source, dtype=dtype, precision=job.precision)
+    kind = kind_of(model.precision, model.dtype)
+    if kind is None:
+        raise DeviceError(
+            f"The kernels do not compute in {dtype_name(model.dtype)}", hint="pass --dtype float32 or bfloat16"
+        )
+    packer = _Packer(library=found.library, kind=kind, precision=model.precision)
+    origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
+    vision = dict(packer.packed(model.vision_state.items(), model.vision_config))
+    known = read_json(source / KNOWN_ANSWER) if (source / KNOWN_ANSWER).is_file() else None
+    folder = save_bundle(
+        target,
+        model=dataclasses.replace(model, vision_state=vision, origin=origin, packed=found.library.layout),
+        decoder_tensors=packer.packed(tensors, model.decoder_config),
+        known_answer=known,
+        known_picture=None if known is None else source / os.path.basename(str(known.get("picture"))),
+        overwrite=job.force,
+    )
+    numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision
+    return PackedBundle(folder=folder, layout=found.library.layout, numbers=numbers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packer:
+    library: Library
+    kind: str
+    precision: Precision
+
+    def packed(self, tensors: Iterable[tuple[str, Tensor]], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
+        """A plain state dict with its linear weights packed; the stored tensors of a weight come one after another."""
+        suffixes = find_scheme(self.precision).suffixes
+        owners = {
+            name + suffix: (name, shape)
+            for name, shape in linear_shapes(sketch(config)).items()
+            if packed_form(shape, self.kind, self.library.layout) is not None
+            for suffix in suffixes
+        }
+        parts: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            if name not in owners:
+                yield name, tensor
+                continue
+            weight, shape = owners[name]
+            parts[name.removeprefix(weight)] = tensor
+            if len(parts) == len(suffixes):
+                yield f"{weight}{PACKED}{self.kind}", self._pack(parts, shape)
+                yield from ((weight + suffix, parts[suffix]) for suffix in beside(self.kind))
+                parts.clear()
+
+    def _pack(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:
+        num_out, num_in = shape
+        layer = nn.Linear(num_in, num_out, bias=False, device="meta")
+        store_parts(layer, parts)
+        return pack_weight(layer, library=self.library)

@@ -1,0 +1,76 @@
+"""Loads a model in a process of its own and prints the anonymous memory that it takes: at most, and in the end.
+
+Anonymous memory is what must be there: pages of mapped files can be dropped and read again. Usage: `python -m` with a
+source (random, model=FOLDER or llama_dir=FOLDER), a dtype and a precision.
+"""
+
+import dataclasses
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import llama_adapter.app.models.random_model
+from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
+from llama_adapter.app.models.checkpoints import StreamedModel
+from llama_adapter.app.models.random_model import parse_size, stream_random, vision_config
+from llama_adapter.app.models.sketch import Dtype
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from llama_adapter.vision.config import ClipConfig
+
+NAME = "768x12x6x2048"
+VOCABULARY = 1024  # of the embedded model's tokenizer; more would be a matrix as large as several layers
+# An encoder of a third of the weights.
+VISION = dataclasses.replace(
+    vision_config(parse_size(NAME)),
+    clip=ClipConfig(patch_size=56, width=384, num_layers=2, num_heads=6, output_dim=768),
+)
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+class Watch(threading.Thread):
+    """Looks at the memory every two milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.first = self.most = anonymous_bytes()
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.002):
+            self.most = max(self.most, anonymous_bytes())
+
+
+def random_loader(precision: Precision) -> ModelLoader:
+    llama_adapter.app.models.random_model.VOCABULARY = VOCABULARY
+
+    def load(dtype: Dtype) -> StreamedModel:
+        return stream_random(NAME, dtype=dtype, precision=precision, vision=VISION)
+
+    return load
+
+
+def main(source: str, dtype: str, precision_name: str) -> None:
+    precision = next(name for name in PRECISIONS if name == precision_name)
+    options: dict[str, Any] = {"device": "cpu", "dtype": dtype, "batch_size": 1, "context": 64}
+    watch = Watch()
+    watch.start()
+    if source == "random":
+        parts = assemble_parts(CaptionerSpec(**options), load=random_loader(precision))
+    else:
+        kind, _, folder = source.partition("=")
+        parts = assemble_parts(CaptionerSpec(**options, **{kind: folder}, precision=precision))
+    watch.done.set()
+    watch.join()
+    stays = anonymous_bytes() - watch.first
+    print(json.dumps({"peak": max(watch.most - watch.first, stays), "stays": stays, "model": parts.info.name}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,62 @@
+"""Loading needs little more memory than what stays: layers are read, converted and packed one after another."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import llama_adapter.app.models.random_model
+from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.random_model import parse_size, random_model
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.weights.names import llama_shapes
+from llama_adapter.runtime.kernels.library import find_library
+from tests.app.models.load_peak import NAME, VISION, VOCABULARY
+
+pytestmark = pytest.mark.slow
+
+FACTOR = 1.1
+SLACK = 20_000_000  # bytes: modules that are imported on the way
+SIZE = parse_size(NAME)
+REPOSITORY = Path(__file__).parents[3]
+
+
+def write_bundle(folder: Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_adapter.app.models.random_model, "VOCABULARY", VOCABULARY)
+        model = random_model(NAME, dtype=torch.float16, vision=VISION)
+    return f"model={save_bundle(folder / 'bundle', model=model)}"
+
+
+def llama(folder: Path) -> dict[str, torch.Tensor]:
+    """Its tensors in Meta's names; the folder gets the tokenizer."""
+    shutil.copyfile(embedded_model() / "tokenizer.model", folder / "tokenizer.model")
+    sizes = {"vocab_size": VOCABULARY, "dim": SIZE.dim, "num_layers": SIZE.num_layers, "ffn_dim": SIZE.ffn_dim}
+    return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(**sizes).items()}
+
+
+def write_meta(folder: Path) -> str:
+    torch.save(llama(folder), folder / "consolidated.00.pth")
+    params = {"dim": SIZE.dim, "n_layers": SIZE.num_layers, "n_heads": SIZE.num_heads, "norm_eps": 1e-6}
+    (folder / "params.json").write_text(json.dumps({**params, "multiple_of": 256, "vocab_size": -1}))
+    return f"llama_dir={folder}"
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+@pytest.mark.parametrize("source", ["random", write_bundle, write_meta])
+def test_the_peak_is_little_more_than_what_stays(
+    source: str | Callable[[Path], str], precision: str, tmp_path: Path
+) -> None:
+    if find_library().library is None:
+        pytest.skip(find_library().reason)
+    place = source if isinstance(source, str) else source(tmp_path)
+    command = [sys.executable, "-m", "tests.app.models.load_peak", place, "float32", precision]
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    taken = json.loads(ran.stdout.splitlines()[-1])
+
+    assert taken["peak"] <= FACTOR * taken["stays"] + SLACK, taken

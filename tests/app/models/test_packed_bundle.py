@@ -1,0 +1,163 @@
+"""Packed bundles: what `pack` writes is used where the file is mapped, and is the same model everywhere else."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.models.bundle import load_bundle, read_manifest
+from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.devices.cpu import CpuBackend, is_file_backed
+from llama_adapter.runtime.errors import CheckpointError, DeviceError
+from llama_adapter.runtime.kernels.library import Finding, find_library
+from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from llama_adapter.runtime.schemes.packed import PackedLayout
+
+PICTURE = sorted(sample_pictures().glob("*.png"))[0]
+AGAIN = "laid out again"
+OTHER = PackedLayout(version=1, block=48, int8_added=1)
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if find_library().library is None:
+        pytest.skip(find_library().reason)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
+    if find_library().library is None:
+        return {}
+    folder = tmp_path_factory.mktemp("packed")
+    return {name: pack_bundle(PackJob(out=str(folder / name), precision=name)).folder for name in PRECISIONS}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype for name, tensor in one.items()
+    )
+
+
+def opened(**options: Any) -> Captioner:
+    return Captioner.from_spec(CaptionerSpec(device="cpu", batch_size=1, **options))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_packed_bundle_is_mapped_and_answers_the_same(packed: Any, precision: Precision) -> None:
+    captioner, plain = opened(model=str(packed[precision])), opened(precision=precision)
+    decoder: nn.Module = captioner._engine._runner._decoder  # type: ignore[attr-defined]
+    encoder: Any = captioner._vision.module  # type: ignore[union-attr]
+    linears = [module for half in (decoder, encoder) for module in half.modules() if isinstance(module, NativeLinear)]
+
+    memories = [linear._memory for linear in linears]
+    folded = 1  # normalisation and patch embedding, made anew at each start
+    assert is_file_backed(memories).count(False) <= folded
+    assert all(memory.data_ptr() % 64 == 0 for memory in memories)
+    assert not any(AGAIN in note for note in captioner.info.notes)
+    assert captioner.info.precision == precision
+    assert captioner.caption(PICTURE).token_ids == plain.caption(PICTURE).token_ids
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_it_unpacks_to_the_plain_model(packed: Any, precision: Precision) -> None:
+    plain = load_bundle(embedded_model(), dtype=torch.float32, precision=precision)
+    unpacked = load_bundle(packed[precision])
+
+    assert same(unpacked.decoder_state, plain.decoder_state)
+    assert same(unpacked.vision_state, plain.vision_state)
+    assert (unpacked.precision, unpacked.packed) == (precision, None)
+
+
+def test_other_precisions_are_made_of_it(packed: Any, tmp_path: Path) -> None:
+    plain = load_bundle(embedded_model(), dtype=torch.float32, precision="int8")
+    assert same(load_bundle(packed["float"], precision="int8").decoder_state, plain.decoder_state)
+    widened = load_bundle(packed["int8"], precision="float")
+    assert {tensor.dtype for tensor in widened.decoder_state.values()} == {torch.float32}
+    with pytest.raises(CheckpointError, match="8-bit weights already"):
+        quantise_bundle(QuantiseJob(model=str(packed["int8"]), out=str(tmp_path / "bundle")))
+    again = pack_bundle(PackJob(model=str(packed["int8"]), out=str(tmp_path / "again"))).folder
+    for file in ("llm.safetensors", "vision.safetensors"):
+        assert (again / file).read_bytes() == (packed["int8"] / file).read_bytes()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("why", ["another layout", "no kernels", "another type"])
+def test_where_it_cannot_be_used_as_it_is_a_line_says_so(
+    packed: Any, precision: Precision, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"no kernels": {"operators": "aten"}, "another type": {"dtype": "float16"}}.get(why, {})
+    if why == "another layout":
+        monkeypatch.setattr(CpuBackend, "packed_layout", lambda *_, **__: OTHER)
+    captioner = opened(model=str(packed[precision]), **options)
+    plain = opened(precision=precision, **options)
+
+    assert [AGAIN in note for note in captioner.info.notes].count(True) == 1
+    assert captioner.caption(PICTURE).token_ids == plain.caption(PICTURE).token_ids
+
+
+def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = find_library().library
+    assert library is not None
+    source, manifest = read_manifest(embedded_model()), read_manifest(packed["int8"])
+    assert manifest["packed"]["source"] == manifest["origin"]["digest"] == source["digest"]
+    assert manifest["packed"]["block"] == library.layout.block
+
+    findings = diagnose(packed["int8"], device="cpu")
+    assert {finding.level for finding in findings} == {"ok"}
+    told = " ".join(finding.sentence for finding in findings)
+    assert f"packed in {library.layout}" in told
+    assert f"({library.instruction_set}) use its packed weights as they are" in told
+
+    monkeypatch.setattr(
+        "llama_adapter.app.doctor.model.find_library", lambda: Finding(library=None, reason="none here")
+    )
+    told = " ".join(finding.sentence for finding in diagnose(packed["int8"], device="cpu"))
+    assert "do not use its packed weights" in told
+    assert "none here" in told
+
+
+def damage(bundle: Path, **changes: Any) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["packed"] |= changes
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("changes", [{"block": 0}, {"block": 1 << 40}, {"version": 2}, {"int8_added": -1}])
+def test_a_layout_that_cannot_be_is_refused(packed: Any, tmp_path: Path, changes: dict[str, int]) -> None:
+    bundle = Path(shutil.copytree(packed["int8"], tmp_path / "bundle"))
+    damage(bundle, **changes)
+    with pytest.raises(CheckpointError, match="`packed`"):
+        load_bundle(bundle)
+
+
+def test_another_layout_than_that_of_the_file_is_refused(packed: Any, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(packed["int8"], tmp_path / "bundle"))
+    damage(bundle, block=96)
+    with pytest.raises(CheckpointError, match=r"weight_packed_int8"):
+        load_bundle(bundle)
+
+
+def test_types_without_kernels_and_the_bundle_itself_are_refused(
+    packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DeviceError) as caught:
+        pack_bundle(PackJob(out=str(tmp_path / "bundle"), dtype="float16"))
+    assert "--dtype" in caught.value.hint
+    with pytest.raises(CheckpointError, match="itself"):
+        pack_bundle(PackJob(model=str(packed["int8"]), out=str(packed["int8"]), force=True))
+    monkeypatch.setattr(
+        "llama_adapter.app.models.packed_bundle.find_library", lambda: Finding(library=None, reason="no compiler")
+    )
+    with pytest.raises(DeviceError, match="no compiler"):
+        pack_bundle(PackJob(out=str(tmp_path / "bundle")))
