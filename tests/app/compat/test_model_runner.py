@@ -114,3 +114,11 @@ def test_what_cannot_be_served_is_refused() -> None:
         ModelRunner({**SETTINGS, "parallel_config": {"moe_tp_size": 2}})
     with pytest.raises(UsageError):
         ModelRunner(SETTINGS, device="cpu").model_generate("before init_model")
+
+
+def test_bits_of_weights_and_inputs_reach_the_model() -> None:
+    runner = ModelRunner({"model_config": {"mm_quant_mode": "W8A8"}}, device="cpu")
+
+    assert (runner.settings["precision"], runner.settings["operators"]) == ("int8", "w8a8")
+    with pytest.raises(UsageError, match="quant_config"):
+        ModelRunner({"model_config": {"quant_config": "w3a16"}}, device="cpu")
