@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.doctor.decoder import diagnose_decoder
+from llama_adapter.app.doctor.environment import Probe
 from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.command import Run
 from tests.app.exported import exported_embedded, exported_golden
@@ -32,6 +33,12 @@ def test_faults_are_findings(tmp_path: Path) -> None:
     assert told(exported_golden("BIAS-TINY")) == [("ok", "decoder"), ("error", "decoder")]
 
 
-@pytest.mark.slow
-def test_the_command_fails_for_a_damaged_decoder(run: Run, tmp_path: Path) -> None:
-    assert run("doctor", "--decoder", str(tmp_path / "missing")).code == 1
+def test_the_command_fails_for_a_damaged_decoder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "llama_adapter.app.doctor.command.look_at_environment", lambda: [Probe(name="torch", state="ok")]
+    )
+
+    ran = run("doctor", "--decoder", str(tmp_path / "missing"))
+
+    assert ran.code == 1
+    assert "error     decoder: " in ran.out
