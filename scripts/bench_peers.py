@@ -2,6 +2,9 @@
 
 Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
 
+With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
+docs/peers-avx2.md. llama.cpp uses what it was compiled for.
+
 Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing ones
 are listed on the page.
 """
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from scripts.common import parse_settings, tell
-from scripts.peers.results import Results, load, save
+from scripts.peers.results import INSTRUCTIONS, Results, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import engine_names
@@ -26,8 +29,14 @@ FLAGS = {  # by the fields of `Plan`
     "budget": "seconds for the repetitions of one figure",
     "long": "seconds; figures that take longer are measured in one round only",
     "work": "working folder",
+    "instructions": "of the processor: the best it has, or AVX2 at most",
 }
-CHOICES = {"sizes": (*DECODERS, *ENCODERS), "sections": Plan.sections, "engines": engine_names()}
+CHOICES = {
+    "instructions": INSTRUCTIONS,
+    "sizes": (*DECODERS, *ENCODERS),
+    "sections": Plan.sections,
+    "engines": engine_names(),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan, folder, _ = parse_settings(
         __doc__, arguments, page="peers", full=Plan(), quick=quick, flags=FLAGS, choices=CHOICES
     )
-    before = Results() if folder is None else load(folder)
+    nothing = Results(instructions=plan.instructions)
+    before = nothing if folder is None else load(folder, nothing)
 
     def keep(results: Results) -> None:
         if folder is not None:

@@ -1,4 +1,4 @@
-"""docs/peers.json: figures of many runs. A new run replaces the rows that it measures again."""
+"""docs/peers.json and docs/peers-avx2.json: figures of many runs. A new run replaces rows that it measures again."""
 
 import statistics
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.pages.render import as_text, read, write
 
+INSTRUCTIONS = ("best", "avx2")  # of the processor that programs may use
 Key = tuple[str, str, str, int, int, str]
 
 
@@ -56,6 +57,12 @@ class Results:
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     missing: tuple[Missing, ...] = ()
+    instructions: str = INSTRUCTIONS[0]
+
+    @property
+    def page(self) -> str:
+        """The page of results with these instructions."""
+        return "peers" if self.instructions == INSTRUCTIONS[0] else f"peers-{self.instructions}"
 
     def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
         """The matching row, or None; a ceiling also needs its run."""
@@ -84,12 +91,13 @@ class Results:
             runs={name: run for name, run in runs.items() if name in used},
             rows=tuple(row for row in rows if row.run in used),
             missing=(*kept, *other.missing),
+            instructions=self.instructions,
         )
 
 
-def load(folder: Path) -> Results:
-    """Read what `save` wrote; empty results if there is no file."""
-    return from_json(read("peers", folder)) if (folder / "peers.json").is_file() else Results()
+def load(folder: Path, nothing: Results) -> Results:
+    """Read what `save` wrote with the same instructions; `nothing` if there is no file."""
+    return from_json(read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
 
 
 def from_json(values: Mapping[str, Any]) -> Results:
@@ -98,6 +106,7 @@ def from_json(values: Mapping[str, Any]) -> Results:
         runs=values["runs"],
         rows=tuple(Row(**{**row, "rates": tuple(row["rates"])}) for row in values["rows"]),
         missing=tuple(Missing(**one) for one in values["missing"]),
+        instructions=values["instructions"],
     )
 
 
@@ -107,10 +116,11 @@ def save(results: Results, folder: Path) -> None:
         "runs": results.runs,
         "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
+        "instructions": results.instructions,
     }
-    with atomic_write(folder / "peers.json") as file:
+    with atomic_write(folder / f"{results.page}.json") as file:
         file.write((as_text(content) + "\n").encode())
-    write("peers", content, folder)
+    write(results.page, content, folder)
 
 
 def _stated(one: Row | Missing) -> dict[str, Any]:

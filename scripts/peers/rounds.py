@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ROOT, Tell
-from scripts.peers.results import Key, Missing, Results, Row
+from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
 from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, place_of
 from scripts.peers.table import MACHINE, Engine, Section, chosen_engines, engine_names
 from scripts.peers.task import Reply, Rung, Task
 
 # Threads of a child, for every library.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Caps of our kernels, of torch and of oneDNN.
+_CAPS = {
+    "best": {},
+    "avx2": {"LLAMA_ADAPTER_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
 _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE_TELEMETRY": "1"}
 
 Runner = Callable[[Task], Reply]
@@ -40,6 +45,7 @@ class Plan:
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
     budget: float = 2.5  # seconds
     long: float = 8.0  # seconds; what took longer in the first round is not repeated
+    instructions: str = INSTRUCTIONS[0]
 
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order; the ceilings of the machine come before each size."""
@@ -71,6 +77,7 @@ class Plan:
             num_rows=max(batch for _, batch in rungs[engine.section]),
             num_steps=NUM_STEPS.get(size, 32),
             budget_s=self.budget,
+            instructions=self.instructions,
         )
 
 
@@ -158,7 +165,12 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
 
 def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
     """Answer a task in a child process. A crash or a timeout is a failure in the reply."""
-    environment = {**os.environ, **_QUIET, **dict.fromkeys(_THREAD_VARIABLES, str(task.threads))}
+    environment = {
+        **os.environ,
+        **_QUIET,
+        **_CAPS[task.instructions],
+        **dict.fromkeys(_THREAD_VARIABLES, str(task.threads)),
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.peers.child"],

@@ -64,7 +64,7 @@ def _all(ratio: float, batches: Sequence[int] = BATCH_SIZES) -> dict[int, float]
 
 _BOTH = ("1B", "160M")
 _JOBS = [f"{decoder}+{encoder}" for decoder in _BOTH for encoder in ("embedded", "ViT-L/14")]
-TARGETS: tuple[Target, ...] = (
+_BEST: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), _all(1.8)),
     *_targets("prefill", "ours-float32", ("hf-float32",), ("1B",), _all(1.8, PREFILL_BATCH_SIZES)),
     *_targets("decode", "ours-float32", ("hf-float32",), ("160M",), _all(1.8)),
@@ -84,6 +84,18 @@ TARGETS: tuple[Target, ...] = (
     *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
     *_targets("vision", "ours-int8", ("hf-float32",), ("ViT-L/14",), _all(5.0)),
 )
+_AVX2: tuple[Target, ...] = (
+    *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), {1: 1.8, 5: 3.0, 16: 3.0}),
+    *(
+        target
+        for ours, peer in (("bfloat16", "bf16"), ("int8", "q8_0"), ("int4", "q4_0"))
+        for part, wanted in (("decode", {1: 1.1, 5: 1.3, 16: 1.3}), ("prefill", _all(1.3, PREFILL_BATCH_SIZES)))
+        for target in _targets(part, f"ours-{ours}", (f"llama.cpp-{peer}",), ("1B",), wanted)
+    ),
+    *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
+    *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
+)
+TARGETS = {"best": _BEST, "avx2": _AVX2}
 
 
 def check(target: Target, results: Results, *, threads: int) -> Reached:

@@ -22,6 +22,7 @@ class Task:
     num_rows: int = 16  # that an engine has room for
     num_steps: int = 32
     budget_s: float = 2.5
+    instructions: str = "best"  # of the processor, one of `results.INSTRUCTIONS`
     only_files: bool = False  # make the files that the engine needs, and measure nothing
 
 

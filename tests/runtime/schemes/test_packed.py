@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.kernels.library import INSTRUCTION_SETS
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.linear import pack_weight
 from llama_adapter.runtime.schemes.int4 import GROUP
 from llama_adapter.runtime.schemes.layers import store_parts
