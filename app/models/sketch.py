@@ -1,6 +1,7 @@
 """The halves of a model that configurations describe, without weights: names, shapes and forms of their tensors."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -54,16 +55,19 @@ DAMAGED = "the bundle is damaged or was changed by hand; write it again with `ll
 
 
 def sketch(config: HalfConfig) -> nn.Module:
-    """The module of a configuration on the meta device.
+    """The module of a configuration on the meta device, to be looked at: it is made once, and not to be changed.
 
     Raises CheckpointError for sizes beyond what torch can count.
     """
+    # The rotary table has real values and the length of the context, and is not in the state dict.
+    return _sketch(config if isinstance(config, VisionConfig) else dataclasses.replace(config, context=1))
+
+
+@functools.lru_cache(maxsize=4)
+def _sketch(config: HalfConfig) -> nn.Module:
     try:
         with torch.device("meta"):
-            if isinstance(config, VisionConfig):
-                return PictureEncoder(config)
-            # The rotary table has real values and the length of the context, and is not in the state dict.
-            return LlamaAdapterDecoder(dataclasses.replace(config, context=1))
+            return PictureEncoder(config) if isinstance(config, VisionConfig) else LlamaAdapterDecoder(config)
     except (RuntimeError, TypeError):  # TypeError for a side beyond 64 bits
         raise CheckpointError("The configuration asks for tensors larger than any memory", hint=DAMAGED) from None
 
