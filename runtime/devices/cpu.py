@@ -67,7 +67,7 @@ class CpuBackend:
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         self.kernels = _kernels(wanted)
         if self.kernels is not None:
-            install_kernels(module, library=self.kernels)
+            install_kernels(module, library=self.kernels, release=self.empty_caches)
         dequantise_linears(module)
         pack_linears(module)
 
