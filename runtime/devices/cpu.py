@@ -68,7 +68,7 @@ class CpuBackend:
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         self.kernels = _kernels(wanted)
         if self.kernels is not None:
-            install_kernels(module, library=self.kernels)
+            install_kernels(module, library=self.kernels, release=self.empty_caches)
         dequantise_linears(module)
         pack_linears(module)
 
@@ -155,8 +155,9 @@ def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:
     used = _number(cgroup / "memory.current")
     if limit is None or used is None:
         return free
-    # The page cache counts as used, but the kernel can reclaim it.
-    left = max(limit - used + (_statistic(cgroup / "memory.stat", "inactive_file") or 0), 0)
+    # The page cache counts as used, but the kernel can reclaim it, mapped weights too.
+    cached = sum(_statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
+    left = max(limit - used + cached, 0)
     return left if free is None else min(free, left)
 
 

@@ -1,6 +1,7 @@
 """Linear layers that compute with the kernels, for plain and quantised weights."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -113,8 +114,11 @@ def can_take(linear: nn.Linear, *, activations: torch.dtype) -> bool:
     return num_inputs > 0 and num_inputs % _STEPS.get(dtype, _STEP) == 0 and takes_types(dtype, activations)
 
 
-def install_kernels(module: nn.Module, *, library: Library) -> int:
-    """Replace the linear layers inside `module` that the kernels support, releasing their weights; returns how many."""
+def install_kernels(module: nn.Module, *, library: Library, release: Callable[[], None] = lambda: None) -> int:
+    """Replace the linear layers inside `module` that the kernels support, releasing their weights; returns how many.
+
+    `release` is called after each: memory that the C library keeps would be needed twice.
+    """
     activations = float_type(module)
     num_installed = 0
     for owner in module.modules():  # not a list, which would keep all plain weights alive
@@ -125,4 +129,6 @@ def install_kernels(module: nn.Module, *, library: Library) -> int:
             ):
                 setattr(owner, name, NativeLinear(child, library=library))
                 num_installed += 1
+                del child
+                release()
     return num_installed

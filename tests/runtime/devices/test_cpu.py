@@ -10,17 +10,17 @@ from llama_adapter.runtime.devices.cpu import free_host_bytes, total_host_bytes
 GIB = 2**30
 
 
-def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0) -> Path:
+def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0, active: int = 0) -> Path:
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\nactive_file {active}\n")
     return folder
 
 
 def test_a_container_has_the_rest_of_its_limit(tmp_path: Path) -> None:
-    small = group(tmp_path, limit=str(GIB), used=GIB // 2, inactive=GIB // 8)
+    small = group(tmp_path, limit=str(GIB), used=GIB // 2, inactive=GIB // 8, active=GIB // 16)
 
-    assert free_host_bytes(small) == GIB // 2 + GIB // 8
+    assert free_host_bytes(small) == GIB // 2 + GIB // 8 + GIB // 16
     assert total_host_bytes(small) == GIB
 
 
