@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -78,6 +79,7 @@ class NpuBackend:
             dtypes=self.family.dtypes, static_shapes=True, graph_modes=self.family.graph_modes, runs_om=True
         )
         self.choices: tuple[Choice, ...] = ()  # of the last `choose_operators`, with reasons
+        self._tiled = weakref.WeakSet[nn.Module]()  # layers whose weights are tiled: a model is prepared block by block
         if self.family.may_compile_operators:
             torch_npu.npu.set_compile_mode(jit_compile=False)
         # float32 means float32: by default A2 and later round a convolution's inputs to HF32, which has 11 bits.
@@ -135,8 +137,9 @@ class NpuBackend:
             return
         self._torch_npu.npu.config.allow_internal_format = True
         for layer in module.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear) and layer not in self._tiled:
                 layer.weight.data = self._torch_npu.npu_format_cast(layer.weight.data, FRACTAL_NZ)
+                self._tiled.add(layer)
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         return precision == FLOAT or self.choose_linear(precision, activations, wanted=wanted).is_own

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from llama_adapter.app.measuring.report import circumstances, load_average
@@ -25,6 +26,9 @@ from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
+from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
 from scripts.peers.measuring import Encode, measure_decoder, measure_vision
@@ -93,8 +97,24 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
             figures = measure_decoder(opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s)
         case "vision":
             image_size = bare_tower(task.size).clip.image_size
-            figures = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)
+            measured = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)
+            error = _error(opened, image_size=image_size, exact=Path(task.work) / task.size / "exact.npy")
+            figures = (replace(figure, error=error) for figure in measured)
     yield from (replace(figure, engine=task.engine.name) for figure in figures)
+
+
+def _error(encode: Encode, *, image_size: int, exact: Path) -> float:
+    """Relative error of the output for the last sample picture; calibration uses the first ones.
+
+    The first engine, ours in float32, writes the file `exact`. The error is 0 for outputs of another shape.
+    """
+    pixels = preprocess(load_picture(sample_files()[-1]).image, size=image_size)[None]
+    found = np.asarray(encode(pixels), dtype=np.float64)
+    if not exact.exists():
+        exact.parent.mkdir(parents=True, exist_ok=True)
+        np.save(exact, found)
+    expected = np.load(exact)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected)) if found.shape == expected.shape else 0.0
 
 
 def _ceilings(size: str) -> Iterator[Figure]:

@@ -90,6 +90,7 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
             for name in names
         ],
         "ours": ours,
+        "has_errors": any(row.error for row in there),
         "ratios": {
             other: [[_ratio(mine, theirs) for mine, theirs in zip(rows[one], rows[other], strict=True)] for one in ours]
             for other in names

@@ -26,6 +26,7 @@ class Row:
     rates: tuple[float, ...]  # one for each round
     stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job's last round
     answers: str = ""  # of a job: a digest of all captions
+    error: float = 0.0  # of an encoder's output, relative to ours in float32
 
     @property
     def key(self) -> Key:
@@ -125,7 +126,7 @@ def save(results: Results, folder: Path) -> None:
 
 def _stated(one: Row | Missing) -> dict[str, Any]:
     """The fields that are not empty."""
-    return {name: value for name, value in asdict(one).items() if value not in ({}, "")}
+    return {name: value for name, value in asdict(one).items() if value not in ({}, "", 0.0)}
 
 
 def _place(one: Missing) -> tuple[str, str, str, int]:

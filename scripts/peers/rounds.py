@@ -116,6 +116,7 @@ class Gathered:
                 rates=(_four_digits(figure.rate),),
                 stages_s={name: _four_digits(seconds) for name, seconds in figure.stages_s.items()},
                 answers=figure.answers,
+                error=_four_digits(figure.error),
             )
             before = self.rows[row.key].rates if row.key in self.rows else ()
             self.rows[row.key] = replace(row, rates=(*before, *row.rates))

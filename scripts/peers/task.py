@@ -37,6 +37,7 @@ class Figure:
     engine: str = ""  # or the name of a ceiling
     stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job
     answers: str = ""  # of a job: a digest of all captions
+    error: float = 0.0  # of an encoder: relative error of its output for a sample picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

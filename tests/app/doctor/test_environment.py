@@ -375,7 +375,7 @@ def test_the_table_of_a_machine_with_torch_npu_and_nothing_else_of_ascends(tmp_p
     assert [(code, err) for code, _, err in told] == [(0, ""), (1, ""), (1, "")]
     assert [name for name in names if name in in_order] == in_order
     assert in_words(page).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
-    assert max(map(len, page.splitlines())) <= 80 + len(sys.executable)
+    assert max(map(len, page.splitlines())) <= 80 + max(map(len, page.split()))  # paths are not broken
     for _, each, _ in told[:2]:
         assert "the libraries of CANN are not found" in in_words(each)
         assert "a plain `import torch` fails" in in_words(each)

@@ -154,14 +154,22 @@ def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
     after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
     everything = Results(runs={"third": {}}, rows=tuple(replace(one, run="third") for one in before.rows))
     save(before, tmp_path)
-    save(load(tmp_path).merged(after), tmp_path)
+    save(load(tmp_path, Results()).merged(after), tmp_path)
 
-    assert [(one.engine, one.rates) for one in load(tmp_path).rows] == [
-        ("hf-float32", (1.0,)),
-        ("ours-float32", (3.0, 4.0)),
-    ]
-    assert set(load(tmp_path).runs) == {"first", "second"}
+    merged = load(tmp_path, Results())
+    assert [(one.engine, one.rates) for one in merged.rows] == [("hf-float32", (1.0,)), ("ours-float32", (3.0, 4.0))]
+    assert set(merged.runs) == {"first", "second"}
     assert set(before.merged(everything).runs) == {"third"}  # a run without rows is dropped
+
+
+def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path) -> None:
+    capped = Results(instructions="avx2")
+    save(results(row("ours-float32", (2.0,))), tmp_path)
+    save(load(tmp_path, capped).merged(results(row("ours-float32", (1.0,)))), tmp_path)
+
+    assert [load(tmp_path, one).rows[0].rates for one in (Results(), capped)] == [(2.0,), (1.0,)]
+    assert load(tmp_path, capped).instructions == "avx2"
+    assert "--instructions avx2" in (tmp_path / "peers-avx2.md").read_text()
 
 
 def test_measured_engine_is_no_longer_missing() -> None:
@@ -190,7 +198,7 @@ def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
 def test_targets_name_measured_engines() -> None:
     measured = {(engine.section, engine.name) for engine in ENGINES}
 
-    for target in TARGETS:
+    for target in (target for targets in TARGETS.values() for target in targets):
         section = "decode" if target.part == "prefill" else target.part
         assert {(section, one) for one in (target.ours, *target.peers)} <= measured
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
