@@ -56,7 +56,7 @@ def loaded_bytes(form: TensorForm, *, dtype: torch.dtype, is_dequantised: bool) 
 
 
 def drained(state: MutableMapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of `state`, each taken out of it, so that whoever gets it can release it."""
+    """The tensors of `state`. Each is removed from `state` first, so that the caller can release it."""
     for name in list(state):
         yield name, state.pop(name)
 

@@ -1,4 +1,4 @@
-"""torch's operators for weights of 8 and 4 bits on NVIDIA GPUs, acted out on the host with the checks of their sources.
+"""Operators of torch for weights of 8 and 4 bits on NVIDIA GPUs, simulated on the CPU with the checks of its sources.
 
 Written from aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp. Weights of 4 bits lie as the tensor cores'
 m16n8k16 wants them: an int32 has eight inputs of one output, of two tiles.

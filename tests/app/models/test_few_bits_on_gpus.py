@@ -1,4 +1,4 @@
-"""The embedded model in 8 and 4 bits on a GPU, acted out: answers and scores beside those of widened weights."""
+"""The embedded model in 8 and 4 bits on a simulated GPU: answers and scores compared with widened weights."""
 
 import math
 from dataclasses import replace

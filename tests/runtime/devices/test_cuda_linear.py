@@ -1,4 +1,4 @@
-"""Layers of 8 and 4 bits on NVIDIA GPUs, with torch's operators acted out: they compute what the scheme says."""
+"""Layers of 8 and 4 bits on NVIDIA GPUs, with simulated torch operators: they compute what the scheme says."""
 
 from typing import Any
 
