@@ -44,7 +44,7 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
     return MemoryPlan(
         weights=weights,
         loading=loading,
-        slots=config.num_slots * 2 * cached * sizes.dim * itemsize,
+        slots=config.num_slots * 2 * cached * sizes.attention_dim * itemsize,
         activations=max(attention, feed_forward, logits) + residual,
     )
 

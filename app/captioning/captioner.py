@@ -116,6 +116,7 @@ class Captioner:
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
+        self._close_parts = parts.close
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
@@ -154,6 +155,8 @@ class Captioner:
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
         operators: OperatorChoice = DEFAULTS.operators,
+        tensor_parallel: int = DEFAULTS.tensor_parallel,
+        parallel_timeout: float = DEFAULTS.parallel_timeout,
         exif: Orientation = DEFAULTS.exif,
         reading: Reading = DEFAULTS.reading,
         batch_size: BatchSize = DEFAULTS.batch_size,
@@ -255,9 +258,9 @@ class Captioner:
             trace.close()
 
     def close(self) -> None:
-        """Release an exported encoder's device, thread and process. Can be called again."""
+        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
         self._worker.shutdown(wait=False)
-        self._vision.close()
+        self._close_parts()
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.assemble import stream_model
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
