@@ -61,7 +61,7 @@ def cut_of(name: str) -> Cut | None:
 
 
 def meta_cut(matrix: str) -> Cut | None:
-    """How a matrix of Meta's checkpoints is divided, by its name without `layers.N.` and `.weight`; None if it is not."""
+    """How a matrix of Meta's checkpoints is divided, by its name without `layers.N.` and `.weight`; None: it is not."""
     return _META.get(matrix)
 
 
@@ -73,8 +73,7 @@ def is_added_once(name: str) -> bool:
 def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range, int]:
     """The units of a rank in one part of a matrix, and how many that part has: of rows or columns, by `cut.axis`."""
     if cut.unit == "heads":
-        width = share.attention_dim
-        return range(share.rank * width, (share.rank + 1) * width), whole.dim
+        return range(share.heads.start * share.head_dim, share.heads.stop * share.head_dim), whole.dim
     if cut.unit == "ffn":
         return whole.ffn_range(share.rank, share.num_ranks), whole.ffn_dim
     return share.vocab_rows, whole.vocab_size
@@ -92,11 +91,11 @@ def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfi
         return tensor
     units, count = span(cut, whole=whole, share=share)
     if name == "adapter.gates":
-        return tensor[:, units.start // share.head_dim : units.stop // share.head_dim]
+        return tensor[:, share.heads.start : share.heads.stop]
     if cut.axis == 1:
         return tensor if tensor.ndim == 1 else _columns(name, tensor, units, count)
-    parts = tensor.unflatten(0, (cut.parts, count))[:, units.start : units.stop]
-    return parts.flatten(0, 1)
+    parts = tensor.reshape(cut.parts, count, *tensor.shape[1:])
+    return parts[:, units.start : units.stop].flatten(0, 1)
 
 
 def _columns(name: str, tensor: Tensor, units: range, count: int) -> Tensor:
@@ -121,7 +120,11 @@ def share_of(config: DecoderConfig, ranks: Alone) -> DecoderConfig:
 def dense(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Tensors that are parts of larger ones as copies, which kernels can read and which keep nothing else in memory."""
     for name, tensor in tensors:
-        own = [tensor.clone(memory_format=torch.contiguous_format) if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor]
+        own = [
+            tensor.clone(memory_format=torch.contiguous_format)
+            if tensor.untyped_storage().nbytes() > tensor.nbytes
+            else tensor
+        ]
         del tensor
         yield name, own.pop()
 

@@ -194,6 +194,9 @@ class Captioner:
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
             operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
                 rounds the inputs of linear layers to 8 bits too.
+            tensor_parallel: ranks that share the decoder, each a process on a device of its own. Default: 1. They are
+                started on this machine, unless `torchrun` has started them.
+            parallel_timeout: seconds that a rank waits for the others in a step, before all end. Default: 60.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.

@@ -59,8 +59,8 @@ def place_model(
     """Put a model on the device of `backend`: the decoder of `tensors`, and its own encoder unless there is another.
 
     With `ranks`, `tensors` are the share of this process, `ranks_here` of them take the memory that is free here, and
-    `lead` makes this rank's runner the runner of all. Empties the model's `vision_state`, see `place_encoder`. Raises DeviceError, before `tensors` are made, if the model
-    does not fit into the device's memory.
+    `lead` makes this rank's runner the runner of all. Empties the model's `vision_state`, see `place_encoder`. Raises
+    DeviceError, before `tensors` are made, if the model does not fit into the device's memory.
     """
     config = engine_config(model, spec, ranks, mode=mode)
     sizes = config.decoder

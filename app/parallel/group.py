@@ -15,15 +15,14 @@ from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.parallel.cores import bind_to, cores_of_ranks
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
+from llama_adapter.app.parallel.launch import Launched, launched
 from llama_adapter.app.parallel.rendezvous import (
     BEAT_S,
-    Launched,
     beat_key,
     environment_store,
     error_key,
     host_store,
     join,
-    launched,
     leave,
 )
 from llama_adapter.llm.load import PlacedDecoder
@@ -120,9 +119,7 @@ class RankGroup:
                 hint="install the same versions on all machines",
             )
 
-    def load(
-        self, spec: CaptionerSpec, *, dtype: torch.dtype, precision: Precision, random: object = None
-    ) -> None:
+    def load(self, spec: CaptionerSpec, *, dtype: torch.dtype, precision: Precision, random: object = None) -> None:
         """Tell the other ranks to load their shares, without waiting for them."""
         wanted = dataclasses.replace(spec, dtype=dtype_name(dtype), precision=precision, batch_size=1)
         self.channel.send(

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from llama_adapter import __version__
-from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.models.memory_fit import engine_config
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.parallel.cores import bind_to
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
 from llama_adapter.app.parallel.group import SECONDARY
+from llama_adapter.app.parallel.launch import Launched
 from llama_adapter.app.parallel.rendezvous import (
     Beats,
-    Launched,
     environment_store,
     error_key,
     find_store,

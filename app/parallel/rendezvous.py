@@ -4,16 +4,15 @@ Under `torchrun` the environment names store, rank and number of ranks. Else the
 machine, and the store listens on the loopback interface only.
 """
 
-import os
 import socket
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, and not in __all__
+from torch.distributed.rendezvous import rendezvous
 
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.runtime.devices.base import Collectives
@@ -26,46 +25,23 @@ _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launched:
-    """What `torchrun` says in the environment."""
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """This process's place if `torchrun` started it, or another program that sets the same variables; else None."""
-    try:
-        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local_rank = int(environ.get("LOCAL_RANK", rank))
-    except (KeyError, ValueError):
-        return None
-    if "MASTER_ADDR" not in environ or not 0 <= rank < size:
-        return None
-    return Launched(rank=rank, size=size, local_rank=local_rank)
-
-
 def host_store(size: int) -> Any:
     """A store of this process for ranks on this machine; `port` is where it listens."""
     listener = socket.socket()
     listener.bind((_LOOPBACK, 0))
     listener.listen()
     port = listener.getsockname()[1]
-    return dist.TCPStore(
-        _LOOPBACK, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    return TCPStore(_LOOPBACK, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def find_store(port: int, size: int) -> Any:
     """The store of the process that started this one. Raises RuntimeError if it has ended."""
-    return dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))
+    return TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))
 
 
 def environment_store() -> Any:
     """The store that `torchrun` names. Raises RuntimeError where it cannot be opened, such as for a port in use."""
-    store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))))
+    store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))))
     return store
 
 
@@ -81,9 +57,7 @@ def join(
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        collectives, store=dist.PrefixStore("ranks", store), rank=rank, world_size=size, timeout=timeout
-    )
+    dist.init_process_group(collectives, store=PrefixStore("ranks", store), rank=rank, world_size=size, timeout=timeout)
     group = dist.new_group(backend="gloo", timeout=_IDLE)
     return Ranks(rank=rank, size=size, collectives=collectives), Channel(group)
 

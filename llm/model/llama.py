@@ -123,9 +123,7 @@ class LlamaAdapterDecoder(nn.Module):
         super().__init__()
         self.config = config
         num_tokens = len(config.vocab_rows)
-        self.embedding = nn.Embedding(
-            num_tokens, config.dim, _weight=random_parameter(num_tokens, config.dim, std=1.0)
-        )
+        self.embedding = nn.Embedding(num_tokens, config.dim, _weight=random_parameter(num_tokens, config.dim, std=1.0))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.dim, eps=config.norm_eps)
         self.head = Linear(config.dim, num_tokens, bias=False)

@@ -40,7 +40,9 @@ class LeadingRunner:
     call, every call raises the same error: ranks are at different places, and the group has to be opened again.
     """
 
-    def __init__(self, runner: Runner, channel: Channel, *, explain: Callable[[BaseException], LlamaAdapterError]) -> None:
+    def __init__(
+        self, runner: Runner, channel: Channel, *, explain: Callable[[BaseException], LlamaAdapterError]
+    ) -> None:
         """`explain` says which rank failed, and why."""
         self._runner, self._channel, self._explain = runner, channel, explain
         self._failure: LlamaAdapterError | None = None
@@ -97,9 +99,7 @@ class LeadingRunner:
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         command = {"do": "warm_up", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        return self._together(
-            command, lambda: self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-        )
+        return self._together(command, lambda: self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens))
 
     def _together(
         self, command: dict[str, Any], call: Callable[[], _Value], *, payload: Sequence[Tensor] = ()

@@ -59,7 +59,7 @@ class EagerRunner:
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
         self._start = config.past_length  # position of the decoder at which prompts begin
-        self._heads = slice(sizes.rank * sizes.num_heads, (sizes.rank + 1) * sizes.num_heads)  # of all ranks' heads
+        self._heads = slice(sizes.heads.start, sizes.heads.stop)  # of all ranks' heads
         past = None if config.past is None else config.past.of_heads(self._heads)
         self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)

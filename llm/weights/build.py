@@ -169,7 +169,7 @@ class _Merge:
             prefix = f"layers.{config.first_adapter_layer + j}.attention."
             gate = self.adapter[f"{prefix}gate"].float().flatten()
             if gate.numel() > 1:
-                gate = gate[config.rank * config.num_heads :][: config.num_heads]
+                gate = gate[config.heads.start : config.heads.stop]
             gates[j] = gate.tanh() if self.has_tanh else gate
             new_gate = self.adapter.get(f"{prefix}new_gate")
             # With a single query the reference applies no new_gate.
