@@ -71,14 +71,14 @@ class DecoderConfig:
         """The share of one rank if the decoder is split over `num_ranks`, as Megatron-LM does (Shoeybi et al., 2019).
 
         Heads and feed-forward units are divided as evenly as can be, the units in blocks of 64 where they come in such,
-        the vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads or blocks,
+        the vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads,
         or where the decoder is split already.
         """
         if self.num_ranks > 1:
             raise ValueError(f"this is rank {self.rank} of {self.num_ranks} already")
         if num_ranks > self.num_heads:
             raise ValueError(f"it has {self.num_heads} heads, so {self.num_heads} ranks are the most")
-        if num_ranks > min(self.ffn_dim // self._ffn_block, self.vocab_size):
+        if num_ranks > min(self.ffn_dim, self.vocab_size):
             raise ValueError(f"a feed-forward width of {self.ffn_dim} is too small")
         return replace(
             self,
@@ -89,14 +89,12 @@ class DecoderConfig:
             all_heads=self.num_heads,
         )
 
-    @property
-    def _ffn_block(self) -> int:
-        return _FFN_BLOCK if self.ffn_dim % _FFN_BLOCK == 0 else 1
-
     def ffn_range(self, rank: int, num_ranks: int) -> range:
-        """Feed-forward units of a rank, in blocks that the kernels compute together."""
-        blocks = _divided(self.ffn_dim // self._ffn_block, rank, num_ranks)
-        return range(self._ffn_block * blocks.start, self._ffn_block * blocks.stop)
+        """Feed-forward units of a rank, in blocks that the kernels compute together if there are enough."""
+        has_blocks = self.ffn_dim % _FFN_BLOCK == 0 and self.ffn_dim // _FFN_BLOCK >= num_ranks
+        block = _FFN_BLOCK if has_blocks else 1
+        blocks = _divided(self.ffn_dim // block, rank, num_ranks)
+        return range(block * blocks.start, block * blocks.stop)
 
     @property
     def first_adapter_layer(self) -> int:

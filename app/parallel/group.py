@@ -58,7 +58,7 @@ class RankGroup:
         self._backend = backend
         self._children: dict[int, ChildProcess] = {}
         self._runner: LeadingRunner | None = None
-        self._is_closed = False
+        self._is_closed, self._has_joined = False, False
         self._restore_cores: Callable[[], None] = lambda: None
         place = checked_launch(spec.tensor_parallel)
         try:
@@ -68,6 +68,7 @@ class RankGroup:
             else:
                 self._store = environment_store()
             self.ranks, self.channel = self._join(spec)
+            self._has_joined = True
         except BaseException:
             self.close()
             raise
@@ -224,8 +225,9 @@ class RankGroup:
             for child in self._children.values():
                 child.has_ended(within_s=_END_S)
         self._kill()
-        with suppress(RuntimeError):
-            leave()
+        if self._has_joined:
+            with suppress(RuntimeError):
+                leave()
         self._restore_cores()
 
     def _kill(self) -> None:

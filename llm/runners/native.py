@@ -267,7 +267,9 @@ class _Sum:
             yield
         except RuntimeError:
             failure, self._failure = self._failure, None
-            raise failure or RuntimeError("the kernels failed") from None
+            if failure is not None:
+                raise failure from None
+            raise
 
 
 def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int) -> Iterable[_Tokens]:

@@ -1,0 +1,180 @@
+"""Groups of ranks: how they start, what they refuse, and how they end, whatever goes wrong with a rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import llama_adapter.app.parallel.group as group_module
+from llama_adapter import Captioner
+from llama_adapter.app.captioning.captioner import RawPrompt
+from llama_adapter.app.models.random_model import RandomLoader
+from llama_adapter.app.parallel.group import RankError
+from llama_adapter.runtime.errors import UsageError
+from tests.app.golden import case, model_options, picture
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+SAMPLES = sorted((ROOT / "assets" / "pictures").glob("*.png"))[:6]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["bias_b3_equal", "lora_b3_equal"])
+def test_golden_checkpoints_answer_as_the_reference(name: str, size: int) -> None:
+    wanted = case(name)
+    folder = "TINY-2SHARD" if size == 2 else "TINY"
+    with Captioner.load(**model_options(wanted["adapter"], llama_type=folder), tensor_parallel=size) as captioner:
+        pictures = [picture(image) for image in wanted["images"]]
+        prompt = RawPrompt(wanted["prompts"][0]["text"])
+        answers = captioner.generate(pictures, prompt, max_new_tokens=wanted["max_gen_len"])
+        assert [answer.text for answer in answers] == wanted["output_text"]
+
+
+def test_quantised_and_bfloat16_decoders_run_on_ranks() -> None:
+    for options in ({"precision": "int8"}, {"precision": "int4"}, {"dtype": "bfloat16"}):
+        with Captioner.load(batch_size=4, tensor_parallel=2, **options) as captioner:
+            assert captioner.caption(SAMPLES[0]).text == "a small yellow moon above a small green cross"
+
+
+def children(captioner: Captioner) -> list[Any]:
+    end: Any = captioner._close_parts
+    group = end.__self__.end_ranks.__closure__[0].cell_contents
+    return [child.process for child in group._children.values()]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "failed: ended by SIGKILL"), (signal.SIGSTOP, "does not respond")]
+)
+def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, words: str) -> None:
+    with Captioner.load(tensor_parallel=3, parallel_timeout=2) as captioner:
+        captioner.caption(SAMPLES[0])
+        processes = children(captioner)
+        os.kill(processes[1].pid, number)
+        for _ in range(2):  # the second call has no group any more
+            with pytest.raises(RankError, match=rf"^Rank 2 of 3 \(process {processes[1].pid}\) .*{words}"):
+                captioner.caption(SAMPLES[0])
+        assert all(process.poll() is not None for process in processes)
+    assert not dist.is_initialized()
+
+
+def test_ranks_end_with_the_captioner_and_can_be_started_again() -> None:
+    for _ in range(2):
+        with Captioner.load(tensor_parallel=2) as captioner:
+            processes = children(captioner)
+            assert captioner.caption(SAMPLES[0]).error is None
+        assert [process.poll() for process in processes] == [0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda patch: patch.setattr(group_module, "__version__", "9.9"), r"Rank 1 of 2 runs llama-adapter .* 9\.9"),
+        (
+            lambda patch: patch.setattr(group_module, "weights_fingerprint", lambda decoder: "other"),
+            "Rank 1 of 2 has other weights than rank 0",
+        ),
+    ],
+)
+def test_ranks_that_differ_are_refused(
+    change: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(RankError, match=words):
+        Captioner.load(tensor_parallel=2)
+    assert not dist.is_initialized()
+
+
+def test_more_ranks_than_heads_and_wrong_combinations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="6 ranks are the most"):
+        Captioner.load(tensor_parallel=7)
+    with pytest.raises(ValueError, match="tensor_parallel goes with mode eager"):
+        Captioner.load(tensor_parallel=2, mode="graph")
+    with pytest.raises(ValueError, match="exported decoder"):
+        Captioner.load(tensor_parallel=2, decoder=str(tmp_path))
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    program = Path(sys.executable).with_name("llama-adapter")
+    return subprocess.run(
+        [*launcher, str(program), *arguments], capture_output=True, text=True, cwd=ROOT, timeout=240, check=False
+    )
+
+
+def test_torchrun_starts_a_job_on_two_ranks(tmp_path: Path) -> None:
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2", "--no-python")
+    out = tmp_path / "captions.jsonl"
+    flags = ("--tensor-parallel", "2", "--out", str(out))
+    ran = command("caption", *map(str, SAMPLES), *flags, launcher=torchrun)
+    assert ran.returncode == 0, ran.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(records) == len(SAMPLES)
+    assert all(record["error"] is None for record in records)
+    wrong = command("caption", str(SAMPLES[0]), "--tensor-parallel", "3", launcher=torchrun)
+    assert wrong.returncode != 0
+    assert "torchrun started 2 processes, and --tensor-parallel is 3" in wrong.stderr
+
+
+def test_a_job_keeps_its_records_when_a_rank_is_killed(tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(200):  # each another file, so that all are answered
+        (pictures / f"{number:03d}.png").write_bytes(SAMPLES[number % 6].read_bytes() + b"%d" % number)
+    out = tmp_path / "captions.jsonl"
+    program = str(Path(sys.executable).with_name("llama-adapter"))
+    flags = ["--tensor-parallel", "2", "--batch-size", "1", "--out", str(out)]
+    job = subprocess.Popen(
+        [program, "caption", str(pictures), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while not out.exists() or not out.read_text():
+        assert job.poll() is None
+        time.sleep(0.1)
+    [rank] = ranks_of(job.pid)
+    os.kill(rank, signal.SIGKILL)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert f"error: Rank 1 of 2 (process {rank}) failed: ended by SIGKILL" in said
+    assert 0 < len(out.read_text().splitlines()) < 200
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def test_ranks_end_when_the_first_one_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from llama_adapter import Captioner\nimport time\n"
+        "captioner = Captioner.load(tensor_parallel=2)\nprint('ready', flush=True)\ntime.sleep(600)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    [rank] = ranks_of(first.pid)
+    first.kill()
+    first.communicate()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{rank}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def ranks_of(process: int) -> list[int]:
+    """The rank processes that a process has started."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_random_models_are_the_same_on_all_ranks() -> None:
+    from llama_adapter.app.captioning.assemble import assemble_parts
+    from llama_adapter.app.models.spec import CaptionerSpec
+
+    parts = assemble_parts(CaptionerSpec(tensor_parallel=2, batch_size=1), load=RandomLoader(name="tiny"))
+    with Captioner(parts) as captioner:
+        text = captioner.caption(SAMPLES[0], max_new_tokens=5).text
+    with Captioner(assemble_parts(CaptionerSpec(batch_size=1), load=RandomLoader(name="tiny"))) as captioner:
+        assert captioner.caption(SAMPLES[0], max_new_tokens=5).text == text

@@ -1,0 +1,85 @@
+"""A decoder on several ranks answers as on one; what goes wrong with a rank ends all of them with one sentence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llama_adapter import Captioner
+from llama_adapter.runtime.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+SAMPLES = sorted((ROOT / "assets" / "pictures").glob("*.png"))[:6]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Captioner]:
+    with Captioner.load(batch_size=4) as captioner:
+        yield captioner
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Captioner]:
+    with Captioner.load(batch_size=4, tensor_parallel=2) as captioner:
+        yield captioner
+
+
+def texts(captioner: Captioner, **options: Any) -> list[str | None]:
+    return [answer.text for answer in captioner.generate(SAMPLES, **options)]
+
+
+def test_the_embedded_model_answers_as_on_one_rank(alone: Captioner, pair: Captioner) -> None:
+    assert "2 ranks" in pair.info.operators
+    assert texts(pair) == texts(alone)
+    drawn: dict[str, Any] = {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "max_new_tokens": 12}
+    assert texts(pair, **drawn) == texts(alone, **drawn)
+    question = "Is there a red circle?"
+    for ours, theirs in zip(
+        pair.generate(SAMPLES, question, choices=["Yes", "No"]),
+        alone.generate(SAMPLES, question, choices=["Yes", "No"]),
+        strict=True,
+    ):
+        assert ours.text == theirs.text
+        np.testing.assert_allclose(list(ours.choice.values()), list(theirs.choice.values()), rtol=1e-4)  # type: ignore[union-attr]
+
+
+def test_an_answer_does_not_depend_on_its_batch(pair: Captioner) -> None:
+    question = "Is there a red circle?"
+    together = list(pair.generate(SAMPLES, question, choices=["Yes", "No"]))
+    single = [pair.ask(sample, question, choices=["Yes", "No"]) for sample in SAMPLES]
+    assert [answer.choice for answer in together] == [answer.choice for answer in single]
+
+
+def test_texts_without_a_picture_reach_all_ranks(alone: Captioner, pair: Captioner) -> None:
+    for prefix in ("zeros", "none"):
+        ours = [answer.text for answer in pair.generate_text(["a small red"], text_prefix=prefix, max_new_tokens=6)]
+        assert ours == [
+            answer.text for answer in alone.generate_text(["a small red"], text_prefix=prefix, max_new_tokens=6)
+        ]
+
+
+def test_prefixes_that_nobody_needs_are_released_on_all_ranks(pair: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel: Any = pair._engine._runner._channel  # type: ignore[attr-defined]
+    send, made, unused = channel.send, set(), set()
+
+    def recorded(told: dict[str, Any]) -> None:
+        made.update(told.get("numbers", ()))
+        unused.update(told["unused"])
+        send(told)
+
+    monkeypatch.setattr(channel, "send", recorded)
+    texts(pair)
+    of_texts = set(made)
+    assert len(of_texts) == len(SAMPLES)
+    pair.caption(SAMPLES[0])
+    assert of_texts <= unused
+
+
+def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
+    with pytest.raises(UsageError, match="has a process group"):
+        Captioner.load(tensor_parallel=2)
+    assert pair.caption(SAMPLES[0]).error is None

@@ -1,0 +1,182 @@
+"""Shares of a decoder: together they are the whole, from every kind of checkpoint, and their outputs add up."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_ranks
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.split import dense, is_added_once, share_of, take, take_all
+from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.ranks import Alone
+from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from tests.llm.toys import CONFIG, GOLDEN, toy_decoder
+
+ODD = DecoderConfig(
+    vocab_size=301,
+    dim=60,
+    num_layers=2,
+    num_heads=6,
+    ffn_dim=100,
+    norm_eps=1e-6,
+    num_adapter_layers=1,
+    num_queries=3,
+    separate_adapter_kv=True,
+)
+
+
+class Place(Alone):
+    """A rank by its numbers alone."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def shares(config: DecoderConfig, size: int) -> list[DecoderConfig]:
+    return [config.share(rank, size) for rank in range(size)]
+
+
+@pytest.mark.parametrize("config", [CONFIG, ODD])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_shares_divide_heads_units_and_tokens_without_rest(config: DecoderConfig, size: int) -> None:
+    parts = shares(config, size)
+    for ranges, count in (
+        ([part.heads for part in parts], config.num_heads),
+        ([config.ffn_range(rank, size) for rank in range(size)], config.ffn_dim),
+        ([part.vocab_rows for part in parts], config.vocab_size),
+    ):
+        assert [place for part in ranges for place in part] == list(range(count))
+        assert len(ranges[0]) == max(map(len, ranges))
+        assert min(map(len, ranges)) > 0
+    assert {part.head_dim for part in parts} == {config.head_dim}
+    assert DecoderConfig.from_dict(parts[-1].to_dict()) == parts[-1]
+    assert "rank" not in config.to_dict()  # digests and bundles of whole decoders are as they were
+
+
+def test_units_come_in_blocks_that_kernels_compute_together() -> None:
+    llama_7b = dataclasses.replace(CONFIG, dim=4096, num_heads=32, ffn_dim=11008)
+    widths = [part.ffn_dim for part in shares(llama_7b, 8)]
+    assert sum(widths) == 11008
+    assert all(width % 64 == 0 for width in widths)
+
+
+@pytest.mark.parametrize(("size", "words"), [(7, "6 heads, so 6 ranks"), (2, "rank 1 of 2 already")])
+def test_what_cannot_be_divided_is_refused(size: int, words: str) -> None:
+    config = ODD if size == 7 else ODD.share(1, 2)
+    with pytest.raises(UsageError, match=words):
+        share_of(config, Place(0, size))
+
+
+def reassembled(name: str, parts: list[Tensor], whole: DecoderConfig) -> Tensor:
+    """The inverse of `take`, written from the definition."""
+    if is_added_once(name):
+        assert not any(part.any() for part in parts[1:])
+        return parts[0]
+    pieces = {"attention.qkv": (3, 0), "feed_forward.gate_up": (2, 0), "adapter.kv": (2, 0), "adapter.gates": (1, 1)}
+    pieces |= {"embedding": (1, 0), "head.": (1, 0), "attention.out": (1, 1), "feed_forward.down": (1, 1)}
+    found = next((how for part, how in pieces.items() if part in name), None)
+    if found is None:
+        return parts[0]
+    count, axis = found
+    if axis == 1 and parts[0].ndim == 1:
+        return parts[0]
+    chunks = [part.chunk(count, dim=0) for part in parts]
+    return torch.cat([torch.cat([chunk[one] for chunk in chunks], dim=axis) for one in range(count)])
+
+
+@pytest.mark.parametrize("config", [CONFIG, ODD])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_shares_of_a_state_dict_are_its_parts(config: DecoderConfig, size: int) -> None:
+    state = toy_decoder(config).state_dict()
+    parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, size)]
+    for share, part in zip(shares(config, size), parts, strict=True):
+        with torch.device("meta"):
+            sketch = LlamaAdapterDecoder(share)
+        assert {name: tensor.shape for name, tensor in sketch.state_dict().items()} == {
+            name: tensor.shape for name, tensor in part.items()
+        }
+    for name, tensor in state.items():
+        assert torch.equal(reassembled(name, [part[name] for part in parts], config), tensor), name
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_weights_are_divided_as_they_are_stored(precision: Any) -> None:
+    config = dataclasses.replace(CONFIG, dim=128, num_heads=4, ffn_dim=256)
+    decoder = toy_decoder(config)
+    state = dict(
+        quantise(
+            decoder.state_dict().items(), linears=linear_weights(decoder), dtype=torch.float32, precision=precision
+        )
+    )
+    parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, 2)]
+    for name, tensor in state.items():
+        assert torch.equal(reassembled(name, [part[name] for part in parts], config), tensor), name
+
+
+def test_a_group_of_4_bit_weights_is_not_torn_apart() -> None:
+    config = dataclasses.replace(CONFIG, dim=96, num_heads=4, ffn_dim=192)
+    scales = torch.ones(96, 3, dtype=torch.float16)
+    with pytest.raises(ValueError, match="groups are larger"):
+        take("layers.0.attention.out.weight_scale", scales, whole=config, share=config.share(0, 4))
+
+
+@pytest.mark.parametrize("adapter_name", ["BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", None])
+@pytest.mark.parametrize("folder", ["LLaMA/TINY", "LLaMA/TINY-2SHARD", "LLaMA-HF/TINY"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_checkpoints_are_read_by_shares(folder: str, adapter_name: str | None, size: int) -> None:
+    place = GOLDEN / folder
+    source = open_huggingface(place) if "HF" in folder else open_meta(place)
+    adapter = None if adapter_name is None else open_adapter(GOLDEN / "adapters" / f"{adapter_name}.pth")
+    config = plan_decoder(source, adapter, vocab_size=512)
+    whole = dict(decoder_tensors(config, source=source, adapter=adapter, dtype=torch.float32))
+    for share in shares(config, size):
+        read = dict(decoder_tensors(config, source=source, adapter=adapter, dtype=torch.float32, share=share))
+        assert read.keys() == whole.keys()
+        for name, tensor in dense(read.items()):
+            wanted = take(name, whole[name], whole=config, share=share)
+            torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=1e-7)  # products of LoRA are of other sizes
+
+
+def test_parts_of_shards_are_views_of_the_files() -> None:
+    source = open_meta(GOLDEN / "LLaMA" / "TINY-2SHARD")
+    wanted = source.tensors["layers.0.attention.wq.weight"]
+    half = wanted.shape[0] // 2
+    read = wanted.read((0, range(half)))
+    assert read.data_ptr() == wanted.parts[0].data_ptr()  # nothing is joined where one file has it all
+    assert torch.equal(wanted.read((0, range(half - 3, half + 5))), wanted.read()[half - 3 : half + 5])
+    assert torch.equal(wanted.read((1, range(7, 20))), wanted.read()[:, 7:20])
+
+
+@pytest.mark.parametrize("config", [CONFIG, ODD])
+def test_partial_outputs_of_a_layer_add_up(config: DecoderConfig) -> None:
+    decoder = toy_decoder(config)
+    x = torch.randn(2, 5, config.dim)
+    totals = {"out": torch.zeros(2, 5, config.dim), "down": torch.zeros(2, 5, config.dim)}
+    heads = torch.randn(2, 5, config.dim)
+    layer: Any = decoder.layers[0]
+    for share in shares(config, 3):
+        part = LlamaAdapterDecoder(share).eval().requires_grad_(False)
+        part.load_state_dict(dict(take_all(decoder.state_dict().items(), whole=config, share=share)))
+        use_ranks(part, Place(share.rank, 3))
+        own: Any = part.layers[0]
+        first, last = share.heads.start * share.head_dim, share.heads.stop * share.head_dim
+        totals["out"] += own.attention.out(heads[..., first:last])
+        totals["down"] += own.feed_forward(x)
+    torch.testing.assert_close(totals["out"], layer.attention.out(heads))
+    torch.testing.assert_close(totals["down"], layer.feed_forward(x))
+
+
+def test_a_past_has_the_heads_of_its_rank() -> None:
+    values = torch.randn(2, 6, 4, 10).numpy()
+    past = PastKeyValues(values, values + 1)
+    part = past.of_heads(slice(2, 5))
+    assert part.k_LNCH.shape == (2, 3, 4, 10)
+    assert (part.v_LNCH == values[:, 2:5] + 1).all()
