@@ -124,7 +124,8 @@ class _Merge:
             return self._cast(matrix(names[0]))
         shapes = [self.source.tensors[f"{prefix}{name}.weight"].shape for name in names]
         dtypes = [self._dtype(f"{prefix}{name}.weight") for name in names]
-        if with_lora and any(lora_names(prefix + name)[0] in self.adapter for name in names):
+        computed = [change for name in names for change in (lora_names(prefix + name)[0], f"{prefix}{name}_scale")]
+        if with_lora and any(change in self.adapter for change in computed):
             dtypes.append(torch.float32)
         stored = functools.reduce(torch.promote_types, dtypes)
         stacked = torch.empty(sum(shape[0] for shape in shapes), shapes[0][1], dtype=self.dtype or stored)
@@ -167,6 +168,9 @@ class _Merge:
         return self._reordered(name, weight) if in_meta_order else weight
 
     def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
+        scale = self.adapter.get(f"{prefix}{name}_scale")  # of chat adapters
+        if scale is not None:  # of the inputs, so of the columns
+            return bare.float() * scale.float()
         l1, l2 = lora_names(prefix + name)
         if l1 not in self.adapter:
             return bare
@@ -174,7 +178,7 @@ class _Merge:
         return self._reordered(name, update).add_(bare)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
-        bias = self.adapter.get(f"{prefix}{name}.bias")
+        bias = self.adapter.get(f"{prefix}{name}.bias", self.adapter.get(f"{prefix}{name}_bias"))
         if bias is None:
             return torch.zeros(self.source.tensors[f"{prefix}{name}.weight"].shape[0])
         return self._reordered(name, bias.float())
