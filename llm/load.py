@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.memory_plan import MemoryPlan, plan_memory
+from llama_adapter.llm.memory_plan import MemoryPlan, form_of_part, plan_memory
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -49,7 +49,30 @@ def planner(
     `forms` are those of the state dict in `precision`, which `place_decoder` gets tensor by tensor. `reserved` bytes of
     the device are for others.
     """
-    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
+    return decoder_planner(
+        config,
+        forms,
+        is_dequantised=not backend.computes_in(precision, config.dtype, wanted=config.operators),
+        padding=2 if backend.capabilities.static_shapes else 1,  # rows are rounded up to a power of two
+        reserved=reserved,
+    )
+
+
+def decoder_planner(
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    *,
+    is_dequantised: bool,
+    padding: int,
+    reserved: int = 0,
+    parts: int = 1,
+) -> Callable[[int], MemoryPlan]:
+    """As `planner`, for a device that need not be here: it widens quantised weights or not, and pads as told.
+
+    With `parts` it is one of so many devices that the model is split over.
+    """
+    if parts > 1:
+        forms = {name: form_of_part(name, form, parts) for name, form in forms.items()}
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
@@ -58,10 +81,9 @@ def planner(
     blocks = [name for name in sizes if name.startswith("layers.")]
     block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
     loading = block_bytes + largest * torch.float32.itemsize
-    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
     weights = reserved + sum(sizes.values())
     return lambda num_slots: plan_memory(
-        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding
+        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding, parts=parts
     )
 
 
