@@ -2,18 +2,23 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.schemes import OperatorChoice
 
-_MAY_BE_ZERO = ("num_adapter_layers", "num_queries")  # zero in a LLaMA without adapter
+_MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two in a LLaMA without adapter
+_SPLIT = ("rank", "num_ranks", "all_heads")
+_FFN_BLOCK = 64  # outputs that the kernels compute together; also whole groups of 4-bit weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """Sizes of a LLaMA decoder with zero-init gated adapter attention in its last `num_adapter_layers` layers."""
+    """Sizes of a LLaMA decoder with zero-init gated adapter attention in its last `num_adapter_layers` layers.
+
+    One rank's share of a decoder that is split over several has its own `num_heads` and `ffn_dim`; see `share`.
+    """
 
     vocab_size: int
     dim: int
@@ -27,18 +32,71 @@ class DecoderConfig:
     num_queries: int = 0
     # True if LoRA is merged into the token projections: the adapter then has K/V weights of its own, without LoRA.
     separate_adapter_kv: bool = False
+    rank: int = 0
+    num_ranks: int = 1
+    all_heads: int = 0  # of all ranks together; 0 if the decoder is not split
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if self.dim % self.num_heads or (self.dim // self.num_heads) % 2:
-            raise ValueError(f"dim {self.dim} must be num_heads {self.num_heads} times an even number")
+        if not 0 <= self.rank < self.num_ranks:
+            raise ValueError(f"rank {self.rank} must lie in 0..{self.num_ranks - 1}")
+        num_heads = self.all_heads or self.num_heads
+        if self.dim % num_heads or (self.dim // num_heads) % 2:
+            raise ValueError(f"dim {self.dim} must be num_heads {num_heads} times an even number")
         if self.num_adapter_layers > self.num_layers:
             raise ValueError(f"num_adapter_layers {self.num_adapter_layers} must lie in 0..{self.num_layers}")
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.dim // self.num_heads
+        return self.dim // (self.all_heads or self.num_heads)
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all heads together; `dim`, unless the decoder is split."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def heads(self) -> range:
+        """The heads that are here, of those of all ranks."""
+        return _divided(self.all_heads or self.num_heads, self.rank, self.num_ranks)
+
+    @property
+    def vocab_rows(self) -> range:
+        """Tokens whose embeddings and logits are here; all of `vocab_size`, unless the decoder is split."""
+        each = -(-self.vocab_size // self.num_ranks)
+        return range(min(self.rank * each, self.vocab_size), min((self.rank + 1) * each, self.vocab_size))
+
+    def share(self, rank: int, num_ranks: int) -> "DecoderConfig":
+        """The share of one rank if the decoder is split over `num_ranks`, as Megatron-LM does (Shoeybi et al., 2019).
+
+        Heads and feed-forward units are divided as evenly as can be, the units in blocks of 64 where they come in such,
+        the vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads or blocks,
+        or where the decoder is split already.
+        """
+        if self.num_ranks > 1:
+            raise ValueError(f"this is rank {self.rank} of {self.num_ranks} already")
+        if num_ranks > self.num_heads:
+            raise ValueError(f"it has {self.num_heads} heads, so {self.num_heads} ranks are the most")
+        if num_ranks > min(self.ffn_dim // self._ffn_block, self.vocab_size):
+            raise ValueError(f"a feed-forward width of {self.ffn_dim} is too small")
+        return replace(
+            self,
+            num_heads=len(_divided(self.num_heads, rank, num_ranks)),
+            ffn_dim=len(self.ffn_range(rank, num_ranks)),
+            rank=rank,
+            num_ranks=num_ranks,
+            all_heads=self.num_heads,
+        )
+
+    @property
+    def _ffn_block(self) -> int:
+        return _FFN_BLOCK if self.ffn_dim % _FFN_BLOCK == 0 else 1
+
+    def ffn_range(self, rank: int, num_ranks: int) -> range:
+        """Feed-forward units of a rank, in blocks that the kernels compute together."""
+        blocks = _divided(self.ffn_dim // self._ffn_block, rank, num_ranks)
+        return range(self._ffn_block * blocks.start, self._ffn_block * blocks.stop)
 
     @property
     def first_adapter_layer(self) -> int:
@@ -46,8 +104,9 @@ class DecoderConfig:
         return self.num_layers - self.num_adapter_layers
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as stored in a bundle's manifest."""
-        return asdict(self)
+        """Plain values, as stored in a bundle's manifest; those of a split only where there is one."""
+        values = asdict(self)
+        return values if self.num_ranks > 1 else {name: values[name] for name in values if name not in _SPLIT}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
@@ -80,6 +139,11 @@ class EngineConfig:
     def past_length(self) -> int:
         """Tokens in front of every prompt. Position 0 of a plan is this position of the decoder."""
         return 0 if self.past is None else len(self.past)
+
+
+def _divided(count: int, rank: int, num_ranks: int) -> range:
+    """A rank's part of `count` things; the first rank has no fewer than the others."""
+    return range(-(-count * rank // num_ranks), -(-count * (rank + 1) // num_ranks))
 
 
 def _check_numbers(config: DecoderConfig) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.memory_plan import MemoryPlan, form_of_part, plan_memory
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
+from llama_adapter.llm.memory_plan import MemoryPlan, plan_memory
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators, use_ranks
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
@@ -18,6 +18,7 @@ from llama_adapter.llm.runners.native import NativeRunner, can_run
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.operators import Operators
+from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.layers import load_state, load_stream
 from llama_adapter.runtime.schemes.scheme import TensorForm
@@ -65,14 +66,8 @@ def decoder_planner(
     is_dequantised: bool,
     padding: int,
     reserved: int = 0,
-    parts: int = 1,
 ) -> Callable[[int], MemoryPlan]:
-    """As `planner`, for a device that need not be here: it widens quantised weights or not, and pads as told.
-
-    With `parts` it is one of so many devices that the model is split over.
-    """
-    if parts > 1:
-        forms = {name: form_of_part(name, form, parts) for name, form in forms.items()}
+    """As `planner`, for a device that need not be here: it widens quantised weights or not, and pads as told."""
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
@@ -83,7 +78,7 @@ def decoder_planner(
     loading = block_bytes + largest * torch.float32.itemsize
     weights = reserved + sum(sizes.values())
     return lambda num_slots: plan_memory(
-        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding, parts=parts
+        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding
     )
 
 
@@ -107,9 +102,12 @@ class PlacedDecoder:
         return EagerRunner(self.decoder, config, backend=backend, operators=self.operators, shapes=shapes)
 
 
-def place_decoder(config: EngineConfig, tensors: Iterable[tuple[str, Tensor]], *, backend: Backend) -> PlacedDecoder:
+def place_decoder(
+    config: EngineConfig, tensors: Iterable[tuple[str, Tensor]], *, backend: Backend, ranks: Alone = ALONE
+) -> PlacedDecoder:
     """The decoder of a state dict's tensors on the backend's device, without rows.
 
+    With `ranks`, sizes and tensors are the share of one of them (llm/split.py).
     A layer is laid out for the device when its tensors have come, and then released: the peak is one model and one
     layer, if `tensors` keeps none. Raises as `decoder_from_state`.
     """
@@ -119,5 +117,6 @@ def place_decoder(config: EngineConfig, tensors: Iterable[tuple[str, Tensor]], *
     load_stream(decoder, tensors, device=backend.device, finish=partial(backend.prepare, wanted=config.operators))
     decoder = decoder.to(backend.device)
     use_operators(decoder, operators)
+    use_ranks(decoder, ranks)
     backend.empty_caches()
     return PlacedDecoder(decoder=decoder, config=config, backend=backend, operators=operators)

@@ -1,17 +1,13 @@
 """Counts the memory that a decoder needs on a device, before any of it is allocated."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.schemes.scheme import TensorForm
 
 _FLOAT32_BYTES = 4
-_BY_OUTPUTS: Final = re.compile(r"^embedding\.|^head\.|\.(qkv|gate_up)\.|^adapter\.kv\.")
-_BY_INPUTS: Final = re.compile(r"\.(out|down)\.weight|^adapter\.gates$")
 SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves alone
 
 
@@ -32,57 +28,32 @@ class MemoryPlan:
         return self.weights + max(self.slots + self.activations, self.loading)
 
 
-def plan_memory(
-    config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1, parts: int = 1
-) -> MemoryPlan:
-    """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger.
-
-    Of a model that is split over `parts` devices it is the plan of one: heads and feed-forward network are divided, the
-    residual stream and the logits are not.
-    """
+def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1) -> MemoryPlan:
+    """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger."""
     sizes, itemsize = config.decoder, config.dtype.itemsize
     context = sizes.context
     num_tokens = min(config.num_slots * context, max(padding * config.max_prefill_tokens, context))
     # The widest moments of a layer: the attention scores in float32 with their mask and their cast copy, or the
     # feed-forward network's two halves and their product.
-    attention = num_tokens * sizes.num_heads // parts * context * (2 * _FLOAT32_BYTES + itemsize)
-    feed_forward = num_tokens * 3 * sizes.ffn_dim // parts * itemsize
+    attention = num_tokens * sizes.num_heads * context * (2 * _FLOAT32_BYTES + itemsize)
+    feed_forward = num_tokens * 3 * sizes.ffn_dim * itemsize
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
     # A slot holds keys and values of every position, and those of the picture.
-    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.dim * itemsize // parts
+    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.attention_dim * itemsize
     return MemoryPlan(
         weights=weights,
         loading=loading,
-        slots=positions + prefix_bytes(config, parts=parts),
+        slots=positions + prefix_bytes(config),
         activations=max(attention, feed_forward, logits) + residual,
     )
 
 
-def prefix_bytes(config: EngineConfig, *, parts: int = 1) -> int:
-    """Bytes of the pictures' keys and values in all slots, on one of `parts` devices."""
+def prefix_bytes(config: EngineConfig) -> int:
+    """Bytes of the pictures' keys and values in all slots."""
     sizes = config.decoder
     queries = sizes.num_adapter_layers * sizes.num_queries
-    return int(config.num_slots * 2 * queries * sizes.dim * config.dtype.itemsize // parts)
-
-
-def why_not_split(config: DecoderConfig, parts: int) -> str:
-    """Why the decoder cannot be split over so many devices, as a clause; empty if it can."""
-    sides = {"heads": config.num_heads, "feed-forward outputs": config.ffn_dim}
-    return next((f"{parts} do not divide its {size} {name}" for name, size in sides.items() if size % parts), "")
-
-
-def form_of_part(name: str, form: TensorForm, parts: int) -> TensorForm:
-    """The form of a tensor of the state dict on one of `parts` devices, the first of which has the most.
-
-    Projections to heads and to the feed-forward network, the embedding and the head are divided by outputs, those back
-    to the model's width by inputs. Everything else is whole on every device.
-    """
-    shape = list(form.shape)
-    axis = 0 if _BY_OUTPUTS.search(name) else 1 if _BY_INPUTS.search(name) else None
-    if axis is not None and axis < len(shape):  # scales of outputs are whole where inputs are divided
-        shape[axis] = -(-shape[axis] // parts)
-    return TensorForm(tuple(shape), form.dtype)
+    return int(config.num_slots * 2 * queries * sizes.attention_dim * config.dtype.itemsize)
 
 
 def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most: int, unknown: int) -> int:

@@ -24,6 +24,10 @@ class PastKeyValues:
         """Keys and values."""
         return self.k_LNCH, self.v_LNCH
 
+    def of_heads(self, heads: slice) -> "PastKeyValues":
+        """Those of some heads."""
+        return PastKeyValues(self.k_LNCH[:, heads], self.v_LNCH[:, heads])
+
     def __len__(self) -> int:
         """C, the number of past tokens."""
         return int(self.k_LNCH.shape[2])

@@ -7,8 +7,7 @@ from functools import partial
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.auto_dtype import DtypeChoice
-from llama_adapter.app.models.bundle import stream_bundle
-from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.checkpoints import StreamedModel
 from llama_adapter.app.models.encoders import (
     check_card,
     check_encoding,
@@ -19,16 +18,16 @@ from llama_adapter.app.models.encoders import (
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
-from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding
-from llama_adapter.app.models.quantised_model import quantise_model
-from llama_adapter.app.models.sketch import Dtype, dtype_of
+from llama_adapter.app.models.random_model import RandomLoader
+from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.parallel.group import RankGroup
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
-from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.ranks import ALONE
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
@@ -70,6 +69,12 @@ def assemble_parts(
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     identity: str | None = None
     with ExitStack() as stack:
+        group: RankGroup | None = None
+        if spec.tensor_parallel > 1:
+            if load is not None and not isinstance(load, RandomLoader):
+                raise UsageError("A model made in this process is not split: tensor_parallel must be 1")
+            group = stack.enter_context(closing(RankGroup(spec, backend=backend)))
+        ranks = ALONE if group is None else group.ranks
         exported: ExportedEncoder | None = None
         card: EncoderCard | None = None if encoding is None else encoding.card
         if vision is None and spec.vision_kind == "onnx":
@@ -84,9 +89,14 @@ def assemble_parts(
                 encoder=card,
                 is_encoded_elsewhere=is_encoded_elsewhere,
                 take_packed=partial(backend.packed_layout, wanted=spec.operators),
+                ranks=ranks,
             )
+        elif isinstance(load, RandomLoader):
+            model, tensors = load(choice, ranks)
         else:
             model, tensors = load(choice)
+        if group is not None:
+            group.load(spec, dtype=model.dtype, precision=model.precision, random=load)
         check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)
@@ -99,7 +109,17 @@ def assemble_parts(
                 )
             vision, is_encoded_elsewhere = NoEncoder(), True
         has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
-        placed = place_model(model, tensors, spec=spec, backend=backend, mode=mode, has_encoder=is_encoded_elsewhere)
+        placed = place_model(
+            model,
+            tensors,
+            spec=spec,
+            backend=backend,
+            mode=mode,
+            has_encoder=is_encoded_elsewhere,
+            ranks=ranks,
+            ranks_here=spec.tensor_parallel if group is not None and group.share_memory else 1,
+            lead=None if group is None else group.lead,
+        )
         runner = placed.runner
         foreign_note = ""
         if placed.vision is not None:
@@ -158,42 +178,5 @@ def assemble_parts(
         vision=vision,
         runner=runner,
         remember_rows=placed.remember_rows,
+        end_ranks=lambda: None if group is None else group.close(),
     )
-
-
-def stream_model(
-    spec: CaptionerSpec,
-    *,
-    dtype: Dtype,
-    encoder: EncoderCard | None = None,
-    is_encoded_elsewhere: bool = False,
-    take_packed: TakePacked | None = None,
-) -> StreamedModel:
-    """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`; the decoder's are read one by one.
-
-    When pictures are encoded elsewhere, CLIP may be missing; `encoder` is the card of that encoder, if it has one.
-    Without `take_packed` all weights are plain.
-    """
-    if spec.llama_dir is None:
-        return stream_bundle(
-            bundle_folder(spec.model),
-            dtype=dtype,
-            context=spec.context,
-            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
-            cast_vision=spec.vision_kind == "torch",
-            precision=spec.precision,
-            take_packed=take_packed,
-        )
-    precision = spec.precision or FLOAT
-    # Quantised as they are in the files, so that weights are rounded only once.
-    read_in = dtype if precision == FLOAT else None
-    if spec.is_llama_alone:
-        model, tensors = stream_llama(spec, dtype=read_in)
-    else:
-        exported = is_encoded_elsewhere
-        model, tensors = stream_sources(sources_of(spec), dtype=read_in, exported=exported, encoder=encoder)
-    if precision != FLOAT:
-        vision_tensors = model.vision_state.values()
-        dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
-        model, tensors = quantise_model(model, tensors, dtype=dtype, precision=precision)
-    return model, tensors

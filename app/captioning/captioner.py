@@ -117,6 +117,7 @@ class Captioner:
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
+        self._close_parts = parts.close
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
@@ -155,6 +156,8 @@ class Captioner:
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
         operators: OperatorChoice = DEFAULTS.operators,
+        tensor_parallel: int = DEFAULTS.tensor_parallel,
+        parallel_timeout: float = DEFAULTS.parallel_timeout,
         exif: Orientation = DEFAULTS.exif,
         reading: Reading = DEFAULTS.reading,
         batch_size: BatchSize = DEFAULTS.batch_size,
@@ -192,6 +195,9 @@ class Captioner:
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
             operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
                 rounds the inputs of linear layers to 8 bits too.
+            tensor_parallel: ranks that share the decoder, each a process on a device of its own. Default: 1. They are
+                started on this machine, unless `torchrun` has started them.
+            parallel_timeout: seconds that a rank waits for the others in a step, before all end. Default: 60.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.
@@ -256,9 +262,9 @@ class Captioner:
             trace.close()
 
     def close(self) -> None:
-        """Release an exported encoder's device, thread and process. Can be called again."""
+        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
         self._worker.shutdown(wait=False)
-        self._vision.close()
+        self._close_parts()
 
     def __enter__(self) -> Self:
         return self

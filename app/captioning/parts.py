@@ -34,3 +34,9 @@ class Parts:
     vision: "VisionBackend"
     runner: Runner
     remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
+    end_ranks: Callable[[], None] = lambda: None  # ends the other ranks of a decoder that is split
+
+    def close(self) -> None:
+        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
+        self.vision.close()
+        self.end_ranks()

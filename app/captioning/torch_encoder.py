@@ -2,11 +2,11 @@
 
 import torch
 
-from llama_adapter.app.captioning.assemble import stream_model
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported_model import ExportedModel, check_fingerprint
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint

@@ -18,6 +18,8 @@ from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, hel
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
+from llama_adapter.app.cli.values import spec_from
+from llama_adapter.app.parallel.launch import Launched, launched
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.torch_import import prepare_imports
@@ -49,10 +51,19 @@ def _dispatch(arguments: Sequence[str]) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         check_required(options)
+        if getattr(options, "tensor_parallel", 1) > 1 and (place := launched()) is not None and place.rank > 0:
+            return _follow(options, place)
         return command(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
         raise
+
+
+def _follow(options: argparse.Namespace, place: Launched) -> int:
+    """Be one rank of the model of a command that `torchrun` started several times; the first one runs it."""
+    from llama_adapter.app.parallel.rank_process import run_launched
+
+    return run_launched(place, spec_from(options, sees_pictures=False))
 
 
 def load_settings(

@@ -99,6 +99,23 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
         default=SPEC.operators,
         help=default("; ".join(f"{name}: {what}" for name, what in OPERATORS.items())),
     )
+    if decoder:
+        compute.add_argument(
+            "--tensor-parallel",
+            metavar="N",
+            type=int,
+            default=SPEC.tensor_parallel,
+            help=default(
+                "ranks that share the decoder, each a process on a device of its own (docs/tensor-parallel.md)"
+            ),
+        )
+        compute.add_argument(
+            "--parallel-timeout",
+            metavar="S",
+            type=float,
+            default=SPEC.parallel_timeout,
+            help=default("seconds that a rank waits for the others in a step, before all end"),
+        )
     compute.add_argument(
         "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("the orientation stored by cameras")
     )

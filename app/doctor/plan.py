@@ -16,7 +16,7 @@ from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import decoder_planner
-from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes, why_not_split
+from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -137,21 +137,23 @@ def _device_plan(
     padding: int,
 ) -> DevicePlan:
     empty = DevicePlan(dtype=dtype_name(dtype), precision=precision, num_devices=parts)
-    if refusal := why_not_split(model.decoder, parts):
-        return dataclasses.replace(empty, refusal=refusal)
+    try:
+        share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first has no less than the others
+    except ValueError as error:
+        return dataclasses.replace(empty, refusal=str(error))
     encoder = 0
     if model.vision is not None:
         forms = expected_forms(model.vision, dtype=dtype, precision=precision)
         encoder = sum(form.num_bytes for form in forms.values())
-    config = EngineConfig(decoder=model.decoder, dtype=dtype)
-    forms = expected_forms(model.decoder, dtype=dtype, precision=precision)
+    config = EngineConfig(decoder=share, dtype=dtype)
+    forms = expected_forms(share, dtype=dtype, precision=precision)
 
     def planned(reserved: int) -> Callable[[int], MemoryPlan]:
-        return decoder_planner(config, forms, is_dequantised=False, padding=padding, reserved=reserved, parts=parts)
+        return decoder_planner(config, forms, is_dequantised=False, padding=padding, reserved=reserved)
 
     first, others = planned(encoder), planned(0)
     plan = first(num_rows)
-    prefix = prefix_bytes(dataclasses.replace(config, num_slots=num_rows), parts=parts)
+    prefix = prefix_bytes(dataclasses.replace(config, num_slots=num_rows))
     return dataclasses.replace(
         empty,
         encoder=encoder,

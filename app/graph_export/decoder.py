@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.assemble import stream_model
 from llama_adapter.app.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
@@ -24,6 +23,7 @@ from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder

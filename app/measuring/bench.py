@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
+from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.stage_clock import StageClock
@@ -25,7 +25,7 @@ from llama_adapter.app.measuring.roofline import (
     encoder_shapes,
     encoder_weights,
 )
-from llama_adapter.app.models.random_model import parse_size, stream_random
+from llama_adapter.app.models.random_model import RandomLoader, parse_size
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prompt import format_prompt
@@ -92,7 +92,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
             for bench in benches:
                 bench.trace(job.trace, tell=tell)
     finally:
-        parts.vision.close()
+        parts.close()
     prompt_tokens = len(parts.model.tokenizer.encode(format_prompt(_instruction(job, parts))))
     room = parts.info.context - prompt_tokens
     return BenchResult(
@@ -214,9 +214,6 @@ def _instruction(job: BenchJob, parts: Parts) -> str:
     return job.question if job.workload == "yesno" else parts.info.default_prompt
 
 
-def _random_loader(size: str, spec: CaptionerSpec) -> ModelLoader:
+def _random_loader(size: str, spec: CaptionerSpec) -> RandomLoader:
     order: ChannelOrder = "rgb" if spec.channel_order == "auto" else spec.channel_order
-    precision = spec.precision or FLOAT
-    return lambda dtype: stream_random(
-        size, dtype=dtype, context=spec.context, channel_order=order, precision=precision
-    )
+    return RandomLoader(name=size, context=spec.context, channel_order=order, precision=spec.precision or FLOAT)

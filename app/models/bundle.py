@@ -44,11 +44,13 @@ from llama_adapter.app.models.sketch import (
     sketch,
 )
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.split import dense, share_of, take
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
 from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
 from llama_adapter.runtime.schemes.packed import PackedLayout, kind_of
@@ -240,10 +242,12 @@ def stream_bundle(
     cast_vision: bool = True,
     precision: Precision | None = None,
     take_packed: TakePacked | None = None,
+    ranks: Alone = ALONE,
 ) -> StreamedModel:
     """A bundle as memory-mapped tensors, its decoder converted tensor by tensor, block after block.
 
-    Packed weights are unpacked unless `take_packed` says that the device uses them as they are.
+    Packed weights are unpacked unless `take_packed` says that the device uses them as they are. With ranks, the
+    decoder's tensors are the share of the one that this process is.
 
     `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
     precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
@@ -280,7 +284,12 @@ def stream_bundle(
     vision_state = states[VISION]
     if cast_vision or has_packed is not None:
         vision_state = dict(taken.tensors(states[VISION], vision, dtype=chosen, wanted=precision))
-    tensors = taken.tensors(states[LLM], decoder, dtype=chosen, wanted=precision)
+    share = share_of(decoder, ranks)
+    if share is decoder:
+        tensors = taken.tensors(states[LLM], decoder, dtype=chosen, wanted=precision)
+    else:
+        parts = _parts(states[LLM], whole=decoder, share=share, place=place, is_packed=has_packed is not None)
+        tensors = dense(taken.tensors(parts, share, dtype=chosen, wanted=precision))
     notes = _notes(place, [MANIFEST, *manifest["files"]])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
@@ -324,6 +333,24 @@ def stream_bundle(
         notes=notes,
     )
     return model, tensors
+
+
+def _parts(
+    state: Mapping[str, Tensor], *, whole: DecoderConfig, share: DecoderConfig, place: Path, is_packed: bool
+) -> dict[str, Tensor]:
+    """A rank's parts of a bundle's tensors, as views. Raises CheckpointError where they cannot be divided."""
+    if is_packed:
+        raise CheckpointError(
+            f"The weights of `{place}` are packed for one rank, and {share.num_ranks} share the decoder",
+            hint="use the bundle that it was packed from",
+        )
+    try:
+        return {name: take(name, tensor, whole=whole, share=share) for name, tensor in state.items()}
+    except ValueError as error:
+        raise CheckpointError(
+            f"The decoder of `{place}` cannot be split over {share.num_ranks} ranks: {error}",
+            hint="use fewer ranks, or weights of 8 bits or floats",
+        ) from None
 
 
 def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
@@ -28,6 +29,7 @@ from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.state import drained
@@ -173,8 +175,11 @@ def stream_sources(
     dtype: Dtype | None,
     exported: bool = False,
     encoder: EncoderCard | None = None,
+    ranks: Alone = ALONE,
 ) -> StreamedModel:
     """The model on the CPU, its weights in `dtype`; without one as they are in the files, to be quantised.
+
+    With ranks, the decoder's tensors are the share of the one that this process is, and no others are read.
 
     Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one.
     Raises CheckpointError, before the first tensor, if a part is missing, damaged, of another kind, or does not fit the
@@ -228,10 +233,11 @@ def stream_sources(
         merged=_merged(adapter),
         template="conversation" if adapter.is_chat else "instruction",
     )
-    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen)
+    share = share_of(decoder_config, ranks)
+    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
 
 
-def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None) -> StreamedModel:
+def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALONE) -> StreamedModel:
     """As `stream_sources`, for LLaMA alone: its picture half has nominal sizes and no weights."""
     assert spec.llama_dir is not None, "`is_llama_alone` was true"
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
@@ -258,7 +264,8 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None) -> StreamedModel:
         sources=files,
         merged=(),
     )
-    return model, decoder_tensors(config, source=llama, adapter=None, dtype=chosen)
+    share = share_of(config, ranks)
+    return model, decoder_tensors(config, source=llama, adapter=None, dtype=chosen, share=share)
 
 
 def _merged(adapter: AdapterFile) -> tuple[str, ...]:

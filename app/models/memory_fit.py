@@ -16,13 +16,15 @@ from llama_adapter.app.models.oom_retry import attempt, free_memory
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.load import place_decoder, planner
+from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
+from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
-from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
+from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.native import NativeEncoder
@@ -50,18 +52,23 @@ def place_model(
     backend: Backend,
     mode: str,
     has_encoder: bool = False,
+    ranks: Alone = ALONE,
+    ranks_here: int = 1,
+    lead: Callable[[PlacedDecoder, Runner], Runner] | None = None,
 ) -> Placed:
     """Put a model on the device of `backend`: the decoder of `tensors`, and its own encoder unless there is another.
 
-    Empties the model's `vision_state`, see `place_encoder`. Raises DeviceError, before `tensors` are made, if the model
-    does not fit into the device's memory.
+    With `ranks`, `tensors` are the share of this process, `ranks_here` of them take the memory that is free here, and
+    `lead` makes this rank's runner the runner of all. Empties the model's `vision_state`, see `place_encoder`. Raises
+    DeviceError, before `tensors` are made, if the model does not fit into the device's memory.
     """
-    sizes = model.decoder_config
-    past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
-    config = EngineConfig(decoder=sizes, dtype=model.dtype, mode=mode, operators=spec.operators, past=past)
+    config = engine_config(model, spec, ranks, mode=mode)
+    sizes = config.decoder
     reserved = encoder_bytes(spec, own_bytes=_bytes_to_come(model.vision_state, backend), backend=backend)
     forms = expected_forms(sizes, dtype=model.dtype, precision=model.precision)
     planned = planner(config, forms, backend=backend, precision=model.precision, reserved=reserved)
+    if ranks_here > 1:
+        planned = _together(planned, ranks_here)
     setting = Setting(
         model=model.digest,
         device=backend.name,
@@ -77,18 +84,43 @@ def place_model(
         num_rows, note = _auto_rows(planned, backend=backend, setting=setting)
     asked = replace(config, num_slots=num_rows)
     check_memory(planned(num_rows), asked, free=backend.free_bytes(), device=backend.name)
-    decoder = place_decoder(config, tensors, backend=backend)
+    decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
     vision = None
     if not has_encoder:
         vision = place_encoder(
             model.vision_config, model.vision_state, num_rows=num_rows, operators=spec.operators, backend=backend
         )
+    lead = lead or (lambda decoder, runner: runner)
     if not is_auto:
-        return Placed(runner=decoder.runner(num_rows), vision=vision)
-    runner = _halving(decoder.runner, num_rows, backend=backend, setting=setting)
+        return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision)
+    runner = lead(decoder, _halving(decoder.runner, num_rows, backend=backend, setting=setting))
     if vision is not None:
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
     return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
+
+
+def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
+    """Settings of the engine for this rank's share of a model's decoder."""
+    sizes = model.decoder_config
+    past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
+    return EngineConfig(
+        decoder=share_of(sizes, ranks), dtype=model.dtype, mode=mode, operators=spec.operators, past=past
+    )
+
+
+def _together(planned: Callable[[int], MemoryPlan], count: int) -> Callable[[int], MemoryPlan]:
+    """The plan of several ranks in one memory, each as large as this one."""
+
+    def plan(num_rows: int) -> MemoryPlan:
+        one = planned(num_rows)
+        return MemoryPlan(
+            weights=count * one.weights,
+            slots=count * one.slots,
+            activations=count * one.activations,
+            loading=count * one.loading,
+        )
+
+    return plan
 
 
 def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:

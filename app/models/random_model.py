@@ -13,9 +13,11 @@ from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, S
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.split import share_of, take_all
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
@@ -145,6 +147,29 @@ def stream_random(
         precision=precision,
     )
     return model, _drawn_decoder(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomLoader:
+    """Makes the same random model at every call, also in another process; see `stream_random`."""
+
+    name: str
+    context: int | None = None
+    channel_order: ChannelOrder = "rgb"
+    precision: Precision = FLOAT
+
+    def __call__(self, dtype: Dtype, ranks: Alone = ALONE) -> StreamedModel:
+        """With ranks, the decoder's tensors are the share of one; a matrix is drawn whole."""
+        model, tensors = stream_random(
+            self.name,
+            dtype=dtype,
+            context=self.context,
+            channel_order=self.channel_order,
+            precision=self.precision,
+        )
+        whole = model.decoder_config
+        share = share_of(whole, ranks)
+        return model, tensors if share is whole else take_all(tensors, whole=whole, share=share)
 
 
 def _drawn_decoder(

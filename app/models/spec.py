@@ -59,6 +59,8 @@ class CaptionerSpec:
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = "eager"  # or a graph mode of the device
     operators: OperatorChoice = "auto"
+    tensor_parallel: int = 1  # ranks that share the decoder, each a process on a device of its own
+    parallel_timeout: float = 60.0  # seconds that a rank waits for the others in a step
     exif: Orientation = "upright"
     reading: Reading = "exact"
     batch_size: BatchSize = DEFAULT_BATCH_SIZE  # "auto": as large as memory allows and speed needs
@@ -101,7 +103,7 @@ class CaptionerSpec:
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
             if value == "":
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
-        for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None)):
+        for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None), ("tensor_parallel", 1)):
             value = getattr(self, name)
             if value != other and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -143,6 +145,12 @@ class CaptionerSpec:
         precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
         if self.operators == "w8a8" and precision not in (None, "int8"):
             raise ValueError(f"operators w8a8 goes with precision int8, and it is {precision}")
+        if not 0 < self.parallel_timeout < 1e6:
+            raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
+        if self.tensor_parallel > 1 and self.decoder is not None:
+            raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
+        if self.tensor_parallel > 1 and self.mode != "eager":
+            raise ValueError(f"tensor_parallel goes with mode eager, and it is {self.mode}")
         if self.decoder is None and (self.decoder_backend or self.ge_config):
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):

@@ -21,26 +21,26 @@ class Adapter(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.num_heads, self.head_dim, self.width = config.num_heads, config.head_dim, config.attention_dim
         num_layers = config.num_adapter_layers
         self.queries = random_parameter(num_layers, config.num_queries, config.dim, std=0.02)
         self.gates = nn.Parameter(torch.zeros(num_layers, config.num_heads))
         self.kv: nn.ModuleList | None = None
         if config.separate_adapter_kv:
-            self.kv = nn.ModuleList(Linear(config.dim, 2 * config.dim, bias=False) for _ in range(num_layers))
+            self.kv = nn.ModuleList(Linear(config.dim, 2 * config.attention_dim, bias=False) for _ in range(num_layers))
 
     def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[nn.Module]) -> Prefix:
         """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.
 
         `token_projections` are the packed q, k, v projections of those layers, used if `kv` is None. The bias of their
-        k and v parts is zero, so their last 2 D outputs are products without bias.
+        k and v parts is zero, so their last two parts are products without bias.
         """
         keys, values = [], []
         gates_AN11 = self.gates[:, :, None, None]
         for layer, projection in enumerate(token_projections if self.kv is None else self.kv):
             tokens_BQD = self.queries[layer] + visual_query_BQD
             packed = projection(tokens_BQD)
-            k_BQD, v_BQD = packed[..., -2 * tokens_BQD.shape[-1] :].chunk(2, dim=-1)
+            k_BQD, v_BQD = packed[..., -2 * self.width :].chunk(2, dim=-1)
             keys.append(self._heads(k_BQD))
             values.append(self._heads(v_BQD) * gates_AN11[layer])
         if not keys:

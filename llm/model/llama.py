@@ -10,6 +10,7 @@ from llama_adapter.llm.model.adapter import Adapter
 from llama_adapter.llm.model.kv import KVView, NoCache
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.operators import ATEN, Linear, Operators, random_parameter, rotary_table
+from llama_adapter.runtime.ranks import ALONE, Alone
 
 
 class RmsNorm(nn.Module):
@@ -35,9 +36,10 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = Linear(config.dim, 3 * config.dim)
-        self.out = Linear(config.dim, config.dim)
+        self.qkv = Linear(config.dim, 3 * config.attention_dim)
+        self.out = Linear(config.attention_dim, config.dim)
         self.operators = ATEN
+        self.ranks: Alone = ALONE
 
     def forward(
         self,
@@ -58,8 +60,7 @@ class Attention(nn.Module):
             if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here each has its own picture
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
-        out: Tensor = self.out(heads_BNSH.transpose(1, 2).flatten(2))
-        return out
+        return self.ranks.sum(self.out(heads_BNSH.transpose(1, 2).flatten(2)))
 
 
 class FeedForward(nn.Module):
@@ -70,10 +71,10 @@ class FeedForward(nn.Module):
         self.gate_up = Linear(config.dim, 2 * config.ffn_dim)
         self.down = Linear(config.ffn_dim, config.dim)
         self.operators = ATEN
+        self.ranks: Alone = ALONE
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        out: Tensor = self.down(self.operators.swiglu(self.gate_up(x_BSD)))
-        return out
+        return self.ranks.sum(self.down(self.operators.swiglu(self.gate_up(x_BSD))))
 
 
 class Layer(nn.Module):
@@ -109,7 +110,11 @@ class Layer(nn.Module):
 
 
 class LlamaAdapterDecoder(nn.Module):
-    """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention."""
+    """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention.
+
+    With the share of one rank (`DecoderConfig.share`), every rank's decoder is called with the same arguments and
+    returns the same numbers; see `use_ranks`.
+    """
 
     rotary_cos: Tensor
     rotary_sin: Tensor
@@ -117,14 +122,14 @@ class LlamaAdapterDecoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(
-            config.vocab_size, config.dim, _weight=random_parameter(config.vocab_size, config.dim, std=1.0)
-        )
+        num_tokens = len(config.vocab_rows)
+        self.embedding = nn.Embedding(num_tokens, config.dim, _weight=random_parameter(num_tokens, config.dim, std=1.0))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.dim, eps=config.norm_eps)
-        self.head = Linear(config.dim, config.vocab_size, bias=False)
+        self.head = Linear(config.dim, num_tokens, bias=False)
         self.adapter = Adapter(config)
         self.operators = ATEN
+        self.ranks: Alone = ALONE
         with torch.device("cpu"):  # real values even if the weights are on the meta device
             cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
         self.register_buffer("rotary_cos", cos, persistent=False)
@@ -156,7 +161,7 @@ class LlamaAdapterDecoder(nn.Module):
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
         num_rows = max(len(tokens_BS), prefix.k.shape[1])
-        x_BSD = self.embedding(tokens_BS)
+        x_BSD = self.embed(tokens_BS)
         cos_BS1H, sin_BS1H = self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2)
         shared_rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, len(tokens_BS), x_BSD.dtype)
         rotary = shared_rotary
@@ -175,10 +180,21 @@ class LlamaAdapterDecoder(nn.Module):
         hidden_BSD: Tensor = self.norm(x_BSD)
         return hidden_BSD.expand(num_rows, -1, -1)
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids -> embeddings (..., D)."""
+        embedded: Tensor
+        if self.config.num_ranks == 1:
+            embedded = self.embedding(tokens)
+            return embedded
+        rows = self.config.vocab_rows
+        is_here = (tokens >= rows.start) & (tokens < rows.stop)
+        embedded = self.embedding((tokens - rows.start).where(is_here, 0))
+        return self.ranks.sum(embedded.where(is_here[..., None], 0.0))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> float32 logits (..., V)."""
         logits: Tensor = self.head(hidden)
-        return logits.float()
+        return self.ranks.join(logits.float(), width=self.config.vocab_size)
 
 
 def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
@@ -186,3 +202,10 @@ def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
     for module in decoder.modules():
         if isinstance(module, LlamaAdapterDecoder | RmsNorm | Attention | FeedForward):
             module.operators = operators
+
+
+def use_ranks(decoder: LlamaAdapterDecoder, ranks: Alone) -> None:
+    """Make every module of `decoder`, which has one rank's share, compute its sums with `ranks`."""
+    for module in decoder.modules():
+        if isinstance(module, LlamaAdapterDecoder | Attention | FeedForward):
+            module.ranks = ranks

@@ -14,6 +14,7 @@ from torch import Tensor
 from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
+from llama_adapter.runtime.ranks import ALONE, Alone
 
 # Rows; their tokens and, if wanted, the log-probabilities on the way to the host; when they are there.
 Unread = tuple[Sequence[int], Tensor, Tensor | None, Mark | None]
@@ -43,7 +44,9 @@ class Transfer:
 class AsyncReadback:
     """Chooses tokens and reads them, with at most one step not read yet."""
 
-    def __init__(self, backend: Backend, *, num_slots: int) -> None:
+    def __init__(self, backend: Backend, *, num_slots: int, ranks: Alone = ALONE) -> None:
+        """With ranks, the first one's tokens are those of all."""
+        self._ranks = ranks
         self.transfer = Transfer(backend)
         self._unread: Unread | None = None  # stays so on a device without a queue
         self._newest: list[int] | Tensor = [0] * num_slots  # of each slot; with a queue, on the device
@@ -60,7 +63,7 @@ class AsyncReadback:
         slots = slice(first_slot, first_slot + len(plan.rows))
         # On a device with a queue, the host may not know the token that this decode step was fed.
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
-        ids_R = choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest)
+        ids_R = self._ranks.from_first(choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest))
         logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()

@@ -55,13 +55,13 @@ class EagerRunner:
         self._decoder = decoder
         self._backend, self._device = backend, backend.device
         self._shapes = shapes
-        self._readback = AsyncReadback(backend, num_slots=config.num_slots)
+        self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
         self._start = config.past_length  # position of the decoder at which prompts begin
-        self._cache = KVCache(
-            sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=config.past
-        )
+        self._heads = slice(sizes.heads.start, sizes.heads.stop)  # of all ranks' heads
+        past = None if config.past is None else config.past.of_heads(self._heads)
+        self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
@@ -94,8 +94,8 @@ class EagerRunner:
         return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
-        k, v = (torch.from_numpy(part[:, None]).to(self._device, self.config.dtype) for part in (k_ANQH, v_ANQH))
-        return Prefix(k, v)
+        parts = (part[:, None, self._heads] for part in (k_ANQH, v_ANQH))
+        return Prefix(*(torch.from_numpy(part).to(self._device, self.config.dtype) for part in parts))
 
     def empty_prefix(self) -> Prefix:
         sizes = self.config.decoder

@@ -2,10 +2,11 @@
 
 # A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
 
+import contextlib
 import ctypes
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +19,16 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.llm.runners.sampler import Prediction
+from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
 from llama_adapter.llm.runners.scoring import sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.linear import NativeLinear
-from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct
+from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct, SumFunction
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
+from llama_adapter.runtime.ranks import Alone
 
 # Of the widest instruction set; decoders are required to fit it, so that all sets run the same ones.
 _BLOCK = 64  # outputs that the kernels compute together
@@ -99,6 +101,7 @@ class NativeRunner(EagerRunner):
         super().__init__(decoder, config, backend=backend, operators=operators)
         self._library = library
         self._kept: list[Tensor] = []  # tensors that the structures point to
+        self._sum = _Sum(decoder.ranks)
         self._struct = self._describe(decoder)
         self._pointer = ctypes.addressof(self._struct)
 
@@ -111,7 +114,7 @@ class NativeRunner(EagerRunner):
             num_heads=config.num_heads,
             head_dim=config.head_dim,
             ffn_dim=config.ffn_dim,
-            vocab_size=config.vocab_size,
+            vocab_size=len(config.vocab_rows),
             first_adapter_layer=config.first_adapter_layer,
             num_queries=config.num_queries,
             norm_eps=config.norm_eps,
@@ -121,6 +124,8 @@ class NativeRunner(EagerRunner):
             layers=layers,
             norm=self._floats(decoder.norm.weight),
             head=_native(decoder.head).struct,
+            sum=None if config.num_ranks == 1 else self._sum.address,
+            adds_residual=config.rank == 0,
         )
 
     def _describe_layer(self, layer: Layer) -> LayerStruct:
@@ -204,9 +209,10 @@ class NativeRunner(EagerRunner):
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
         """What follows each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
         _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.decoder.context)
-        x_TD = self._decoder.embedding(torch.tensor(tokens.ids)).float()
+        sizes = self.config.decoder
+        x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
         num_logits = len(tokens.logit_tokens)
-        logits_RV = torch.empty(num_logits, self.config.decoder.vocab_size)
+        logits_RV = torch.empty(num_logits, len(sizes.vocab_rows))
         best_R = torch.empty(num_logits, dtype=torch.int64)
         batch = BatchStruct(
             num_tokens=len(tokens.ids),
@@ -224,10 +230,44 @@ class NativeRunner(EagerRunner):
             num_logits=num_logits,
             logit_tokens=_numbers(tokens.logit_tokens),
             logits=logits_RV.data_ptr(),
-            best=best_R.data_ptr(),
+            best=best_R.data_ptr() if sizes.num_ranks == 1 else None,
         )
-        self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
-        return Prediction(logits_RV, best_R)
+        with self._sum.failures_raised():
+            self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
+        if sizes.num_ranks == 1:
+            return Prediction(logits_RV, best_R)
+        return predict(self._decoder.ranks.join(logits_RV, width=sizes.vocab_size))
+
+
+class _Sum:
+    """The sum over ranks as a function that the kernels call."""
+
+    def __init__(self, ranks: Alone) -> None:
+        self._ranks = ranks
+        self._failure: BaseException | None = None
+        self._function = SumFunction(self._add)
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+
+    def _add(self, address: int, count: int) -> int:
+        """Replace `count` floats at `address` by their sum; an exception cannot pass through the kernels."""
+        try:
+            x = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+            total = self._ranks.sum(x)
+            if total is not x:
+                x.copy_(total)
+        except BaseException as error:  # raised again by `failures_raised`
+            self._failure = error
+            return 1
+        return 0
+
+    @contextlib.contextmanager
+    def failures_raised(self) -> Iterator[None]:
+        """Raises what a sum inside raised, in place of what the kernels say of it."""
+        try:
+            yield
+        except RuntimeError:
+            failure, self._failure = self._failure, None
+            raise failure or RuntimeError("the kernels failed") from None
 
 
 def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int) -> Iterable[_Tokens]:

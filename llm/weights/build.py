@@ -5,14 +5,16 @@ LoRA is merged and gates are folded in float32; the cast to the target dtype com
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.split import meta_cut, span
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
-from llama_adapter.llm.weights.names import LlamaSource, half_split
+from llama_adapter.llm.weights.names import LlamaSource, half_split, narrowed
 from llama_adapter.runtime.errors import CheckpointError
 
 _ROTATED = ("attention.wq", "attention.wk")
@@ -55,23 +57,34 @@ def plan_decoder(
 
 
 def decoder_tensors(
-    config: DecoderConfig, *, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype | None
+    config: DecoderConfig,
+    *,
+    source: LlamaSource,
+    adapter: AdapterFile | None,
+    dtype: torch.dtype | None,
+    share: DecoderConfig | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """The state dict tensor by tensor, so that memory holds one matrix at a time.
 
-    `config` must come from `plan_decoder` with the same source and adapter. Without `dtype` a tensor has that of its
+    `config` must come from `plan_decoder` with the same source and adapter. With `share`, one rank's share of it, only
+    that rank's rows and columns are read. Without `dtype` a tensor has that of its
     file, or float32 where it is computed.
     """
-    return _Merge(config, source, adapter, dtype).tensors()
+    return _Merge(config, config if share is None else share, source, adapter, dtype).tensors()
 
 
 class _Merge:
     """Merges LLaMA and adapter. Tensors are computed in float32 and given away in `dtype`, see `decoder_tensors`."""
 
     def __init__(
-        self, config: DecoderConfig, source: LlamaSource, adapter: AdapterFile | None, dtype: torch.dtype | None
+        self,
+        whole: DecoderConfig,
+        config: DecoderConfig,
+        source: LlamaSource,
+        adapter: AdapterFile | None,
+        dtype: torch.dtype | None,
     ) -> None:
-        self.config = config
+        self.whole, self.config = whole, config
         self.dtype = dtype
         self.source = source
         self.adapter = adapter.llama if adapter else {}
@@ -122,18 +135,30 @@ class _Merge:
 
         if len(names) == 1:
             return self._cast(matrix(names[0]))
-        shapes = [self.source.tensors[f"{prefix}{name}.weight"].shape for name in names]
+        num_rows = [self._num_rows(prefix, name) for name in names]
+        num_columns = self.source.tensors[f"{prefix}{names[0]}.weight"].shape[1]  # these are divided by rows
         dtypes = [self._dtype(f"{prefix}{name}.weight") for name in names]
         computed = [change for name in names for change in (lora_names(prefix + name)[0], f"{prefix}{name}_scale")]
         if with_lora and any(change in self.adapter for change in computed):
             dtypes.append(torch.float32)
         stored = functools.reduce(torch.promote_types, dtypes)
-        stacked = torch.empty(sum(shape[0] for shape in shapes), shapes[0][1], dtype=self.dtype or stored)
+        stacked = torch.empty(sum(num_rows), num_columns, dtype=self.dtype or stored)
         start = 0
-        for shape, name in zip(shapes, names, strict=True):
-            stacked[start : start + shape[0]] = matrix(name)
-            start += shape[0]
+        for count, name in zip(num_rows, names, strict=True):
+            stacked[start : start + count] = matrix(name)
+            start += count
         return stacked
+
+    def _cut(self, name: str) -> tuple[int, range] | None:
+        """Axis and places of this rank's part of a tensor of LLaMA's; None where all of it is here."""
+        cut = meta_cut(re.sub(r"^layers\.\d+\.|\.weight$", "", name))
+        if cut is None or self.config.num_ranks == 1:
+            return None
+        return cut.axis, span(cut, whole=self.whole, share=self.config)[0]
+
+    def _num_rows(self, prefix: str, name: str) -> int:
+        cut = self._cut(prefix + name)
+        return self.source.tensors[f"{prefix}{name}.weight"].shape[0] if cut is None or cut[0] == 1 else len(cut[1])
 
     def _adapter_queries_and_gates(self) -> Iterator[tuple[str, Tensor]]:
         config = self.config
@@ -144,6 +169,8 @@ class _Merge:
         for j in range(config.num_adapter_layers):
             prefix = f"layers.{config.first_adapter_layer + j}.attention."
             gate = self.adapter[f"{prefix}gate"].float().flatten()
+            if gate.numel() > 1:
+                gate = gate[config.heads.start : config.heads.stop]
             gates[j] = gate.tanh() if self.has_tanh else gate
             new_gate = self.adapter.get(f"{prefix}new_gate")
             # With a single query the reference applies no new_gate.
@@ -153,8 +180,10 @@ class _Merge:
 
     def _base(self, name: str) -> Tensor:
         """A tensor of LLaMA. One in the adapter file, such as a trained norm, takes precedence."""
-        override = self.adapter.get(name)
-        return self.source.tensors[name].read() if override is None else override
+        override, cut = self.adapter.get(name), self._cut(name)
+        if override is None:
+            return self.source.tensors[name].read(cut)
+        return override if cut is None else narrowed(override, cut)
 
     def _dtype(self, name: str) -> torch.dtype:
         """The dtype of `_base`, which is not read."""
@@ -168,19 +197,26 @@ class _Merge:
         return self._reordered(name, weight) if in_meta_order else weight
 
     def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
-        scale = self.adapter.get(f"{prefix}{name}_scale")  # of chat adapters
-        if scale is not None:  # of the inputs, so of the columns
-            return bare.float() * scale.float()
+        cut, scale = self._cut(prefix + name), self.adapter.get(f"{prefix}{name}_scale")
+        if scale is not None:  # of chat adapters: of the inputs, so of the columns
+            return bare.float() * (narrowed(scale, (0, cut[1])) if cut is not None and cut[0] == 1 else scale).float()
         l1, l2 = lora_names(prefix + name)
         if l1 not in self.adapter:
             return bare
-        update = self.adapter[l2].float() @ self.adapter[l1].float()  # (out, rank) times (rank, in), with scale 1
+        factors = [self.adapter[l2], self.adapter[l1]]  # (out, rank) times (rank, in), with scale 1
+        if cut is not None:
+            factors[cut[0]] = narrowed(factors[cut[0]], cut)
+        update = factors[0].float() @ factors[1].float()
         return self._reordered(name, update).add_(bare)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
         bias = self.adapter.get(f"{prefix}{name}.bias", self.adapter.get(f"{prefix}{name}_bias"))
-        if bias is None:
-            return torch.zeros(self.source.tensors[f"{prefix}{name}.weight"].shape[0])
+        cut = self._cut(prefix + name)
+        is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, behind the sum over ranks
+        if bias is None or is_elsewhere:
+            return torch.zeros(self._num_rows(prefix, name))
+        if cut is not None and cut[0] == 0:
+            bias = narrowed(bias, cut)
         return self._reordered(name, bias.float())
 
     def _reordered(self, name: str, rows: Tensor) -> Tensor:

@@ -117,9 +117,29 @@ class SplitTensor:
         shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
         return tuple(shape)
 
-    def read(self) -> Tensor:
-        """The joined tensor, in the type of the file; a view of the file if there is one part."""
-        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=self.axis)
+    def read(self, cut: tuple[int, range] | None = None) -> Tensor:
+        """The joined tensor, in the type of the file, or its rows (axis 0) or columns (1) of a range.
+
+        A view of the file if it comes from one part; of other parts nothing is read.
+        """
+        pieces = list(self.parts)
+        if cut is not None and cut[0] != self.axis:
+            pieces = [narrowed(part, cut) for part in self.parts]
+        elif cut is not None:
+            pieces, start = [], 0
+            for part in self.parts:
+                stop = start + part.shape[self.axis]
+                first, last = max(cut[1].start, start), min(cut[1].stop, stop)
+                if first < last:
+                    pieces.append(part.narrow(self.axis, first - start, last - first))
+                start = stop
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.axis)
+
+
+def narrowed(tensor: Tensor, cut: tuple[int, range]) -> Tensor:
+    """Rows (axis 0) or columns (1) of a range, as a view."""
+    axis, places = cut
+    return tensor.narrow(axis, places.start, len(places))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from llama_adapter.runtime.schemes.packed import PackedLayout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 EAGER = "eager"
+Collectives = Literal["gloo", "nccl", "hccl"]  # backends of torch.distributed
 
 Program = TypeVar("Program", bound=Callable[..., Any])
 
@@ -32,6 +33,7 @@ class Capabilities:
     graph_modes: tuple[str, ...] = ()  # modes that `compile` accepts
     queued: bool = False  # calls return before the device has finished, so token ids are read one step late
     copies_weights: bool = False  # `prepare` copies the weights, so memory-mapped weights need memory too
+    collectives: Collectives = "gloo"  # what ranks of a decoder that is split compute sums with
     runs_om: bool = False  # an exported OM encoder can share the device
     most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
 

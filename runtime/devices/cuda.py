@@ -54,7 +54,9 @@ class CudaBackend:
         half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
         # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
         torch.backends.cudnn.allow_tf32 = False
-        self.capabilities = Capabilities(dtypes=(*half, "float32"), graph_modes=(CUDA_GRAPH,), queued=True)
+        self.capabilities = Capabilities(
+            dtypes=(*half, "float32"), graph_modes=(CUDA_GRAPH,), queued=True, collectives="nccl"
+        )
         self._graphs = CudaGraphs(self.device)
 
     def synchronise(self) -> None:

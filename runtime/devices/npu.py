@@ -76,7 +76,11 @@ class NpuBackend:
         self.name = f"npu:{index} ({torch_npu.npu.get_device_name(index)})"
         self.family = family_of(torch_npu.npu.get_soc_version())
         self.capabilities = Capabilities(
-            dtypes=self.family.dtypes, static_shapes=True, graph_modes=self.family.graph_modes, runs_om=True
+            dtypes=self.family.dtypes,
+            static_shapes=True,
+            graph_modes=self.family.graph_modes,
+            runs_om=True,
+            collectives="hccl",
         )
         self.choices: tuple[Choice, ...] = ()  # of the last `choose_operators`, with reasons
         self._tiled = weakref.WeakSet[nn.Module]()  # layers whose weights are tiled: a model is prepared block by block

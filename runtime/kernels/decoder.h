@@ -26,6 +26,10 @@ typedef struct {
     const layer_t *layers;
     const float *norm;
     linear_t head;
+    /* One rank's share of a decoder has some of the heads and hidden units, and sums x over the ranks after attention
+     * and after the feed-forward network. 0, or anything else where that failed. NULL: a whole decoder. */
+    int64_t (*sum)(float *x, int64_t count);
+    int64_t adds_residual; /* 1 on the rank whose sums have x as it was before */
 } decoder_t;
 
 /* Keys and values as (layers, rows, heads, places, head_dim); strides in elements, the last one is 1. */
@@ -37,7 +41,7 @@ typedef struct {
 typedef struct {
     int64_t num_tokens, num_runs;
     int64_t equal_runs;       /* 1: all runs have the same tokens, which differ by the row's prefix alone */
-    float *x;                 /* (tokens, dim): embeddings; computed upon in place */
+    float *x;                  /* (tokens, dim): embeddings; computed upon in place */
     const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
     const int64_t *run_starts; /* (runs + 1): first token */
     const int64_t *places, *positions, *shared_ends, *starts; /* (tokens) */
@@ -45,7 +49,7 @@ typedef struct {
     int64_t num_logits;
     const int64_t *logit_tokens; /* (num_logits) */
     float *logits;               /* (num_logits, vocab_size) */
-    int64_t *best;               /* (num_logits) */
+    int64_t *best;               /* (num_logits), or NULL */
 } batch_t;
 
 typedef struct {
@@ -113,14 +117,14 @@ static void rotate_task(const void *context, int64_t first, int64_t end, int64_t
     const attention_t *self = context;
     const decoder_t *decoder = self->decoder;
     const batch_t *batch = self->batch;
-    int64_t head_dim = decoder->head_dim;
+    int64_t head_dim = decoder->head_dim, width = decoder->num_heads * head_dim;
     for (int64_t item = first; item < end; item++) {
         int64_t run = item / decoder->num_heads, head = item % decoder->num_heads;
         int64_t base = self->layer * batch->cache.layer_stride + batch->run_rows[run] * batch->cache.row_stride +
                        head * batch->cache.head_stride;
         for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
-            float *q = self->qkv + 3 * token * decoder->dim + head * head_dim;
-            float *k = q + decoder->dim, *v = k + decoder->dim;
+            float *q = self->qkv + 3 * token * width + head * head_dim;
+            float *k = q + width, *v = k + width;
             const float *cos = decoder->rotary_cos + batch->positions[token] * head_dim;
             const float *sin = decoder->rotary_sin + batch->positions[token] * head_dim;
             rotate(q, cos, sin, head_dim);
@@ -201,6 +205,7 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
     const decoder_t *decoder = self->decoder;
     const batch_t *batch = self->batch;
     int64_t head_dim = decoder->head_dim, vectors = head_dim / LANES, type = decoder->kept_type;
+    int64_t width = decoder->num_heads * head_dim;
     int64_t adapter_layer = self->layer - decoder->first_adapter_layer;
     float *scores = self->scores + thread * self->scores_each;
     for (int64_t item = first; item < end; item++) {
@@ -209,8 +214,8 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
         int64_t prefix_at = adapter_layer * batch->prefix.layer_stride + row * batch->prefix.row_stride +
                             head * batch->prefix.head_stride;
         for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
-            const float *q = self->qkv + 3 * token * decoder->dim + head * head_dim;
-            float *heads = self->heads + token * decoder->dim + head * head_dim;
+            const float *q = self->qkv + 3 * token * width + head * head_dim;
+            float *heads = self->heads + token * width + head * head_dim;
             memset(heads, 0, 4 * head_dim);
             span_t seen[2] = {{0, batch->shared_ends[token]}, {batch->starts[token], batch->places[token] + 1}};
             attend_any(vectors, q, element(batch->cache.k, type, at), element(batch->cache.v, type, at), type, seen, 2,
@@ -264,11 +269,22 @@ static void copy_run(const batch_t *batch, float *values, int64_t width) {
     for (int64_t run = 1; run < batch->num_runs; run++) memcpy(values + run * count, values, 4 * count);
 }
 
+/* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
+static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const void *inputs, int type,
+                        int64_t num_tokens, float *x, void *converted, int num_threads) {
+    int64_t count = num_tokens * decoder->dim;
+    if (decoder->sum && !decoder->adds_residual) memset(x, 0, 4 * count);
+    apply(layer, NULL, NONE, inputs, type, num_tokens, x, ADD_FLOAT32, converted, num_threads);
+    return decoder->sum && decoder->sum(x, count) ? -1 : 0;
+}
+
 /* Equal runs are computed once up to the first attention that reads a prefix.
  *
- * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; else 0. */
+ * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; -1 where a sum over
+ * ranks failed; else 0. */
 static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t scratch, int num_threads) {
     int64_t num_tokens = batch->num_tokens, dim = decoder->dim, most_places = 0;
+    int64_t width = decoder->num_heads * decoder->head_dim;
     for (int64_t token = 0; token < num_tokens; token++) {
         int64_t seen = batch->shared_ends[token] + batch->places[token] + 1 - batch->starts[token];
         most_places = most(most_places, seen);
@@ -276,8 +292,8 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     int64_t most_rows = most(num_tokens, batch->num_logits);
     int64_t scores_each = round_up(most_places + decoder->num_queries, LANES);
     float *normed = scratch_take(&scratch, 4 * most_rows * dim);
-    float *qkv = scratch_take(&scratch, 4 * num_tokens * 3 * dim);
-    float *heads = scratch_take(&scratch, 4 * num_tokens * dim);
+    float *qkv = scratch_take(&scratch, 4 * num_tokens * 3 * width);
+    float *heads = scratch_take(&scratch, 4 * num_tokens * width);
     float *hidden = scratch_take(&scratch, 4 * num_tokens * decoder->ffn_dim);
     float *scores = scratch_take(&scratch, 4 * scores_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
@@ -292,7 +308,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
         apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, converted, num_threads);
-        if (is_shared) copy_run(batch, qkv, 3 * dim); /* each row keeps its keys and values */
+        if (is_shared) copy_run(batch, qkv, 3 * width); /* each row keeps its keys and values */
         if (is_shared && index == decoder->first_adapter_layer) {
             copy_run(batch, batch->x, dim);
             num_tokens = batch->num_tokens;
@@ -302,19 +318,20 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
         int64_t num_seeing = is_shared ? decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
-        apply(&layer->out, NULL, NONE, heads, FLOAT32, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
+        if (add_to_x(decoder, &layer->out, heads, FLOAT32, num_tokens, batch->x, converted, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
         int type = wanted_type(&layer->down);
         apply(&layer->gate, &layer->up, NONE, normed, FLOAT32, num_tokens, hidden,
               type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
-        apply(&layer->down, NULL, NONE, hidden, type, num_tokens, batch->x, ADD_FLOAT32, converted, num_threads);
+        if (add_to_x(decoder, &layer->down, hidden, type, num_tokens, batch->x, converted, num_threads)) return -1;
     }
     if (is_shared) copy_run(batch, batch->x, dim);
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
     apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, converted,
           num_threads);
+    if (!batch->best) return 0;
     best_t best = {batch->logits, batch->best, decoder->vocab_size};
     run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);
     return 0;

@@ -59,6 +59,8 @@ def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
     def run(*arguments: int) -> None:
         scratch = _held.scratch
         while needed := kernel(*arguments, scratch.address, scratch.num_bytes):
+            if needed < 0:
+                raise RuntimeError("a sum over ranks failed")
             scratch = _held.scratch = _NONE  # release the smaller one first
             scratch = _held.scratch = _allocated(needed + needed // 4)  # the next step of a decoder needs a little more
 

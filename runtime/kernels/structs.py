@@ -5,6 +5,7 @@ from typing import Any
 
 _I32, _I64, _FLOAT, _ADDRESS = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _NUMBERS = ctypes.POINTER(ctypes.c_int64)
+SumFunction = ctypes.CFUNCTYPE(_I64, _ADDRESS, _I64)  # `sum` of `decoder_t`
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
@@ -35,6 +36,8 @@ class DecoderStruct(ctypes.Structure):
         (ctypes.POINTER(LayerStruct), "layers"),
         (_ADDRESS, "norm"),
         (LinearStruct, "head"),
+        (_ADDRESS, "sum"),
+        (_I64, "adds_residual"),
     )
 
 

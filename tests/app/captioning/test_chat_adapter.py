@@ -13,6 +13,10 @@ from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decode
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, ModelSources, read_encoder
 from llama_adapter.llm.conversation import format_conversation
+from llama_adapter.llm.split import take
+from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from tests.app.golden import GOLDEN, model_options, picture
 
@@ -211,3 +215,17 @@ def test_an_exported_chat_adapter_answers_as_torchs(adapter: Path, tmp_path: Pat
         assert exported.info.template == torchs.info.template == "conversation"
 
     assert [answer.token_ids for answer in made] == [answer.token_ids for answer in wanted]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_rank_reads_its_part_of_biases_and_scales(num_ranks: int, adapter: Path) -> None:
+    llama, chat = open_meta(GOLDEN / "LLaMA" / "TINY-2SHARD"), open_adapter(adapter, for_texts=True)
+    config = plan_decoder(llama, chat, vocab_size=512)
+    sources: dict[str, Any] = {"source": llama, "adapter": chat, "dtype": torch.float32}
+    whole = dict(decoder_tensors(config, **sources))
+
+    for rank in range(num_ranks):
+        share = config.share(rank, num_ranks)
+        read = dict(decoder_tensors(config, share=share, **sources))
+        for name, tensor in whole.items():
+            assert torch.equal(read[name], take(name, tensor, whole=config, share=share)), name

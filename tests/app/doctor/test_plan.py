@@ -13,7 +13,7 @@ from llama_adapter.app.doctor.plan import DevicePlan, PlanJob, device_plans, pla
 from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.memory_plan import MemoryPlan, form_of_part
+from llama_adapter.llm.memory_plan import MemoryPlan
 from llama_adapter.runtime.schemes import PRECISIONS
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_options
@@ -59,29 +59,31 @@ def test_sizes_of_65b_are_those_of_its_shapes() -> None:
     assert [plans["float16", number].rows[21 * GB] > 0 for number in (1, 2, 4, 8)] == [False, False, False, True]
 
 
-def test_a_number_of_devices_that_does_not_divide_the_heads_is_refused() -> None:
-    plans = plans_of("30B")
+def test_more_devices_than_heads_are_refused() -> None:
+    plans = plans_of("30B", devices=(8, 64))
 
-    assert plans["int8", 8].refusal == "8 do not divide its 52 heads"
-    assert plans["int8", 4].refusal == ""
+    assert plans["int8", 64].refusal == "it has 52 heads, so 52 ranks are the most"
+    assert plans["int8", 8].refusal == ""  # the first has 7 of the 52 heads
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_parts_of_all_devices_make_the_whole(precision: Any) -> None:
-    config = dataclasses.replace(decoder_config(parse_size("7B")), separate_adapter_kv=True)
-    forms = expected_forms(config, dtype=torch.float16, precision=precision)
-    for name, form in forms.items():
-        part = form_of_part(name, form, 4)
-        assert part == form or part.num_bytes * 4 == form.num_bytes
-    whole = [name for name, form in forms.items() if form_of_part(name, form, 4) == form and "layers.5." in name]
-    kept = {"attention_norm.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward.down.bias"}
+    config = dataclasses.replace(decoder_config(parse_size("30B")), separate_adapter_kv=True)
+    whole = expected_forms(config, dtype=torch.float16, precision=precision)
+    parts = [expected_forms(config.share(rank, 8), dtype=torch.float16, precision=precision) for rank in range(8)]
+
+    kept = {name for name, form in whole.items() if all(part[name] == form for part in parts)}
+    for name in whole.keys() - kept:
+        assert sum(part[name].num_bytes for part in parts) == whole[name].num_bytes
+    names = {"attention_norm.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward.down.bias"}
     if precision == "int8":
-        kept |= {"attention.out.weight_scale", "feed_forward.down.weight_scale"}
-    assert {name.removeprefix("layers.5.") for name in whole} == kept
+        names |= {"attention.out.weight_scale", "feed_forward.down.weight_scale"}
+    assert {name.removeprefix("layers.5.") for name in kept if name.startswith("layers.5.")} == names
+    assert {name for name in kept if not name.startswith("layers.")} == {"norm.weight", "adapter.queries"}
 
 
 def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
-    flags = ["--devices", "1,2,3", "--device-memory", "16MB,0.1GB", "--batch-size", "2"]
+    flags = ["--devices", "1,2,5", "--device-memory", "16MB,0.1GB", "--batch-size", "2"]
 
     printed = run("doctor", "--plan", "tiny", flags)
     assert (printed.code, printed.err) == (0, "")
@@ -91,7 +93,7 @@ def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
     assert [(plan["precision"], plan["num_devices"]) for plan in told["plans"]][:3] == [
         ("float", 1),
         ("float", 2),
-        ("float", 3),
+        ("float", 5),
     ]
     assert told["plans"][2]["refusal"]
     assert set(told["plans"][0]["rows"][0]) == {"device_bytes", "rows", "fits"}

@@ -58,7 +58,7 @@ def test_floats_between_the_levels_of_a_picture_are_computed_as_they_are(bias: A
     imgs = tensors("shapes_200x300.jpg") + 0.3 * torch.randn(1, 3, 224, 224, generator=torch.manual_seed(0))
     bias.generate(imgs, [PROMPT], max_gen_len=1)
     captioner = bias._captioner(encodes=False)
-    from llama_adapter.app.captioning.assemble import stream_model
+    from llama_adapter.app.models.stream_model import stream_model
     from llama_adapter.vision.encoder import encoder_from_state
 
     model, _ = stream_model(captioner.spec, dtype=torch.float32)

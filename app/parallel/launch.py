@@ -1,0 +1,26 @@
+"""The place of this process among those that `torchrun` started. Imports no torch."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """What `torchrun` says in the environment."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """This process's place if `torchrun` started it, or another program that sets the same variables; else None."""
+    try:
+        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local_rank = int(environ.get("LOCAL_RANK", rank))
+    except (KeyError, ValueError):
+        return None
+    if "MASTER_ADDR" not in environ or not 0 <= rank < size:
+        return None
+    return Launched(rank=rank, size=size, local_rank=local_rank)

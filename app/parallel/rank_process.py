@@ -1,0 +1,99 @@
+"""The life of a rank that is not the first: join, load its share, follow, end."""
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from llama_adapter import __version__
+from llama_adapter.app.models.memory_fit import engine_config
+from llama_adapter.app.models.random_model import RandomLoader
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.parallel.cores import bind_to
+from llama_adapter.app.parallel.fingerprint import weights_fingerprint
+from llama_adapter.app.parallel.group import SECONDARY
+from llama_adapter.app.parallel.launch import Launched
+from llama_adapter.app.parallel.rendezvous import (
+    Beats,
+    environment_store,
+    error_key,
+    find_store,
+    join,
+    leave,
+)
+from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.llm.parallel.follower import follow
+from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.ranks import CollectiveError, Ranks
+
+
+def main(descriptor: str, started: str) -> None:
+    """Entry of a process that the first rank started; `started` are its values as JSON."""
+    values = json.loads(started)
+    os.close(int(descriptor))  # this rank speaks over the store and the process groups
+    if values["cores"] is not None:
+        bind_to(values["cores"])
+    store = find_store(values["port"], values["size"])
+    sys.exit(_live(store, values["rank"], values["size"], device=values["device"], timeout_s=values["timeout_s"]))
+
+
+def run_launched(place: Launched, spec: CaptionerSpec) -> int:
+    """As `main`, for a process of `torchrun`, which has the command line of the first rank; returns its exit code."""
+    kind = open_backend(spec.device).device.type
+    device = "cpu" if kind == "cpu" else f"{kind}:{place.local_rank}"
+    return _live(environment_store(), place.rank, place.size, device=device, timeout_s=spec.parallel_timeout)
+
+
+def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float) -> int:
+    # Ctrl-C and torchrun's SIGTERM reach all ranks: the first one writes its records, and the others end with it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    beats = Beats(store, rank)
+    try:
+        _say(store, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
+        backend = open_backend(device)
+        collectives = backend.capabilities.collectives
+        ranks, channel = join(
+            store, rank=rank, size=size, collectives=collectives, timeout_s=timeout_s, device=backend.device
+        )
+        _serve(store, ranks, channel, device=device)
+    except CollectiveError:
+        return SECONDARY  # another rank ended, and the first one tells which
+    except BaseException as error:
+        problem = describe(error)
+        with suppress(RuntimeError):
+            store.set(error_key(rank), json.dumps({"sentence": problem.sentence, "hint": problem.hint}))
+        return 1
+    finally:
+        beats.end()
+        with suppress(RuntimeError):
+            leave()
+    return 0
+
+
+def _serve(store: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
+    command = channel.receive()
+    spec = CaptionerSpec(**{**command["spec"], "device": device})
+    backend, dtype = open_backend(device), DTYPES[spec.dtype]
+    if command["random"] is None:
+        model, tensors = stream_model(spec, dtype=dtype, is_encoded_elsewhere=True, ranks=ranks)
+    else:
+        model, tensors = RandomLoader(**command["random"])(dtype, ranks)
+    config = engine_config(model, spec, ranks)
+    model.vision_state.clear()  # the first rank encodes
+    decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
+    _say(store, "loaded", ranks.rank, {"weights": weights_fingerprint(decoder.decoder)})
+    runner = decoder.runner(channel.receive()["num_slots"])
+    _say(store, "ready", ranks.rank, {})
+    follow(runner, channel)
+
+
+def _say(store: Any, key: str, rank: int, values: dict[str, Any]) -> None:
+    store.set(f"{key}/{rank}", json.dumps(values))

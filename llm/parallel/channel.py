@@ -1,0 +1,58 @@
+"""Commands of the first rank to all others: JSON in tensors of bytes, over a process group of the hosts."""
+
+import json
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llama_adapter.runtime.ranks import collective
+
+_HEAD_BYTES: Final = 4096  # length and beginning of a command: nearly all fit into one broadcast
+_LENGTH_BYTES: Final = 8
+
+
+class Channel:
+    """One rank's end. Every call of the first rank's `send` needs a call of `receive` on each other rank."""
+
+    def __init__(self, group: Any) -> None:
+        """`group` is a process group that computes on the CPU, whatever device the decoder is on."""
+        self._group = group
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Send a command of plain values. Raises CollectiveError."""
+        text = json.dumps(command).encode()
+        data = torch.frombuffer(bytearray(len(text).to_bytes(_LENGTH_BYTES, "little") + text), dtype=torch.uint8)
+        head = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
+        head[: len(data)] = data[:_HEAD_BYTES]
+        self._broadcast(head)
+        if len(data) > _HEAD_BYTES:
+            self._broadcast(data[_HEAD_BYTES:].contiguous())
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next command. Raises CollectiveError if the first rank ends."""
+        head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
+        self._broadcast(head)
+        length = int.from_bytes(head[:_LENGTH_BYTES].numpy().tobytes(), "little")
+        text = head[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes()
+        if len(text) < length:
+            rest = torch.empty(length - len(text), dtype=torch.uint8)
+            self._broadcast(rest)
+            text += rest.numpy().tobytes()
+        command: dict[str, Any] = json.loads(text)
+        return command
+
+    def send_numbers(self, values: Tensor) -> None:
+        """Send float32 numbers, whose shape stands in the command before. Raises CollectiveError."""
+        self._broadcast(values.contiguous())
+
+    def receive_numbers(self, shape: list[int]) -> Tensor:
+        """The counterpart of `send_numbers`."""
+        values = torch.empty(shape, dtype=torch.float32)
+        self._broadcast(values)
+        return values
+
+    def _broadcast(self, values: Tensor) -> None:
+        with collective():
+            dist.broadcast(values, src=0, group=self._group)

@@ -1,0 +1,73 @@
+"""A rank that is not the first: it does what the first one commands until that one is done."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Runner, ScorePlan
+
+
+def follow(runner: Runner, channel: Channel) -> None:
+    """Do every command with this rank's share; returns after `stop`. Raises CollectiveError if another rank ends."""
+    prefixes: dict[int, Prefix] = {}
+    while (command := channel.receive())["do"] != "stop":
+        for number in command["unused"]:
+            prefixes.pop(number, None)
+        _do(command, runner, channel, prefixes)
+
+
+def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dict[int, Prefix]) -> None:
+    match command["do"]:
+        case "project":
+            projected = runner.project_prefix(channel.receive_numbers(command["shape"]))
+            prefixes.update(zip(command["numbers"], projected, strict=True))
+        case "stored":
+            k_ANQH, v_ANQH = (channel.receive_numbers(command["shape"]).numpy() for _ in range(2))
+            prefixes[command["number"]] = runner.stored_prefix(k_ANQH, v_ANQH)
+        case "empty":
+            prefixes[command["number"]] = runner.empty_prefix()
+        case "prefill":
+            rows = range(len(command["prompts"]))
+            runner.run(
+                PrefillPlan(
+                    rows=rows,
+                    prompts=command["prompts"],
+                    prefixes=_found(command, prefixes),
+                    draws=[None] * len(rows),
+                    first_slot=command["first_slot"],
+                    with_logprobs=command["with_logprobs"],
+                )
+            )
+        case "decode":
+            positions = command["positions"]
+            rows = range(len(positions))
+            runner.run(
+                DecodePlan(
+                    rows=list(rows),
+                    positions=positions,
+                    draws=[None] * len(rows),
+                    with_logprobs=command["with_logprobs"],
+                )
+            )
+        case "score":
+            runner.run(
+                ScorePlan(
+                    rows=range(len(command["prompts"])),
+                    prompts=command["prompts"],
+                    continuations=command["continuations"],
+                    prefixes=_found(command, prefixes),
+                )
+            )
+        case "move":
+            runner.move(command["source"], command["target"], num_tokens=command["num_tokens"])
+        case "clear":
+            runner.clear(command["slot"], position=command["position"])
+        case "reset":
+            runner.reset()
+        case "warm_up":
+            runner.warm_up(prompt_tokens=command["prompt_tokens"], new_tokens=command["new_tokens"])
+
+
+def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:
+    return [prefixes[number] for number in command["prefixes"]]

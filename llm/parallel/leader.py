@@ -1,0 +1,159 @@
+"""The first rank's runner: the engine sees one runner, and every call reaches all ranks."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, Runner, ScorePlan, WarmUp
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+_Value = TypeVar("_Value")
+
+
+class _Number:
+    """Number under which other ranks keep their part of a prefix, until nobody here needs it."""
+
+    def __init__(self, value: int, unused: list[int]) -> None:
+        self.value, self._unused = value, unused
+
+    def __del__(self) -> None:
+        self._unused.append(self.value)  # of any thread: appending to a list is atomic
+
+
+class SplitPrefix(Prefix):
+    """This rank's heads of a prefix, and the number of the others'."""
+
+    number: _Number
+
+
+class LeadingRunner:
+    """A runner of this rank's share that makes the other ranks do the same. One thread only.
+
+    Tokens are chosen here; the step's own collectives give them to the others. After a failure, or an interrupt amid a
+    call, every call raises the same error: ranks are at different places, and the group has to be opened again.
+    """
+
+    def __init__(
+        self, runner: Runner, channel: Channel, *, explain: Callable[[BaseException], LlamaAdapterError]
+    ) -> None:
+        """`explain` says which rank failed, and why."""
+        self._runner, self._channel, self._explain = runner, channel, explain
+        self._failure: LlamaAdapterError | None = None
+        self._numbers = itertools.count()
+        self._unused: list[int] = []
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._runner.config
+
+    @property
+    def operators_name(self) -> str:
+        return f"{self._runner.operators_name}, {self.config.decoder.num_ranks} ranks"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the other ranks wait for a command."""
+        return self._failure is None
+
+    def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
+        query_BQD = torch.as_tensor(visual_query_BQD)
+        numbers = [_Number(next(self._numbers), self._unused) for _ in query_BQD]
+        command = {"do": "project", "shape": list(query_BQD.shape), "numbers": [number.value for number in numbers]}
+        prefixes = self._together(
+            command, lambda: self._runner.project_prefix(visual_query_BQD), payload=(query_BQD.float().cpu(),)
+        )
+        return _numbered(prefixes, numbers)
+
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        parts = tuple(torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in (k_ANQH, v_ANQH))
+        number = _Number(next(self._numbers), self._unused)
+        command = {"do": "stored", "shape": list(parts[0].shape), "number": number.value}
+        prefix = self._together(command, lambda: self._runner.stored_prefix(k_ANQH, v_ANQH), payload=parts)
+        return _numbered([prefix], [number])[0]
+
+    def empty_prefix(self) -> Prefix:
+        number = _Number(next(self._numbers), self._unused)
+        prefix = self._together({"do": "empty", "number": number.value}, self._runner.empty_prefix)
+        return _numbered([prefix], [number])[0]
+
+    def run(self, plan: Plan) -> Result:
+        return self._together(_command(plan), lambda: self._runner.run(plan))
+
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        command = {"do": "move", "source": source, "target": target, "num_tokens": num_tokens}
+        self._together(command, lambda: self._runner.move(source, target, num_tokens=num_tokens))
+
+    def clear(self, slot: int, *, position: int | None = None) -> None:
+        command = {"do": "clear", "slot": slot, "position": position}
+        self._together(command, lambda: self._runner.clear(slot, position=position))
+
+    def reset(self) -> None:
+        self._together({"do": "reset"}, self._runner.reset)
+
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        command = {"do": "warm_up", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+        return self._together(command, lambda: self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens))
+
+    def _together(
+        self, command: dict[str, Any], call: Callable[[], _Value], *, payload: Sequence[Tensor] = ()
+    ) -> _Value:
+        if self._failure is not None:
+            raise self._failure
+        unused: list[int] = []
+        while self._unused:
+            unused.append(self._unused.pop())
+        try:
+            self._channel.send({**command, "unused": unused})
+            for values in payload:
+                self._channel.send_numbers(values)
+            return call()
+        except Exception as error:
+            failure = self._failure = self._explain(error)
+        except BaseException as error:
+            self._failure = self._explain(error)
+            raise
+        raise failure  # outside of `except`: its causes would tell the captioner to go on with fewer rows
+
+
+def _numbered(prefixes: Sequence[Prefix], numbers: Sequence[_Number]) -> list[Prefix]:
+    numbered: list[Prefix] = []
+    for prefix, number in zip(prefixes, numbers, strict=True):
+        split = SplitPrefix(*prefix)
+        split.number = number
+        numbered.append(split)
+    return numbered
+
+
+def _command(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values. Draws stay here: others get the tokens."""
+    match plan:
+        case DecodePlan():
+            return {"do": "decode", "positions": list(plan.positions), "with_logprobs": plan.with_logprobs}
+        case PrefillPlan():
+            return {
+                "do": "prefill",
+                "prompts": list(map(list, plan.prompts)),
+                "prefixes": _numbers(plan.prefixes),
+                "first_slot": plan.first_slot,
+                "with_logprobs": plan.with_logprobs,
+            }
+        case ScorePlan():
+            return {
+                "do": "score",
+                "prompts": list(map(list, plan.prompts)),
+                "continuations": [list(map(list, row)) for row in plan.continuations],
+                "prefixes": _numbers(plan.prefixes),
+            }
+
+
+def _numbers(prefixes: Sequence[Prefix]) -> list[int]:
+    for prefix in prefixes:
+        assert isinstance(prefix, SplitPrefix), "it was made by another runner"
+    return [prefix.number.value for prefix in prefixes]  # type: ignore[attr-defined]
