@@ -15,12 +15,14 @@ from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.parallel.cores import bind_to, cores_of_ranks
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
-from llama_adapter.app.parallel.launch import Launched, launched
+from llama_adapter.app.parallel.launch import checked_launch
 from llama_adapter.app.parallel.rendezvous import (
     BEAT_S,
+    SECONDARY,
     beat_key,
     environment_store,
     error_key,
+    followed_key,
     host_store,
     join,
     leave,
@@ -30,7 +32,7 @@ from llama_adapter.llm.parallel.leader import LeadingRunner
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
+from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -58,7 +60,7 @@ class RankGroup:
         self._runner: LeadingRunner | None = None
         self._is_closed = False
         self._restore_cores: Callable[[], None] = lambda: None
-        place = _checked_launch(spec)
+        place = checked_launch(spec.tensor_parallel)
         try:
             if place is None:
                 self._store = host_store(self.size)
@@ -180,9 +182,9 @@ class RankGroup:
         until = time.monotonic() + (_MISSED_BEATS / 2) * BEAT_S
         found = None
         while found is None and time.monotonic() < until:
-            found = self._failure_of(others)
+            followed = {rank for rank in others if self._store.check([followed_key(rank)])}
+            found = self._failure_of(others) or watch.silent(others - followed, beats=2)
             time.sleep(_POLL_S)
-        found = found or watch.silent(others, beats=2)
         if found is not None:
             return self._rank_error(*found)
         return RankError(
@@ -234,9 +236,6 @@ class RankGroup:
                 child.process.wait()
 
 
-SECONDARY: Final = 75  # exit code of a rank that ended because another one did
-
-
 class _Watch:
     """Finds ranks whose beats have stopped."""
 
@@ -256,13 +255,3 @@ class _Watch:
             elif now - self._last[rank][1] > beats * BEAT_S:
                 return rank, "it does not respond: it is stopped or hangs", "see what it does, or start again"
         return None
-
-
-def _checked_launch(spec: CaptionerSpec) -> Launched | None:
-    place = launched()
-    if place is not None and place.size > 1 and place.size != spec.tensor_parallel:
-        raise UsageError(
-            f"torchrun started {place.size} processes, and --tensor-parallel is {spec.tensor_parallel}",
-            hint="give both the same number",
-        )
-    return place if place is not None and place.size > 1 else None

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llama_adapter.runtime.errors import UsageError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
@@ -24,3 +26,16 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     if "MASTER_ADDR" not in environ or not 0 <= rank < size:
         return None
     return Launched(rank=rank, size=size, local_rank=local_rank)
+
+
+def checked_launch(num_ranks: int) -> Launched | None:
+    """As `launched`, None for a single process. Raises UsageError unless there are `num_ranks` processes."""
+    place = launched()
+    if place is None or place.size == 1:
+        return None
+    if place.size != num_ranks:
+        raise UsageError(
+            f"torchrun started {place.size} processes, and --tensor-parallel is {num_ranks}",
+            hint="give both the same number",
+        )
+    return place

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -16,13 +15,14 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.parallel.cores import bind_to
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
-from llama_adapter.app.parallel.group import SECONDARY
-from llama_adapter.app.parallel.launch import Launched
+from llama_adapter.app.parallel.launch import Launched, checked_launch
 from llama_adapter.app.parallel.rendezvous import (
+    SECONDARY,
     Beats,
     environment_store,
     error_key,
     find_store,
+    followed_key,
     join,
     leave,
 )
@@ -41,21 +41,30 @@ def main(descriptor: str, started: str) -> None:
     if values["cores"] is not None:
         bind_to(values["cores"])
     store = find_store(values["port"], values["size"])
-    sys.exit(_live(store, values["rank"], values["size"], device=values["device"], timeout_s=values["timeout_s"]))
+    sys.exit(
+        _live(
+            store,
+            values["rank"],
+            values["size"],
+            device=values["device"],
+            timeout_s=values["timeout_s"],
+            is_launched=False,
+        )
+    )
 
 
 def run_launched(place: Launched, spec: CaptionerSpec) -> int:
     """As `main`, for a process of `torchrun`, which has the command line of the first rank; returns its exit code."""
+    checked_launch(spec.tensor_parallel)
     kind = open_backend(spec.device).device.type
     device = "cpu" if kind == "cpu" else f"{kind}:{place.local_rank}"
-    return _live(environment_store(), place.rank, place.size, device=device, timeout_s=spec.parallel_timeout)
+    return _live(
+        environment_store(), place.rank, place.size, device=device, timeout_s=spec.parallel_timeout, is_launched=True
+    )
 
 
-def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float) -> int:
-    # Ctrl-C and torchrun's SIGTERM reach all ranks: the first one writes its records, and the others end with it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    beats = Beats(store, rank)
+def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float, is_launched: bool) -> int:
+    beats = Beats(store, rank, is_launched=is_launched)
     try:
         _say(store, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
         backend = open_backend(device)
@@ -64,8 +73,10 @@ def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float) ->
             store, rank=rank, size=size, collectives=collectives, timeout_s=timeout_s, device=backend.device
         )
         _serve(store, ranks, channel, device=device)
-    except CollectiveError:
-        return SECONDARY  # another rank ended, and the first one tells which
+    except CollectiveError:  # another rank ended, and the first one tells which
+        with suppress(RuntimeError):
+            store.set(followed_key(rank), "")
+        return SECONDARY
     except BaseException as error:
         problem = describe(error)
         with suppress(RuntimeError):

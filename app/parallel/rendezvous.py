@@ -4,6 +4,8 @@ Under `torchrun` the environment names store, rank and number of ranks. Else the
 machine, and the store listens on the loopback interface only.
 """
 
+import os
+import signal
 import socket
 import threading
 from datetime import timedelta
@@ -20,6 +22,8 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Ranks
 
 BEAT_S: Final = 1.0
+SECONDARY: Final = 75  # exit code of a rank that ended because another one did
+_END_BEATS: Final = 10
 DEFAULT_TIMEOUT_S: Final = 60.0
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
 _LOOPBACK = "127.0.0.1"
@@ -69,22 +73,35 @@ def leave() -> None:
 
 
 class Beats:
-    """Says in the store, once a second, that this process runs."""
+    """Says in the store, once a second, that this process runs; ends it when the first rank has ended.
 
-    def __init__(self, store: Any, rank: int) -> None:
+    Ctrl-C and the SIGTERM of `torchrun` reach all ranks. The first one writes its records and ends the others; one that
+    it does not end within ten seconds of a SIGTERM ends by itself. The main thread may be inside a collective, where
+    Python handles no signals, so a thread waits for them.
+    """
+
+    def __init__(self, store: Any, rank: int, *, is_launched: bool) -> None:
+        """In the main thread of a rank that `torchrun` launched, before others: they inherit its mask of signals."""
+        if is_launched:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self._store, self._key = store.clone(), beat_key(rank)  # a connection of its own: calls of others may wait
         self._ended = threading.Event()
         self._store.set(self._key, "0")
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
 
     def _beat(self) -> None:
-        count = 0
-        while not self._ended.wait(BEAT_S):
+        count, most = 0, float("inf")
+        while not self._ended.is_set():
+            if signal.sigtimedwait({signal.SIGTERM}, BEAT_S) is not None:
+                most = count + _END_BEATS
             count += 1
             try:
                 self._store.set(self._key, str(count))
-            except RuntimeError:  # the first rank has ended
-                return
+            except RuntimeError:
+                most = 0
+            if count > most and not self._ended.is_set():
+                os._exit(SECONDARY)
 
     def end(self) -> None:
         self._ended.set()
@@ -92,6 +109,11 @@ class Beats:
 
 def beat_key(rank: int) -> str:
     return f"beat/{rank}"
+
+
+def followed_key(rank: int) -> str:
+    """Set by a rank that ends because another one did."""
+    return f"followed/{rank}"
 
 
 def error_key(rank: int) -> str:
