@@ -15,8 +15,8 @@ from llama_adapter.app.models.random_model import decoder_config, parse_size, vi
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.load import decoder_planner
-from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes, why_not_split
+from llama_adapter.llm.load import planner_of
+from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, form_of_part, prefix_bytes, why_not_split
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -145,9 +145,12 @@ def _device_plan(
         encoder = sum(form.num_bytes for form in forms.values())
     config = EngineConfig(decoder=model.decoder, dtype=dtype)
     forms = expected_forms(model.decoder, dtype=dtype, precision=precision)
+    if parts > 1:
+        forms = {name: form_of_part(name, form, parts) for name, form in forms.items()}
+    sizes = {name: form.num_bytes for name, form in forms.items()}
 
     def planned(reserved: int) -> Callable[[int], MemoryPlan]:
-        return decoder_planner(config, forms, is_dequantised=False, padding=padding, reserved=reserved, parts=parts)
+        return planner_of(config, forms, sizes, padding=padding, reserved=reserved, parts=parts)
 
     first, others = planned(encoder), planned(0)
     plan = first(num_rows)
