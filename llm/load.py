@@ -50,27 +50,23 @@ def planner(
     `forms` are those of the state dict in `precision`, which `place_decoder` gets tensor by tensor. `reserved` bytes of
     the device are for others.
     """
-    return decoder_planner(
-        config,
-        forms,
-        is_dequantised=not backend.computes_in(precision, config.dtype, wanted=config.operators),
-        padding=2 if backend.capabilities.static_shapes else 1,  # rows are rounded up to a power of two
-        reserved=reserved,
-    )
-
-
-def decoder_planner(
-    config: EngineConfig,
-    forms: Mapping[str, TensorForm],
-    *,
-    is_dequantised: bool,
-    padding: int,
-    reserved: int = 0,
-) -> Callable[[int], MemoryPlan]:
-    """As `planner`, for a device that need not be here: it widens quantised weights or not, and pads as told."""
+    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
+    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
+    return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
+
+
+def planner_of(
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    sizes: Mapping[str, int],
+    *,
+    padding: int,
+    reserved: int = 0,
+) -> Callable[[int], MemoryPlan]:
+    """As `planner`, for a device that need not be here: `sizes` are the bytes that it has of each tensor."""
     # A block in the form of its file and in the device's, and the floats of the largest matrix, which are rounded.
     largest = max((math.prod(form.shape) for form in forms.values()), default=0)
     blocks = [name for name in sizes if name.startswith("layers.")]

@@ -15,7 +15,7 @@ from llama_adapter.app.models.random_model import decoder_config, parse_size, vi
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.load import decoder_planner
+from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
@@ -147,9 +147,10 @@ def _device_plan(
         encoder = sum(form.num_bytes for form in forms.values())
     config = EngineConfig(decoder=share, dtype=dtype)
     forms = expected_forms(share, dtype=dtype, precision=precision)
+    sizes = {name: form.num_bytes for name, form in forms.items()}
 
     def planned(reserved: int) -> Callable[[int], MemoryPlan]:
-        return decoder_planner(config, forms, is_dequantised=False, padding=padding, reserved=reserved)
+        return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
 
     first, others = planned(encoder), planned(0)
     plan = first(num_rows)
