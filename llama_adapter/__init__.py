@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llama_adapter.app.captioning.captioner import Answer, Captioner, RawPrompt, TextDelta
+    from llama_adapter.app.captioning.captioner import Answer, Captioner, Dialogue, RawPrompt, TextDelta
     from llama_adapter.app.cli import load_settings
     from llama_adapter.app.compat.infer import InferTask
     from llama_adapter.app.compat.infer_config import InferConfig
@@ -27,6 +27,7 @@ __all__ = [
     "Captioner",
     "CheckpointError",
     "DeviceError",
+    "Dialogue",
     "GraphError",
     "InferConfig",
     "InferTask",
@@ -57,7 +58,7 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 
 # Public names that are loaded on first use, so that `llama-adapter --help` does not wait for torch.
 _HOMES = {
-    "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "RawPrompt", "TextDelta"),
+    "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "Dialogue", "RawPrompt", "TextDelta"),
     "llama_adapter.app.cli": ("load_settings",),
     "llama_adapter.app.compat.infer": ("InferTask",),
     "llama_adapter.app.compat.infer_config": ("InferConfig",),

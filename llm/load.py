@@ -54,12 +54,24 @@ def planner(
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
+    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
+    return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
+
+
+def planner_of(
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    sizes: Mapping[str, int],
+    *,
+    padding: int,
+    reserved: int = 0,
+) -> Callable[[int], MemoryPlan]:
+    """As `planner`, for a device that need not be here: `sizes` are the bytes that it has of each tensor."""
     # A block in the form of its file and in the device's, and the floats of the largest matrix, which are rounded.
     largest = max((math.prod(form.shape) for form in forms.values()), default=0)
     blocks = [name for name in sizes if name.startswith("layers.")]
     block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
     loading = block_bytes + largest * torch.float32.itemsize
-    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
     weights = reserved + sum(sizes.values())
     return lambda num_slots: plan_memory(
         replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding

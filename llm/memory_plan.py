@@ -40,13 +40,20 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
     # A slot holds keys and values of every position, and those of the picture.
-    cached = sizes.num_layers * context + sizes.num_adapter_layers * sizes.num_queries
+    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.attention_dim * itemsize
     return MemoryPlan(
         weights=weights,
         loading=loading,
-        slots=config.num_slots * 2 * cached * sizes.attention_dim * itemsize,
+        slots=positions + prefix_bytes(config),
         activations=max(attention, feed_forward, logits) + residual,
     )
+
+
+def prefix_bytes(config: EngineConfig) -> int:
+    """Bytes of the pictures' keys and values in all slots."""
+    sizes = config.decoder
+    queries = sizes.num_adapter_layers * sizes.num_queries
+    return int(config.num_slots * 2 * queries * sizes.attention_dim * config.dtype.itemsize)
 
 
 def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most: int, unknown: int) -> int:

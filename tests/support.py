@@ -49,6 +49,8 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "adapters with CLIP inside",
             "LLaMA without adapter",
             "LLaMA-Adapter V1 for texts",
+            "LLaMA-Adapter V2 for chat",
+            "Meta's 2, 4 and 8 files",
             "prefix tuning",
         ),
     ),

@@ -48,7 +48,7 @@ class ActiveRequest:
         self._num_told = 0  # token ids that a `TextDelta` had
         self.with_logprobs = with_logprobs
         self.logprobs: list[TokenLogprob] = []
-        self.stop = StopStrings((*stop, *sampling.stop))
+        self.stop = StopStrings((*prompt.stop, *stop, *sampling.stop))
         # Set by `CaptionLoop.submit`:
         self.detokenizer: IncrementalDetokenizer | None = None
         self.prefix: Prefix | None = None

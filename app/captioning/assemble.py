@@ -170,6 +170,7 @@ def assemble_parts(
             default_prompt=model.prompt,
             has_adapter=has_adapter and not is_for_texts,
             has_text_adapter=has_adapter and is_for_texts,
+            template=model.template,
             past=None if runner.config.past is None else runner.config.past.digest,
         ),
         model=dataclasses.replace(model, vision_state={}),

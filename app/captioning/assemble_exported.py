@@ -139,6 +139,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         default_prompt=card.prompt,
         has_adapter=bool(card.fingerprint),
         has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
+        template=card.template,
         past=None if past is None else past.digest,
     )
     backend = GraphBackend(program.name)

@@ -40,7 +40,7 @@ from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
 from llama_adapter.app.tasks.choose import choosing
-from llama_adapter.app.tasks.prompts import EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
+from llama_adapter.app.tasks.prompts import Dialogue, EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -59,6 +59,7 @@ __all__ = [
     "Answer",
     "AnswerError",
     "Captioner",
+    "Dialogue",
     "Event",
     "ModelInfo",
     "Prompt",
@@ -124,7 +125,7 @@ class Captioner:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
         self.reader: Reader = PictureReader(self.spec, size=self.image_size)  # the default of `run`; may be replaced
-        self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check)
+        self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
         self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))
 
@@ -172,7 +173,7 @@ class Captioner:
             clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
-            context: tokens of prompt and answer together, at least 1. Default: the bundle's own, else 512.
+            context: tokens of prompt and answer together, at least 1. Default: the bundle's, else 512, 2048 for chat.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
                 pictures come from prefix files.
             past_key_values: keys and values in front of every prompt, as prefix tuning and P-Tuning v2 learn them:
@@ -421,8 +422,8 @@ class Captioner:
         """Answer prompts without a picture; returns the answers in the order of the prompts.
 
         Parameters:
-            prompts: one or several. A text is an instruction; a tuple (instruction, input), a `RawPrompt` and a list of
-                token ids are one prompt too. Several come in a list or another iterable.
+            prompts: one or several. A text is an instruction; a tuple (instruction, input), a `Dialogue`, a `RawPrompt`
+                and a list of token ids are one prompt too. Several come in a list or another iterable.
             text_prefix: what the model attends to in place of a picture. `"zeros"`: a picture of zeros, as in the
                 training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero.
                 `"learned"`: what an adapter of LLaMA-Adapter V1 learned. Default: what the model was trained with.

@@ -9,7 +9,7 @@ from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import Source
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 
@@ -34,7 +34,7 @@ class WorkItem:
 
 def work_items(
     pictures: Pictures,
-    prompts: Sequence[Prompt] | str | RawPrompt | None,
+    prompts: Sequence[Prompt] | str | Dialogue | RawPrompt | None,
     *,
     default_prompt: str,
     task: Task = FREE_TEXT,
@@ -66,8 +66,8 @@ def text_items(
 ) -> list[WorkItem]:
     """An item without a picture for each prompt.
 
-    Text, a `RawPrompt`, a pair (instruction, input) as a tuple and a list of token ids are one prompt; anything else is
-    iterated.
+    Text, a `RawPrompt`, a `Dialogue`, a pair (instruction, input) as a tuple and a list of token ids are one prompt;
+    anything else is iterated.
     """
     several: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
     return [
@@ -87,7 +87,7 @@ def is_token_id(value: Any) -> bool:
 
 def _is_one(prompts: Any) -> bool:
     match prompts:
-        case str() | bytes() | RawPrompt():
+        case str() | bytes() | RawPrompt() | Dialogue():
             return True
         case (str(), str() | None) if isinstance(prompts, tuple):
             return True

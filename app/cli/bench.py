@@ -13,7 +13,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _BENCH = """\
 Measure the speed of a model at several batch sizes, and compare it with the ceilings of the device: memory bandwidth
-and matrix products, measured in the same run. --random needs no weights: 160M, 1B and 7B are LLaMAs of that size with
+and matrix products, measured in the same run. --random needs no weights: 160M to 65B are LLaMAs of that size with
 ViT-L/14.
 
   llama-adapter bench --random 160M --dtype bfloat16 --workload caption
@@ -33,7 +33,7 @@ def _declare(bench: Parser) -> None:
         section="model",
         first=True,
         metavar="SIZE",
-        help="random weights: 160M, 1B, 7B, tiny or DIMxLAYERSxHEADSxFFN",
+        help="random weights: 160M, 1B, 7B, 13B, 30B, 65B, tiny or DIMxLAYERSxHEADSxFFN",
     )
     work.add_argument(
         "--workload",

@@ -6,13 +6,15 @@ from typing import Any
 
 from llama_adapter.app.cli.model_flags import SPEC, add_encoder, add_model, add_precision
 from llama_adapter.app.cli.parser import DEVICES, Parser, command, default
-from llama_adapter.app.cli.values import check_adapter, settings
+from llama_adapter.app.cli.values import check_adapter, parse_batch_sizes, parse_bytes, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 _DOCTOR = """\
 Check this installation and a model, and say how to mend what is wrong. Without model flags, the embedded model is
 checked. Packages that the intended use does not need may be missing. Exit code 0 if everything is right, else 1.
+
+  llama-adapter doctor --plan 65B --devices 4,8 --device-memory 32GB,64GB      will it fit?
 """
 
 
@@ -34,8 +36,31 @@ def _declare(doctor: Parser) -> None:
         "--environment", section="computation", action="store_true", help="only the installation, no model"
     )
 
+    plan = doctor.add_argument_group("memory plan, in place of checking")
+    plan.add_argument(
+        "--plan",
+        metavar="SIZE",
+        nargs="?",
+        const="",
+        help="print the memory of each device for the model of the flags, or for one of a size: 7B, 13B, 30B, 65B or "
+        "DIMxLAYERSxHEADSxFFN",
+    )
+    plan.add_argument(
+        "--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices to split over (default: 1,2,4,8)"
+    )
+    plan.add_argument(
+        "--device-memory", metavar="GB,GB", type=parse_bytes, help="memory of a device (default: 21GB,32GB,64GB)"
+    )
+    plan.add_argument("--batch-size", metavar="N", type=int, help="rows at once (default: 8)")
+    plan.add_argument("--json", action="store_true", help="JSON on stdout in place of the table, sizes in bytes")
+
 
 def _run_doctor(options: argparse.Namespace) -> int:
+    if options.plan is not None:
+        return _run_plan(options)
+    only = {"--devices": options.devices, "--device-memory": options.device_memory, "--batch-size": options.batch_size}
+    for flag in (flag for flag, value in {**only, "--json": options.json or None}.items() if value is not None):
+        raise UsageError(f"{flag} goes with --plan, which is missing")
     if options.environment and (named := _model_flags(options)):
         goes = "goes" if len(named) == 1 else "go"
         raise UsageError(f"--environment looks at the installation only, and {', '.join(named)} {goes} with a model")
@@ -45,7 +70,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
         if options.encoder is None and options.decoder is None and value is not None:
             raise UsageError(f"{flag} goes with --encoder, which is missing")
     # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
-    values = vars(options) | ({"vision": None} if options.encoder is None else {})
+    values = vars(options) | {"batch_size": SPEC.batch_size} | ({"vision": None} if options.encoder is None else {})
     spec = check_adapter(settings(CaptionerSpec, values))
     from llama_adapter.app.doctor.command import run_checkup
     from llama_adapter.app.doctor.environment import is_device, uses_of
@@ -55,6 +80,20 @@ def _run_doctor(options: argparse.Namespace) -> int:
     vision = options.vision or spec.vision_kind
     uses = uses_of(device=spec.device, vision=vision, has_decoder=spec.decoder is not None)
     return run_checkup(None if options.environment else spec, uses=uses)
+
+
+def _run_plan(options: argparse.Namespace) -> int:
+    if options.environment:
+        raise UsageError("--environment and --plan exclude each other: each prints something else than findings")
+    if options.plan and (named := {"--model", "--llama-dir"} & set(_model_flags(options))):
+        raise UsageError(f"--plan {options.plan} is a size, and {named.pop()} names a model too: leave one out")
+    from llama_adapter.app.doctor.plan import PlanJob, run_plan
+
+    names = {"num_rows": options.batch_size, "num_devices": options.devices, "device_bytes": options.device_memory}
+    given = {name: value for name, value in names.items() if value is not None}
+    spec = settings(CaptionerSpec, vars(options) | {"batch_size": SPEC.batch_size, "vision": None})
+    job = settings(PlanJob, {"spec": spec, "size": options.plan, **given}, shown={"num_rows": "--batch-size"})
+    return run_plan(job, as_json=options.json)
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:

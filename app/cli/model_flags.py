@@ -41,7 +41,7 @@ def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> Non
         "--context",
         metavar="N",
         type=int,
-        help=shown("tokens of prompt and answer together (default: the bundle's, or 512)"),
+        help=shown("tokens of prompt and answer together (default: the bundle's, else 512, or 2048 for chat)"),
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llama_adapter.app.settings.sources import Effective
 
 T = TypeVar("T")
+_UNITS = {"mb": 10**6, "gb": 10**9, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def parse_text(text: str) -> str:
@@ -85,6 +86,17 @@ def parse_batch_sizes(text: str) -> tuple[int, ...]:
         sizes = (0,)
     if min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"wanted whole numbers of at least 1 separated by commas, got {text!r}")
+    return sizes
+
+
+def parse_bytes(text: str) -> tuple[int, ...]:
+    """`21GB,64GiB` -> (21000000000, 68719476736)."""
+    found = [
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", part.strip(), re.IGNORECASE) for part in text.split(",")
+    ]
+    sizes = tuple(int(float(one[1]) * _UNITS[one[2].lower()]) for one in found if one is not None)
+    if len(sizes) < len(found) or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"wanted sizes such as 21GB,64GiB, got {text!r}")
     return sizes
 
 

@@ -20,7 +20,7 @@ from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.tasks.registry import get_task, tasks
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -367,7 +367,7 @@ def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
         is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and is_token_id(inputs[0])
-        is_one = isinstance(inputs, (str, bytes, RawPrompt, Mapping)) or is_pair or is_ids
+        is_one = isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping)) or is_pair or is_ids
         return [inputs] if is_one else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 

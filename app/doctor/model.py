@@ -150,21 +150,24 @@ def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None
 
 
 def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None) -> None:
+    queries = f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers"
     parts = [
-        f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers",
+        "scales of the inputs of linear layers" if adapter.is_chat else queries,
         f"for a LLaMA of width {adapter.dim}",
         "with LoRA" if adapter.has_lora else "without LoRA",
-        "with biases" if any(name.endswith(".bias") for name in adapter.llama) else "without biases",
+        "with biases" if any(name.endswith((".bias", "_bias")) for name in adapter.llama) else "without biases",
     ]
     if not adapter.sees_pictures:
-        parts.append("for texts alone (LLaMA-Adapter V1)")
+        parts.append("for chat (LLaMA-Adapter V2)" if adapter.is_chat else "for texts alone (LLaMA-Adapter V1)")
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
     report.add("ok", "adapter", f"The adapter has {', '.join(parts)}")
-    tensors = {**adapter.llama, **adapter.visual, "adapter_query.weight": adapter.queries}  # CLIP is checked as CLIP
+    tensors = {**adapter.llama, **adapter.visual}  # CLIP is checked as CLIP
+    if not adapter.is_chat:
+        tensors["adapter_query.weight"] = adapter.queries
     _check_finite(report, "adapter", adapter.name, tensors.items())
     gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
-    if gates and not any(bool(gate.count_nonzero()) for gate in gates):
+    if not adapter.is_chat and gates and not any(bool(gate.count_nonzero()) for gate in gates):
         sentence = f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers"
         report.add("warning", "adapter", sentence, "this is an adapter before its training")
     if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):

@@ -16,6 +16,7 @@ from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
 from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.tasks.prompts import prompt_length
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 ALIAS = "default"  # names the loaded model
@@ -119,6 +120,9 @@ class Asker:
         info = model_info(self.service)
         name = shown_name(request.model, info=info, names=self.model_names)
         asked = form.understand(request)
+        if info.template == "conversation" and asked.turns:
+            question = dataclasses.replace(asked.question, turns=asked.turns)
+            asked = dataclasses.replace(asked, question=question, num_ignored_turns=0)
         options = {"client": client, "is_background": is_background}
         answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
         used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
@@ -183,8 +187,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
 
 
 async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
-    texts = (ask.prompt if isinstance(ask.prompt, tuple) else (ask.prompt,)) + ask.task.continuations
-    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    num_chars = prompt_length(ask.prompt) + sum(map(len, ask.task.continuations))
     try:
         if num_chars <= _INLINE_CHARS:
             return service.submit(ask)

@@ -11,6 +11,7 @@ from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of
 from llama_adapter.app.tasks.task import WithTokenIds
+from llama_adapter.llm import conversation as dialogue
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 
@@ -45,6 +46,7 @@ class ChatQuestion:
     with_logprobs: bool
     num_answers: int
     num_ignored_turns: int  # earlier messages that the model does not see in full
+    turns: tuple[dialogue.Turn, ...] = ()  # those before the question, for a model whose template has turns
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -107,6 +109,9 @@ def understand_turns(
         with_logprobs=with_logprobs,
         num_answers=num_answers,
         num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
+        turns=()
+        if with_picture or properties
+        else tuple((turn.role, turn.text) for turn in earlier if turn.text.strip()),
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -47,6 +48,7 @@ from llama_adapter.vision.weights import (
 )
 
 DEFAULT_CONTEXT = 512
+CHAT_CONTEXT = 2048  # of the published chat demo; its example alone has some 400 tokens
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
 CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
 CLIP_CACHE = Path("~/.cache/clip")
@@ -119,8 +121,9 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    merged: tuple[str, ...]  # into the weights: "gates", "lora"
+    merged: tuple[str, ...]  # into the weights: "gates", "lora", "scales"
     prompt: str = DEFAULT_PROMPT
+    template: Template = "instruction"  # of its prompts
     card: str = ""
     precision: Precision = FLOAT  # of the linear layers' weights
     origin: Origin | None = None  # if they are, or were, quantised or packed
@@ -189,7 +192,8 @@ def stream_sources(
     clip = find_clip(sources.clip, adapter) if adapter.sees_pictures else None
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-    context = DEFAULT_CONTEXT if sources.context is None else sources.context
+    usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
+    context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
     chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
@@ -207,7 +211,8 @@ def stream_sources(
             channel_order=channel_order,
             dtype=chosen,
         )
-    check_halves(vision_config, decoder_config, adapter=adapter.name)
+    if adapter.sees_pictures:
+        check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
@@ -225,7 +230,8 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=("gates", "lora") if adapter.has_lora else ("gates",),
+        merged=_merged(adapter),
+        template="conversation" if adapter.is_chat else "instruction",
     )
     share = share_of(decoder_config, ranks)
     return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
@@ -260,6 +266,12 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     )
     share = share_of(config, ranks)
     return model, decoder_tensors(config, source=llama, adapter=None, dtype=chosen, share=share)
+
+
+def _merged(adapter: AdapterFile) -> tuple[str, ...]:
+    if adapter.is_chat:
+        return ("scales",)
+    return ("gates", "lora") if adapter.has_lora else ("gates",)
 
 
 def _no_vision(config: DecoderConfig) -> VisionConfig:

@@ -38,12 +38,16 @@ class LlamaSize:
     ffn_dim: int
 
 
-# 160M and 1B are JackFram/llama-160m and TinyLlama-1.1B in size (the latter with all its heads), 7B is LLaMA-7B.
+# 160M and 1B are JackFram/llama-160m and TinyLlama-1.1B in size (the latter with all its heads), the others the first
+# LLaMAs (Touvron et al., 2023); papers call 30B 33B.
 LLAMA_SIZES: Mapping[str, LlamaSize] = {
     "tiny": LlamaSize(dim=64, num_layers=3, num_heads=4, ffn_dim=176),
     "160M": LlamaSize(dim=768, num_layers=12, num_heads=12, ffn_dim=3072),
     "1B": LlamaSize(dim=2048, num_layers=22, num_heads=16, ffn_dim=5632),
     "7B": LlamaSize(dim=4096, num_layers=32, num_heads=32, ffn_dim=11008),
+    "13B": LlamaSize(dim=5120, num_layers=40, num_heads=40, ffn_dim=13824),
+    "30B": LlamaSize(dim=6656, num_layers=60, num_heads=52, ffn_dim=17920),
+    "65B": LlamaSize(dim=8192, num_layers=80, num_heads=64, ffn_dim=22016),
 }
 _TINY_CLIP = ClipConfig(patch_size=56, width=64, num_layers=2, num_heads=2, output_dim=64)
 

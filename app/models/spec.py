@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.llm.conversation import Template
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import MindirBackend
@@ -41,7 +42,7 @@ class CaptionerSpec:
     clip: str | None = None
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-    context: int | None = None  # tokens; None: the bundle's own, else 512
+    context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
     past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
     decoder: str | None = None  # folder of an exported decoder, in place of the model's own
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
@@ -206,13 +207,15 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
     has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
     has_text_adapter: bool = False  # of LLaMA-Adapter V1
+    template: Template = "instruction"  # of its prompts; conversation: an adapter for chat
     past: str | None = None  # digest of the past keys and values
 
     def require_adapter(self) -> None:
         """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""
-        if self.has_text_adapter:
+        if self.has_text_adapter or self.template == "conversation":
+            kind = "LLaMA-Adapter V1 for texts" if self.has_text_adapter else "LLaMA-Adapter V2 for chat"
             raise UsageError(
-                f"The adapter `{self.name}` is one of LLaMA-Adapter V1 for texts, and sees no pictures",
+                f"The adapter `{self.name}` is one of {kind}, and sees no pictures",
                 hint="`llama-adapter generate` answers prompts with it",
             )
         if not self.has_adapter:

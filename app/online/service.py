@@ -41,7 +41,7 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.tasks.prompts import prompt_length
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
@@ -262,7 +262,7 @@ class Service:
     def _check_sizes(self, ask: Ask) -> None:
         """Refuse long texts before they are tokenised."""
         limit = self.limits.max_prompt_chars
-        if (length := _length(ask.prompt)) > limit:
+        if (length := prompt_length(ask.prompt)) > limit:
             raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
         if sum(map(len, ask.task.continuations)) > limit:
             raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
@@ -593,17 +593,6 @@ def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception)
             future.set_exception(reading)
         else:
             future.set_result(reading)
-
-
-def _length(prompt: Prompt) -> int:
-    """Length of a prompt in characters or token ids."""
-    match prompt:
-        case RawPrompt(text):
-            return len(text)
-        case (str(instruction), given):
-            return len(instruction) + (len(given) if isinstance(given, str) else 0)
-        case _:
-            return len(prompt)
 
 
 def _late(entry: Entry) -> AnswerError:

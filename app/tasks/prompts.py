@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation
 from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
@@ -25,8 +26,25 @@ class RawPrompt:
     text: str
 
 
-# An instruction, an instruction with its input, text without the template, or token ids.
-Prompt = str | tuple[str, str | None] | RawPrompt | Sequence[int]
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A question with the turns before it, (role, text) each, oldest first; roles are system, user and assistant.
+
+    A model whose template has no turns sees the question and texts of the system alone.
+    """
+
+    turns: tuple[Turn, ...]
+    question: str
+
+    @property
+    def without_turns(self) -> str | tuple[str, str]:
+        """The prompt for a template without turns: texts of the system are the instruction, the question its input."""
+        system = "\n".join(text for role, text in self.turns if role == "system" and text.strip())
+        return (system, self.question) if system else self.question
+
+
+# An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
+Prompt = str | tuple[str, str | None] | Dialogue | RawPrompt | Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +56,7 @@ class EncodedPrompt:
     continuations: tuple[TokenIds, ...] = ()
     has_end: bool = False  # whether the end-of-sequence token closes each continuation
     num_cut: int = 0  # tokens that `max_tokens` cut off behind the first
+    stop: tuple[str, ...] = ()  # texts of its template that end an answer
 
     def text_ids(self, index: int) -> TokenIds:
         """The token ids of a continuation's text."""
@@ -47,9 +66,15 @@ class EncodedPrompt:
 class PromptEncoder:
     """Encodes prompts and caches them: most runs ask few different questions. Thread-safe."""
 
-    def __init__(self, tokenizer: "Tokenizer", *, check: Callable[[TokenIds, tuple[TokenIds, ...]], None]) -> None:
-        """`check` raises for a prompt or continuations that the engine cannot take."""
-        self._tokenizer, self._check = tokenizer, check
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        *,
+        check: Callable[[TokenIds, tuple[TokenIds, ...]], None],
+        template: Template = "instruction",
+    ) -> None:
+        """`check` raises for a prompt or continuations that the engine cannot take; `template` is the model's."""
+        self._tokenizer, self._check, self._template = tokenizer, check, template
         self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None], EncodedPrompt] = {}
         self._num_tokens = 0  # of all of them
         self._lock = threading.Lock()
@@ -79,16 +104,7 @@ class PromptEncoder:
 
     def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None) -> EncodedPrompt:
         shown = shown_prompt(prompt)
-        model_text: str | None
-        match prompt:
-            case str(instruction) | (str(instruction), None):
-                model_text = format_prompt(instruction)
-            case RawPrompt(str(text)):
-                model_text = text
-            case (str(instruction), str(given)):
-                model_text = format_prompt(instruction, given)
-            case _:
-                model_text = None
+        model_text = self._text(prompt)
         token_ids = tuple(_as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text))
         num_cut = 0 if max_tokens is None else max(0, len(token_ids) - max_tokens)
         num_first = int(token_ids[:1] == (self._tokenizer.bos_id,) and max_tokens != 1)
@@ -103,13 +119,48 @@ class PromptEncoder:
             self._check(token_ids, ids)
         if model_text is None:
             shown = self._tokenizer.decode(token_ids)
-        return EncodedPrompt(text=shown, token_ids=token_ids, continuations=ids, has_end=has_end, num_cut=num_cut)
+        is_templated = model_text is not None and not isinstance(prompt, RawPrompt)
+        stop = (SEPARATOR,) if is_templated and self._template == "conversation" else ()
+        return EncodedPrompt(
+            text=shown, token_ids=token_ids, continuations=ids, has_end=has_end, num_cut=num_cut, stop=stop
+        )
+
+    def _text(self, prompt: Prompt) -> str | None:
+        """A prompt in the model's template; None for token ids."""
+        if self._template == "conversation":
+            match prompt:
+                case Dialogue(turns, question):
+                    return format_conversation((*turns, ("user", question)))
+                case str() | (str(), str() | None):
+                    return format_conversation([("user", shown_prompt(prompt))])
+        match prompt.without_turns if isinstance(prompt, Dialogue) else prompt:
+            case str(instruction) | (str(instruction), None):
+                return format_prompt(instruction)
+            case (str(instruction), str(given)):
+                return format_prompt(instruction, given)
+            case RawPrompt(str(text)):
+                return text
+            case _:
+                return None
+
+
+def prompt_length(prompt: Prompt) -> int:
+    """Length of a prompt in characters or token ids, without its template."""
+    match prompt:
+        case RawPrompt(text):
+            return len(text)
+        case Dialogue(turns, question):
+            return len(question) + sum(len(text) for _, text in turns)
+        case (str(instruction), given):
+            return len(instruction) + (len(given) if isinstance(given, str) else 0)
+        case _:
+            return len(prompt)
 
 
 def shown_prompt(prompt: Prompt) -> str:
     """A prompt as records show it; empty for token ids, which only a tokenizer can show."""
     match prompt:
-        case str(text) | RawPrompt(str(text)) | (str(text), None):
+        case str(text) | RawPrompt(str(text)) | (str(text), None) | Dialogue(question=str(text)):
             return text
         case (str(instruction), str(given)):
             return f"{instruction}\n{given}"
@@ -120,7 +171,7 @@ def shown_prompt(prompt: Prompt) -> str:
 def _hashable(prompt: Prompt) -> Prompt:
     """The prompt as a dictionary key: token ids become a tuple."""
     is_pair = isinstance(prompt, tuple) and len(prompt) > 0 and isinstance(prompt[0], str)
-    return prompt if is_pair or isinstance(prompt, (str, RawPrompt)) else tuple(_as_token_ids(prompt))
+    return prompt if is_pair or isinstance(prompt, (str, RawPrompt, Dialogue)) else tuple(_as_token_ids(prompt))
 
 
 def _as_token_ids(prompt: Any) -> list[int]:

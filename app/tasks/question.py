@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt, shown_prompt
+from llama_adapter.app.tasks.prompts import Dialogue, Prompt, RawPrompt, shown_prompt
 from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.llm.conversation import Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,12 +16,15 @@ class Question:
     input: str | None = None
     raw: str | None = None
     task: Task = FREE_TEXT
+    turns: tuple[Turn, ...] = ()  # before it, for models whose template has turns; the last text is then the question
 
     def prompt(self, default: str) -> Prompt:
         """The prompt for a captioner; `default` is the model's caption prompt."""
         if self.raw is not None:
             return RawPrompt(self.raw)
         instruction = default if self.instruction is None else self.instruction
+        if self.turns:
+            return Dialogue(self.turns, question=instruction if self.input is None else self.input)
         return instruction if self.input is None else (instruction, self.input)
 
     def shown(self, default: str) -> str:

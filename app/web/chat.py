@@ -294,7 +294,13 @@ class ChatEvents:
             session.begin(run, Turn(question=question, is_text=is_text), is_again=is_again)
             yield [session, "", "", *self._shown(session)]
             turns = answer_turns(
-                self._service, run, picture=picture, question=question, sampling=sampling, client=f"page {page}"
+                self._service,
+                run,
+                picture=picture,
+                question=question,
+                sampling=sampling,
+                client=f"page {page}",
+                earlier=session.turns[:-1],
             )
             async with aclosing(turns):
                 async for turn in turns:

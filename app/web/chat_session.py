@@ -1,7 +1,7 @@
 """A page's chat without Gradio: what it remembers, looking at a picture, asking one question."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +15,12 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.app.reading.process_pool import ReadingProcessError
 from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.tasks.prompts import Dialogue, Prompt
 from llama_adapter.app.web.html import told
 from llama_adapter.app.web.runs import Run
 from llama_adapter.app.web.suggestions import num_named
 from llama_adapter.app.web.uploads import Upload, read_upload, uploaded
+from llama_adapter.llm import conversation as dialogue
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem, describe
@@ -156,13 +158,26 @@ def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:
 
 
 async def answer_turns(
-    service: Service, run: Run, *, picture: PickedPicture | None, question: str, sampling: SamplingParams, client: str
+    service: Service,
+    run: Run,
+    *,
+    picture: PickedPicture | None,
+    question: str,
+    sampling: SamplingParams,
+    client: str,
+    earlier: Sequence[Turn] = (),
 ) -> AsyncGenerator[Turn]:
-    """The turn at first, whenever its text grows, and at its end. Errors become its `problem`."""
+    """The turn at first, whenever its text grows, and at its end. Errors become its `problem`.
+
+    `earlier` are the turns before it, for a model whose template has turns.
+    """
     turn = Turn(question=question, is_text=picture is None)
     yield turn
     try:
-        ask = Ask(picture=None, prompt=question, sampling=sampling, client=client)
+        prompt: Prompt = question
+        if picture is None and service.info.template == "conversation":
+            prompt = Dialogue(_said(earlier), question)
+        ask = Ask(picture=None, prompt=prompt, sampling=sampling, client=client)
         if picture is not None:
             most = service.limits.max_picture_bytes
             data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
@@ -179,6 +194,12 @@ async def answer_turns(
     except Exception as error:
         sentence, hint = told(error)
         yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
+
+
+def _said(turns: Sequence[Turn]) -> tuple[dialogue.Turn, ...]:
+    """What was said in text turns that were answered."""
+    answered = [turn for turn in turns if turn.is_text and turn.answer is not None and turn.answer.error is None]
+    return tuple(said for turn in answered for said in (("user", turn.question), ("assistant", turn.text)))
 
 
 async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:

@@ -5,9 +5,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.conversation import Template
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.json_object import check_fields, read_object
@@ -16,7 +17,7 @@ CARD_FILE: Final = "decoder.json"
 TOKENIZER_FILE: Final = "tokenizer.model"
 VERSION: Final = 1
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("format", "name", "digest", "dtype", "precision", "prompt", "channel_order"), str),
+    **dict.fromkeys(("format", "name", "digest", "dtype", "precision", "prompt", "template", "channel_order"), str),
     **dict.fromkeys(("decoder", "fingerprint", "files"), dict),
     "has_sampling": bool,
     "gears": list,
@@ -41,6 +42,7 @@ class ExportCard:
     fingerprint: Mapping[str, str]  # of the picture half, see runtime/graphs/card.py; empty for models without one
     files: Mapping[str, str]  # name in the folder -> `file_mark`
     gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; none: it takes any
+    template: Template = "instruction"  # of prompts
     settings: Mapping[str, Any] | None = None  # of the format
 
     @property
@@ -65,7 +67,10 @@ def read_card(folder: Path) -> ExportCard:
             raise ValueError(f"its version is {version!r}, and this program reads {VERSION}")
         if values.pop("mark", None) != _mark({"version": version, **values}):
             raise ValueError("it was changed after the export")
+        values.setdefault("template", "instruction")  # of exports that know no other
         check_fields(values, _FIELDS, what="the card")
+        if values["template"] not in get_args(Template):
+            raise ValueError(f"its template is {values['template']!r}, which this program does not know")
         card = ExportCard(**values | {"gears": tuple(values["gears"])})
         _ = card.config
     except (FileNotFoundError, NotADirectoryError):

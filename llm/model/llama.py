@@ -30,7 +30,7 @@ class Attention(nn.Module):
     """Causal attention plus, with a prefix, the gated adapter attention.
 
     Rows of the packed projection are wq, wk, wv; q and k rows are in half-split order. The k and v parts of its
-    bias are zero in all checkpoints.
+    bias are zero in all checkpoints with an adapter prefix.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

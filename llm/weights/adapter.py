@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, MATRICES, LlamaSource, llama_shapes
+from llama_adapter.llm.weights.names import (
+    BIASED,
+    DEPTHS,
+    LAYER_NORMS,
+    MATRICES,
+    WIDTHS,
+    LlamaSource,
+    llama_shapes,
+)
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
     ADAPTER,
@@ -36,6 +45,10 @@ _VISUAL = (
 )
 _GATE = re.compile(r"layers\.\d+\.attention\.gate")
 TEXT_QUERIES = 10  # per layer of an adapter of LLaMA-Adapter V1, whose program has it as a constant
+_MATRIX = r"layers\.\d+\.(?:attention\.w[qkvo]|feed_forward\.w[123])"
+_NORM = r"(?:layers\.\d+\.(?:attention|ffn)_norm|norm)"
+_BASE = re.compile(rf"(?:{_MATRIX}|{_NORM}|tok_embeddings|output)\.weight")
+_CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, times its inputs
 _MEANING = "the file is damaged, or belongs to another version of the adapter"
 
 
@@ -44,11 +57,12 @@ class AdapterFile:
     """An adapter file. Every tensor of the file is in exactly one of the four parts."""
 
     name: str  # path, for messages
-    queries: Tensor  # `adapter_query.weight`, (adapter layers * num_queries, dim)
+    queries: Tensor  # `adapter_query.weight`, (adapter layers * num_queries, dim); for chat (0, dim)
     visual: Mapping[str, Tensor]  # names as in the file
     llama: Mapping[str, Tensor]  # names without the prefix `llama.`
     clip: Mapping[str, Tensor]  # names without the prefix `clip.`
     declares: Mapping[str, Any]  # config in the file; empty if it has none
+    is_chat: bool = False  # LLaMA-Adapter V2's for chat, which has nothing to attend to
 
     @property
     def dim(self) -> int:
@@ -57,18 +71,20 @@ class AdapterFile:
 
     @property
     def sees_pictures(self) -> bool:
-        """Whether it has a visual part; else it is one of LLaMA-Adapter V1, for texts."""
+        """Whether it has a visual part; else it is for texts: LLaMA-Adapter V1's, or V2's for chat."""
         return bool(self.visual)
 
     @property
     def num_queries(self) -> int:
-        """Query tokens per layer."""
-        return int(self.visual["visual_query.weight"].shape[0]) if self.sees_pictures else TEXT_QUERIES
+        """Query tokens per layer; 0 for chat."""
+        if self.sees_pictures:
+            return int(self.visual["visual_query.weight"].shape[0])
+        return 0 if self.is_chat else TEXT_QUERIES
 
     @property
     def num_adapter_layers(self) -> int:
-        """Number of adapter layers, the last ones of the model."""
-        return int(self.queries.shape[0]) // self.num_queries
+        """Number of adapter layers, the last ones of the model; 0 for chat."""
+        return 0 if self.is_chat else int(self.queries.shape[0]) // self.num_queries
 
     @property
     def has_lora(self) -> bool:
@@ -79,12 +95,15 @@ class AdapterFile:
 def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> AdapterFile:
     """Open an adapter release ({"model", "config"}), a trainer checkpoint, or a plain dictionary of tensors.
 
-    `for_texts` also takes an adapter of LLaMA-Adapter V1: queries and gates, without a visual part. Raises
-    CheckpointError if the file is missing, damaged, or no such adapter, or if it has unknown tensors.
+    `for_texts` also takes adapters without a visual part: the queries and gates of LLaMA-Adapter V1, and the biases,
+    scales and norms of LLaMA-Adapter V2 for chat. Raises CheckpointError if the file is missing, damaged, or no such
+    adapter, or if it has unknown tensors.
     """
     place = Path(path)
     file = read_tensor_file(place)
     tensors = file.tensors
+    if for_texts and any(map(_CHAT.fullmatch, tensors)):
+        return _chat_adapter(tensors, name=str(place), declares=file.config)
     if for_texts and "adapter_query.weight" in tensors and any(map(_GATE.fullmatch, tensors)):
         return _text_adapter(tensors, name=str(place), declares=file.config)
     lacking = [name for name in ("adapter_query.weight", "visual_query.weight") if name not in tensors]
@@ -113,19 +132,49 @@ def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> Ad
 
 
 def _text_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
-    """An adapter of LLaMA-Adapter V1, whose tensors have the names of Meta's LLaMA."""
-    check_dense(tensors, what=f"`{name}`")
+    """An adapter of LLaMA-Adapter V1, whose tensors have the names of Meta's LLaMA.
+
+    A checkpoint of its trainer has the LLaMA's own tensors too.
+    """
     queries = tensors["adapter_query.weight"]
-    unknown = [key for key in tensors if key != "adapter_query.weight" and not _GATE.fullmatch(key)]
-    if unknown:
-        raise CheckpointError(f"`{name}` has unknown tensors: {list_keys(unknown)}", hint=_MEANING)
+    llama = _of_llama({key: value for key, value in tensors.items() if key != "adapter_query.weight"}, name=name)
+    check_dense({"adapter_query.weight": queries}, what=f"`{name}`")
     if queries.ndim != 2 or not len(queries) or len(queries) % TEXT_QUERIES:
         raise CheckpointError(
             f"`{name}` has adapter queries {list(queries.shape)}, where {TEXT_QUERIES} for each layer are wanted",
             hint=_MEANING,
         )
-    llama = {key: tensor for key, tensor in tensors.items() if _GATE.fullmatch(key)}
     return AdapterFile(name=name, queries=queries, visual={}, llama=llama, clip={}, declares=declares)
+
+
+def _chat_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
+    """An adapter of LLaMA-Adapter V2 for chat. One file holds whole vectors, whatever the number of devices."""
+    if "adapter_query.weight" in tensors:
+        raise CheckpointError(
+            f"`{name}` has adaption prompts (`adapter_query.weight`) beside the biases and scales of a chat adapter, "
+            "which is not supported",
+            hint="the released chat adapter, chat_llama65b_bias_scale_norm_tuning_v1.pth, has none",
+        )
+    llama = _of_llama(tensors, name=name)
+    # The inputs of wq are as wide as the model, and so are the outputs of wo.
+    vectors = [value for key, value in llama.items() if re.search(r"attention\.(w[qkv]_scale|w[qkvo]_bias)$", key)]
+    if not vectors:
+        raise CheckpointError(f"`{name}` has biases or scales for no attention layer", hint=_MEANING)
+    queries = torch.zeros(0, vectors[0].numel())
+    return AdapterFile(name=name, queries=queries, visual={}, llama=llama, clip={}, declares=declares, is_chat=True)
+
+
+def _of_llama(tensors: Mapping[str, Tensor], *, name: str) -> dict[str, Tensor]:
+    """The tensors of a file whose names are those of Meta's LLaMA, gates, biases and scales.
+
+    Raises CheckpointError for tensors of other names.
+    """
+    check_dense(tensors, what=f"`{name}`")
+    known = (_GATE, _BASE, _CHAT)
+    unknown = [key for key in tensors if key != "rope.freqs" and not any(one.fullmatch(key) for one in known)]
+    if unknown:
+        raise CheckpointError(f"`{name}` has unknown tensors: {list_keys(unknown)}", hint=_MEANING)
+    return {key: value for key, value in tensors.items() if key != "rope.freqs"}
 
 
 def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
@@ -154,20 +203,21 @@ def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, A
 def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
     """Raise CheckpointError unless the LLaMA part of the adapter is complete and fits this LLaMA.
 
-    Gates are required. Biases, norms, LoRA, new gates and base matrices are optional, each kind as a whole.
+    Gates are required, for chat biases and scales. Biases, norms, LoRA, new gates and base matrices are optional, each
+    kind as a whole.
     """
     dim, num_layers = llama.dim, llama.num_layers
     if adapter.dim != dim:
         raise CheckpointError(
             f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim}, and `{llama.name}` has width {dim}",
-            hint="use the LLaMA that the adapter was trained on; the width of 7B is 4096, of 13B 5120",
+            hint=f"use the LLaMA that the adapter was trained on; {WIDTHS}",
         )
     made_for = count_blocks(adapter.llama, "layers.", what=f"The adapter `{adapter.name}`")
     if made_for != num_layers or adapter.num_adapter_layers > num_layers:
         raise CheckpointError(
             f"The adapter `{adapter.name}` needs a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, and "
             f"`{llama.name}` has {num_layers}",
-            hint="use the LLaMA that the adapter was trained on; 7B has 32 layers, 13B has 40",
+            hint=f"use the LLaMA that the adapter was trained on; {DEPTHS}",
         )
     sides = {"D": dim, "F": llama.ffn_dim}
     wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
@@ -189,7 +239,10 @@ def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, 
     has_lora = adapter.has_lora or adapter.declares.get("w_lora") is True
     has_biases = adapter.declares.get("w_bias") is True or any(name.endswith(".bias") for name in found)
     has_new_gates = has_lora and any(name.endswith(".new_gate") for name in found)
-    has_norms = any("norm" in name for name in found)
+    has_layer_norms = any("_norm." in name for name in found)
+    # The trainer of chat adapters leaves the last norm alone.
+    has_norm = "norm.weight" in found or (has_layer_norms and not adapter.is_chat)
+    has_layer_norms = has_layer_norms or (has_norm and not adapter.is_chat)
     rank = _rank(found)
     wanted: dict[str, Shape] = {}
     for layer in range(num_layers):
@@ -202,13 +255,15 @@ def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, 
             wanted[f"{prefix}attention.new_gate"] = (1, 1, 1, 1)
         if has_biases:
             wanted |= {f"{prefix}{name}.bias": (sides[MATRICES[name][0]],) for name in BIASED}
-        if has_norms:
+        for name, (rows, columns) in MATRICES.items() if adapter.is_chat else ():
+            wanted |= {f"{prefix}{name}_bias": (sides[rows],), f"{prefix}{name}_scale": (sides[columns],)}
+        if has_layer_norms:
             wanted |= {f"{prefix}{name}.weight": (sides["D"],) for name in LAYER_NORMS}
         if has_lora:
             for name, (rows, columns) in MATRICES.items():
                 l1, l2 = lora_names(prefix + name)
                 wanted |= {l1: (rank, sides[columns]), l2: (sides[rows], rank)}
-    if has_norms:
+    if has_norm:
         wanted["norm.weight"] = (sides["D"],)
     return wanted
 

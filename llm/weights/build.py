@@ -138,7 +138,8 @@ class _Merge:
         num_rows = [self._num_rows(prefix, name) for name in names]
         num_columns = self.source.tensors[f"{prefix}{names[0]}.weight"].shape[1]  # these are divided by rows
         dtypes = [self._dtype(f"{prefix}{name}.weight") for name in names]
-        if with_lora and any(lora_names(prefix + name)[0] in self.adapter for name in names):
+        computed = [change for name in names for change in (lora_names(prefix + name)[0], f"{prefix}{name}_scale")]
+        if with_lora and any(change in self.adapter for change in computed):
             dtypes.append(torch.float32)
         stored = functools.reduce(torch.promote_types, dtypes)
         stacked = torch.empty(sum(num_rows), num_columns, dtype=self.dtype or stored)
@@ -196,17 +197,21 @@ class _Merge:
         return self._reordered(name, weight) if in_meta_order else weight
 
     def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
+        cut, scale = self._cut(prefix + name), self.adapter.get(f"{prefix}{name}_scale")
+        if scale is not None:  # of chat adapters: of the inputs, so of the columns
+            return bare.float() * (narrowed(scale, (0, cut[1])) if cut is not None and cut[0] == 1 else scale).float()
         l1, l2 = lora_names(prefix + name)
         if l1 not in self.adapter:
             return bare
         factors = [self.adapter[l2], self.adapter[l1]]  # (out, rank) times (rank, in), with scale 1
-        if (cut := self._cut(prefix + name)) is not None:
+        if cut is not None:
             factors[cut[0]] = narrowed(factors[cut[0]], cut)
         update = factors[0].float() @ factors[1].float()
         return self._reordered(name, update).add_(bare)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
-        bias, cut = self.adapter.get(f"{prefix}{name}.bias"), self._cut(prefix + name)
+        bias = self.adapter.get(f"{prefix}{name}.bias", self.adapter.get(f"{prefix}{name}_bias"))
+        cut = self._cut(prefix + name)
         is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, behind the sum over ranks
         if bias is None or is_elsewhere:
             return torch.zeros(self._num_rows(prefix, name))

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, check_layers, checked_source
+from llama_adapter.llm.weights.names import (
+    WIDTHS,
+    LlamaSource,
+    SplitTensor,
+    check_heads,
+    check_layers,
+    checked_source,
+)
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import (
@@ -126,7 +133,7 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(
             f"The params.json of `{place}` says width {dim}, its weights have width {norm.numel()}",
-            hint="params.json and weights come from LLaMAs of different sizes; the width of 7B is 4096, of 13B 5120",
+            hint=f"params.json and weights come from LLaMAs of different sizes; {WIDTHS}",
         )
     query = shards[0].get("layers.0.attention.wq.weight")
     if query is None or query.ndim != 2 or not 0 < query.shape[0] <= dim or dim % query.shape[0]:

@@ -27,6 +27,10 @@ MATRICES = {
 BIASED = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 LAYER_NORMS = ("attention_norm", "ffn_norm")
 
+# The first LLaMAs, for hints.
+WIDTHS = "7B is 4096 wide, 13B 5120, 30B 6656, 65B 8192"
+DEPTHS = "7B has 32 layers, 13B 40, 30B 60, 65B 80"
+
 _HUGGINGFACE_LAYER = {
     "self_attn.q_proj": "attention.wq",
     "self_attn.k_proj": "attention.wk",
@@ -82,7 +86,7 @@ def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> No
     if layers != num_layers:
         raise CheckpointError(
             f"`{config}` says {num_layers} layers, the weights beside it have {layers}",
-            hint="they come from LLaMAs of different sizes, or a file is missing; 7B has 32 layers, 13B has 40",
+            hint=f"they come from LLaMAs of different sizes, or a file is missing; {DEPTHS}",
         )
 
 

@@ -27,6 +27,8 @@ _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ADAPTER = "a LLaMA-Adapter file"
 # What a file is that has such keys; the first that fits.
 _KINDS = (
+    (r"image_bind|prefix_query\.", "an adapter of ImageBind-LLM, which sees by ImageBind and not by CLIP"),
+    (r"layers\.\d+\.(attention|feed_forward)\.w[1-3qkvo]_(bias|scale)$", "a LLaMA-Adapter for chat, without pictures"),
     (r"clip\.|(llama|llma)\.tok_embeddings", "a checkpoint of the adapter's trainer"),
     (r"(visual_blocks|adapter_query|visual_query|llama|llma)\.", ADAPTER),
     (r"visual\.(conv1|transformer)\.|vision_model\.", "a CLIP"),

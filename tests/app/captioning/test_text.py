@@ -302,3 +302,37 @@ def test_a_damaged_adapter_of_v1_is_refused(change: dict[str, torch.Tensor], tmp
 
     with pytest.raises(CheckpointError):
         Captioner.load(**LLAMA, adapter=tmp_path / "v1.pth")
+
+
+def test_a_checkpoint_of_v1s_trainer_holds_the_whole_llama_too(tmp_path: Path) -> None:
+    tensors = v1_adapter(tmp_path / "v1.pth")
+    llama = torch.load(LLAMA_FOLDER / "consolidated.00.pth", weights_only=True)
+    llama |= {"norm.weight": llama["norm.weight"] * 2}
+    checkpoint = {**llama, **tensors, "rope.freqs": torch.ones(8)}
+    torch.save({"model": checkpoint, "epoch": 4}, tmp_path / "checkpoint-4.pth")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "params.json").write_bytes((LLAMA_FOLDER / "params.json").read_bytes())
+    (own / "tokenizer.model").write_bytes((GOLDEN / "LLaMA" / "tokenizer.model").read_bytes())
+    torch.save(llama, own / "consolidated.00.pth")
+
+    with (
+        Captioner.load(**LLAMA, adapter=tmp_path / "checkpoint-4.pth") as trained,
+        Captioner.load(llama_dir=own, adapter=tmp_path / "v1.pth") as separate,
+    ):
+        answers = trained.generate_text(PROMPTS, max_new_tokens=8)
+        wanted = separate.generate_text(PROMPTS, max_new_tokens=8)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in wanted]
+
+    del checkpoint["layers.1.attention.wv.weight"]
+    torch.save({"model": checkpoint}, tmp_path / "checkpoint-4.pth")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.attention\.wv\.weight"):
+        Captioner.load(**LLAMA, adapter=tmp_path / "checkpoint-4.pth")
+
+
+def test_an_adapter_of_imagebind_llm_is_told(tmp_path: Path) -> None:
+    names = ("image_bind_proj.weight", "image_bind_norm_1.weight", "prefix_query.weight", "llama.norm.weight")
+    torch.save({"model": {name: torch.zeros(4, 64) for name in names}}, tmp_path / "7B-beta.pth")
+
+    with pytest.raises(CheckpointError, match="ImageBind"):
+        Captioner.load(**LLAMA, adapter=tmp_path / "7B-beta.pth")

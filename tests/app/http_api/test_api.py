@@ -1,5 +1,6 @@
 """The API over a real socket, with a service that answers what the test says."""
 
+import dataclasses
 import http.client
 import json
 import logging
@@ -22,6 +23,7 @@ from llama_adapter.app.http_api.schemas import EXAMPLE_PICTURE
 from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
+from llama_adapter.app.tasks.prompts import Dialogue
 from tests.app.http_api.live import StubService, answer, client_of, served, status
 from tests.app.http_api.requests import chat, data_uri, image, json_schema, user
 
@@ -68,6 +70,17 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
     assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
     assert content["model"] == "stub"
     assert response.headers["x-ignored-turns"] == "2"
+
+
+def test_a_model_whose_template_has_turns_sees_all_of_them(client: httpx.Client, service: StubService) -> None:
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    said = [user("Hello"), {"role": "assistant", "content": "Hi."}]
+
+    response = client.post(CHAT, json=chat({"role": "system", "content": "Be brief."}, *said, user("Why?")))
+
+    assert response.headers["x-ignored-turns"] == "0"
+    turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
+    assert service.asks[-1].prompt == Dialogue(turns, "Why?")
 
 
 @pytest.mark.parametrize(

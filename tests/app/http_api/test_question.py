@@ -148,3 +148,10 @@ def test_choices_need_no_stop() -> None:
         asked = question(**{name: ["yes", "no"]}, stop="y")
 
         assert (asked.question.task, asked.stop) == (OneOf(("yes", "no")), ())
+
+
+def test_the_turns_of_a_text_chat_are_kept_for_templates_with_turns() -> None:
+    messages = [system("Be brief."), user("Hello"), assistant("Hi."), user("Why?")]
+
+    assert question(*messages).turns == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
+    assert question(user("Hello", image()), assistant("Hi."), user("Why?")).turns == ()

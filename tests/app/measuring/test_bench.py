@@ -125,7 +125,7 @@ def test_flags_that_are_usage_errors(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for flags in (
-        ["--random", "13B"],
+        ["--random", "14B"],
         ["--random", "tiny", "--model", "bundle"],
         ["--rounds", "0"],
         ["--pictures", "0"],

@@ -21,7 +21,9 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.vision.encoder import encoder_from_state
 
 
-@pytest.mark.parametrize(("name", "millions"), [("160M", 162), ("1B", 1261), ("7B", 6738)])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("160M", 162), ("1B", 1261), ("7B", 6738), ("13B", 13015), ("30B", 32528), ("65B", 65284)]
+)
 def test_a_size_has_as_many_weights_as_it_is_named_after(name: str, millions: int) -> None:
     config = decoder_config(parse_size(name))
 
@@ -43,9 +45,9 @@ def test_a_size_can_be_given_by_its_numbers() -> None:
     assert parse_size("32x2x2x64") == LlamaSize(dim=32, num_layers=2, num_heads=2, ffn_dim=64)
 
 
-@pytest.mark.parametrize("text", ["", "13B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"])
+@pytest.mark.parametrize("text", ["", "14B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"])
 def test_an_unknown_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"160M, 1B, 7B, or DIMxLAYERSxHEADSxFFN"):
+    with pytest.raises(ValueError, match=r"160M, 1B, 7B, 13B, 30B, 65B, or DIMxLAYERSxHEADSxFFN"):
         parse_size(text)
 
 

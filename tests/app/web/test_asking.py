@@ -1,9 +1,10 @@
 """A chat without Gradio: uploaded files, looking at a picture, an answer that grows, and what may go wrong."""
 
 import asyncio
+import dataclasses
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.online.service import Service
+from llama_adapter.app.tasks.prompts import Dialogue
 from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.uploads import (
@@ -25,6 +27,7 @@ from llama_adapter.app.web.uploads import (
     uploads_of,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from tests.app.http_api.live import StubService, answer
 
 MOON = sample_pictures() / "01-yellow-moon-green-cross.png"
 CAPTION = "a small yellow moon above a small green cross"
@@ -37,7 +40,12 @@ def uploads() -> Iterator[Path]:
 
 
 def turns_of(
-    service: Service, path: str | None, *, question: str = "Generate caption of this image", stop_first: bool = False
+    service: Service,
+    path: str | None,
+    *,
+    question: str = "Generate caption of this image",
+    stop_first: bool = False,
+    earlier: Sequence[Turn] = (),
 ) -> list[Turn]:
     async def collect() -> list[Turn]:
         with Runs().open("page", "chat") as run:
@@ -45,7 +53,13 @@ def turns_of(
                 run.stop()
             picture = None if path is None else PickedPicture(source=path, shown=path, name="a.png")
             turns = answer_turns(
-                service, run, picture=picture, question=question, sampling=SamplingParams(), client="page"
+                service,
+                run,
+                picture=picture,
+                question=question,
+                sampling=SamplingParams(),
+                client="page",
+                earlier=earlier,
             )
             return [turn async for turn in turns]
 
@@ -186,3 +200,18 @@ def test_a_look_at_a_picture_that_cannot_be_read_says_why(service: Service, uplo
     assert "50,000,000 pixels" in look_at(service, huge, "huge.png", uploads=uploads).problem
     gone = Upload(path=str(uploads / "gone.png"), name="gone.png")
     assert "no longer on the server" in asyncio.run(look(service, gone, client="test")).problem
+
+
+def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> None:
+    service = StubService()
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    earlier = [
+        Turn(question="Hello", is_text=True, text="Hi.", answer=answer("Hi.")),
+        Turn(question="Is it red?", text="yes", answer=answer("yes")),  # of a picture
+        Turn(question="Stopped", is_text=True),
+    ]
+
+    turns = turns_of(service, None, question="Why?", earlier=earlier)  # type: ignore[arg-type]
+
+    assert turns[-1].answer is not None
+    assert service.asks[-1].prompt == Dialogue((("user", "Hello"), ("assistant", "Hi.")), "Why?")

@@ -1,0 +1,242 @@
+"""`doctor --plan`: the memory that a model needs on each of several devices, by number type. No weights are read."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from llama_adapter.app.models.bundle import read_configs, read_manifest
+from llama_adapter.app.models.checkpoints import sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
+from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.load import planner_of
+from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.vision.config import VisionConfig
+
+# Rows of the table: numbers of everything else, and of the linear layers' weights. bfloat16 takes what float16 does.
+NUMBERS: Final[tuple[tuple[torch.dtype, Precision], ...]] = (
+    (torch.float32, FLOAT),
+    (torch.float16, FLOAT),
+    *((torch.float16, precision) for precision in QUANTISED),
+)
+MOST_ROWS: Final = 64  # that `--batch-size auto` takes on an accelerator
+_GB: Final = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanJob:
+    """What to plan for. The model is that of `spec`, or of `size` if it is named."""
+
+    spec: CaptionerSpec
+    size: str = ""  # such as 65B
+    num_devices: tuple[int, ...] = (1, 2, 4, 8)
+    device_bytes: tuple[int, ...] = (21 * 10**9, 32 * 10**9, 64 * 10**9)
+    num_rows: int = 8
+
+    def __post_init__(self) -> None:
+        if self.num_rows < 1:
+            raise ValueError(f"num_rows must be a whole number of at least 1, got {self.num_rows}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedModel:
+    """The sizes of a model."""
+
+    name: str
+    decoder: DecoderConfig
+    vision: VisionConfig | None  # None where it sees no pictures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePlan:
+    """Memory of a model in some numbers, split over some devices. Bytes are those of one device."""
+
+    dtype: str
+    precision: Precision
+    num_devices: int
+    refusal: str = ""  # why it cannot be split so; the rest is then zero
+    encoder: int = 0  # on the first device alone
+    weights: int = 0  # of the decoder
+    keys_and_values: int = 0  # of all rows
+    prefix: int = 0  # of all rows: keys and values of the pictures
+    computing: int = 0
+    loading: int = 0  # beside the weights, while they come
+    first: int = 0  # all of it
+    others: int = 0  # without the encoder; 0 for a single device
+    rows: Mapping[int, int] = dataclasses.field(default_factory=dict)  # bytes of a device -> rows that fit, up to 64
+
+    @property
+    def numbers(self) -> str:
+        """How people call them."""
+        if self.precision != FLOAT:
+            return self.precision
+        return "float16, bfloat16" if self.dtype == "float16" else self.dtype
+
+
+def planned_model(job: PlanJob) -> PlannedModel:
+    """The sizes of the job's model. Raises ValueError for an unknown size, and CheckpointError for files."""
+    spec = job.spec
+    if job.size:
+        size = parse_size(job.size)
+        name = f"LLaMA {job.size} with an adapter in all layers but the first"
+        return PlannedModel(name=name, decoder=decoder_config(size, context=spec.context), vision=vision_config(size))
+    if spec.llama_dir is None:
+        place = bundle_folder(spec.model)
+        manifest = read_manifest(place)
+        vision, decoder = read_configs(place, manifest)
+        context = spec.context or decoder.context
+        return PlannedModel(
+            name=str(manifest["name"]), decoder=dataclasses.replace(decoder, context=context), vision=vision
+        )
+    if spec.is_llama_alone:
+        model, _ = stream_llama(spec, dtype=None)
+    else:
+        model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
+    return PlannedModel(
+        name=model.name, decoder=model.decoder_config, vision=model.vision_config if model.vision_state else None
+    )
+
+
+def device_plans(
+    model: PlannedModel, *, num_devices: Sequence[int], device_bytes: Sequence[int], num_rows: int, padding: int = 2
+) -> Iterator[DevicePlan]:
+    """A plan for each kind of numbers and number of devices.
+
+    `padding` is that of `plan_memory`: 2 for devices that round shapes up, the more cautious assumption.
+    """
+    for dtype, precision in NUMBERS:
+        for parts in num_devices:
+            yield _device_plan(
+                model,
+                dtype=dtype,
+                precision=precision,
+                parts=parts,
+                device_bytes=device_bytes,
+                num_rows=num_rows,
+                padding=padding,
+            )
+
+
+def _device_plan(
+    model: PlannedModel,
+    *,
+    dtype: torch.dtype,
+    precision: Precision,
+    parts: int,
+    device_bytes: Sequence[int],
+    num_rows: int,
+    padding: int,
+) -> DevicePlan:
+    empty = DevicePlan(dtype=dtype_name(dtype), precision=precision, num_devices=parts)
+    try:
+        share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first has no less than the others
+    except ValueError as error:
+        return dataclasses.replace(empty, refusal=str(error))
+    encoder = 0
+    if model.vision is not None:
+        forms = expected_forms(model.vision, dtype=dtype, precision=precision)
+        encoder = sum(form.num_bytes for form in forms.values())
+    config = EngineConfig(decoder=share, dtype=dtype)
+    forms = expected_forms(share, dtype=dtype, precision=precision)
+    sizes = {name: form.num_bytes for name, form in forms.items()}
+
+    def planned(reserved: int) -> Callable[[int], MemoryPlan]:
+        return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
+
+    first, others = planned(encoder), planned(0)
+    plan = first(num_rows)
+    prefix = prefix_bytes(dataclasses.replace(config, num_slots=num_rows))
+    return dataclasses.replace(
+        empty,
+        encoder=encoder,
+        weights=plan.weights - encoder,
+        keys_and_values=plan.slots - prefix,
+        prefix=prefix,
+        computing=plan.activations,
+        loading=plan.loading,
+        first=plan.total,
+        others=0 if parts == 1 else others(num_rows).total,
+        rows={free: _most_rows(first, free) for free in device_bytes},
+    )
+
+
+def _most_rows(planned: Callable[[int], MemoryPlan], free: int) -> int:
+    """As `--batch-size auto` would take, which leaves a tenth of the memory; 0 where a single row does not fit."""
+    if planned(1).total > free:
+        return 0
+    return fitting_rows(planned, free=free, most=MOST_ROWS, unknown=1)
+
+
+def plan_lines(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> list[str]:
+    """The table, in GB of a device."""
+    config, plans = model.decoder, list(plans)
+    limits = list(plans[0].rows) if not plans[0].refusal else next((list(one.rows) for one in plans if one.rows), [])
+    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
+    lines = [
+        f"{model.name}: width {config.dim}, {config.num_layers} layers, {config.num_heads} heads, feed-forward "
+        f"{config.ffn_dim}, {config.vocab_size} tokens",
+        f"GB of each device, for {rows} of {config.context} tokens; the first device has the picture encoder too. On "
+        "the right, rows that fit.",
+        "",
+    ]
+    heads = ["numbers", "devices", "weights", "encoder", "cache", "prefix", "computing", "first", "others"]
+    table = [heads + [f"{limit / _GB:g} GB" for limit in limits]]
+    for one in plans:
+        start = [one.numbers, str(one.num_devices)]
+        if one.refusal:
+            table.append([*start, one.refusal])
+            continue
+        sizes = [one.weights, one.encoder, one.keys_and_values, one.prefix, one.computing, one.first]
+        others = [f"{one.others / _GB:.2f}" if one.others else "-"]
+        fits = [str(one.rows[limit]) if one.rows[limit] else "no" for limit in limits]
+        table.append([*start, *(f"{size / _GB:.2f}" for size in sizes), *others, *fits])
+    widths = [max(len(row[column]) for row in table if len(row) == len(table[0])) for column in range(len(table[0]))]
+    for row in table:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)),
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def run_plan(job: PlanJob, *, as_json: bool) -> int:
+    """Print the plan; returns the exit code. Raises UsageError for a size that does not exist."""
+    try:
+        model = planned_model(job)
+    except ValueError as error:
+        raise UsageError(str(error).replace("random must", "--plan must")) from None
+    plans = list(device_plans(model, num_devices=job.num_devices, device_bytes=job.device_bytes, num_rows=job.num_rows))
+    if as_json:
+        print(json.dumps(plan_json(model, plans, num_rows=job.num_rows), indent=1))
+    else:
+        print(*plan_lines(model, plans, num_rows=job.num_rows), sep="\n")
+    return ExitCode.OK
+
+
+def plan_json(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> dict[str, Any]:
+    """The plan as JSON values; sizes are bytes of a device."""
+    return {
+        "model": model.name,
+        "decoder": model.decoder.to_dict(),
+        "batch_size": num_rows,
+        "plans": [
+            {
+                **{name: value for name, value in dataclasses.asdict(one).items() if name != "rows"},
+                "rows": [
+                    {"device_bytes": limit, "rows": rows, "fits": one.first <= limit}
+                    for limit, rows in one.rows.items()
+                ],
+            }
+            for one in plans
+        ],
+    }
