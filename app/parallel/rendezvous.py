@@ -62,7 +62,7 @@ def join(
         torch.get_device_module(device).set_device(device)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(collectives, store=PrefixStore("ranks", store), rank=rank, world_size=size, timeout=timeout)
-    group = dist.new_group(backend="gloo", timeout=_IDLE)
+    group = dist.new_group(backend="gloo", timeout=timeout if rank == 0 else _IDLE)  # others wait for commands
     return Ranks(rank=rank, size=size, collectives=collectives), Channel(group)
 
 
