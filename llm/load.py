@@ -19,6 +19,7 @@ from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.int4 import SCALE
 from llama_adapter.runtime.schemes.layers import load_state, load_stream
 from llama_adapter.runtime.schemes.scheme import TensorForm
 from llama_adapter.runtime.schemes.state import loaded_bytes
@@ -53,6 +54,8 @@ def planner(
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
+    if precision == "int4" and backend.capabilities.has_zero_points and not is_dequantised:
+        sizes |= {name: 2 * size for name, size in sizes.items() if name.endswith(SCALE)}
     # A block in the form of its file and in the device's, and the floats of the largest matrix, which are rounded.
     largest = max((math.prod(form.shape) for form in forms.values()), default=0)
     blocks = [name for name in sizes if name.startswith("layers.")]
