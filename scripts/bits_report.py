@@ -34,7 +34,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.devices import open_backend
-from llama_adapter.runtime.kernels.linear import NativeLinear
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state

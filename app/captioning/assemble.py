@@ -18,7 +18,7 @@ from llama_adapter.app.models.encoders import (
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
-from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding
+from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
@@ -28,7 +28,7 @@ from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
-from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
@@ -135,12 +135,7 @@ def assemble_parts(
             identity = encoder_identity(spec, channel_order=exported.channel_order)
         dtype, reasons = dtype_name(model.dtype), "; ".join(filter(None, (why, choice.reason)))
         chosen_note = reasons and f"computing on {backend.name} in {dtype}: {reasons}"
-        widened_note = ""
-        if not backend.computes_in(model.precision, model.dtype, wanted=spec.operators):
-            title = find_scheme(model.precision).title
-            why_widened = backend.refusal(model.precision, wanted=spec.operators)
-            widened_note = f"{title} weights are widened to {dtype} here, with its memory and speed"
-            widened_note += f" ({why_widened})" if why_widened else ""
+        widened_note = widening_note(model.precision, model.dtype, operators=spec.operators, backend=backend)
         stack.pop_all()
     spec = dataclasses.replace(
         spec,

@@ -51,9 +51,9 @@ from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adap
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
 from llama_adapter.runtime.tensor_files.arrays import read_json

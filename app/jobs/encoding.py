@@ -87,6 +87,7 @@ class EncodeRunner:
                 encoder=encoding.encoder,
                 context=0,
                 default_prompt="",
+                notes=encoder.notes,
             )
             size = encoder.vision.image_size
             reader = open_reader(job.reader, self.spec, size=size, timeout_s=job.picture_timeout_s)

@@ -27,6 +27,7 @@ class OpenEncoder:
     vision: VisionBackend
     device: str
     runner: Runner | None = None  # projects keys and values
+    notes: tuple[str, ...] = ()  # for people
 
     def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
         """Pixels as the reader gives them -> encoded pictures."""

@@ -11,6 +11,7 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import read_encoder
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
 from llama_adapter.app.prefixes.file import Encoding
@@ -36,7 +37,13 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
         encoder=parts.info.encoder,
         **how,
     )
-    encoder = OpenEncoder(encoding=encoding, vision=parts.vision, device=parts.info.device, runner=parts.runner)
+    encoder = OpenEncoder(
+        encoding=encoding,
+        vision=parts.vision,
+        device=parts.info.device,
+        runner=parts.runner,
+        notes=parts.info.notes,
+    )
     return parts.spec, encoder
 
 
@@ -45,6 +52,7 @@ def open_weights(
 ) -> tuple[CaptionerSpec, OpenEncoder]:
     """The picture half of a bundle, or of an adapter with its CLIP. The language model is not read."""
     backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
+    check_asked_precision(spec, backend=backend)
     precision: Precision = FLOAT
     origin, digest = None, ""
     if sources.adapter is not None:
@@ -61,6 +69,7 @@ def open_weights(
         num_weights = sum(tensor.numel() for tensor in state.values())
         sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
         dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
+    check_rounding(spec, precision)
     halves = fingerprint(state) if origin is None else dict(origin.fingerprint)
     state = convert_precision(dict(state), sketch(config), dtype=dtype, wanted=precision)
     assert isinstance(spec.batch_size, int), "`auto` was replaced"
@@ -75,7 +84,8 @@ def open_weights(
         encoder=None,
         **how,
     )
+    note = widening_note(precision, dtype, operators=spec.operators, backend=backend)
     spec = completed(spec, encoding, device=str(backend.device))
     return dataclasses.replace(spec, precision=precision), OpenEncoder(
-        encoding=encoding, vision=vision, device=backend.name
+        encoding=encoding, vision=vision, device=backend.name, notes=(note,) if note else ()
     )

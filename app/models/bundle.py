@@ -50,10 +50,11 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
 from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
-from llama_adapter.runtime.schemes.packed import PackedLayout, kind_of
+from llama_adapter.runtime.schemes.packed import kind_of
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors

@@ -15,13 +15,14 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.sketch import HalfConfig, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.devices import EAGER, open_backend
+from llama_adapter.runtime.devices.cpu_linear import pack_weight
 from llama_adapter.runtime.errors import CheckpointError, DeviceError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.kernels.linear import pack_weight
 from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
 from llama_adapter.runtime.schemes.layers import store_parts
-from llama_adapter.runtime.schemes.packed import PACKED, PackedLayout, beside, kind_of, packed_form
+from llama_adapter.runtime.schemes.packed import PACKED, beside, kind_of, packed_form
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.runtime.schemes.state import linear_shapes
 from llama_adapter.runtime.tensor_files.arrays import read_json

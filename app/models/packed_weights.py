@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.packed import PACKED, PackedLayout, unpacked
+from llama_adapter.runtime.schemes.packed import PACKED, unpacked
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import converted, linear_shapes, linear_weights, quantise
 

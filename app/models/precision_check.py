@@ -1,9 +1,12 @@
 """Refuses number formats of weights that a device has no operators for, and ways to compute that they do not have."""
 
+import torch
+
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import DeviceError, UsageError
-from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, OperatorChoice, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 
 
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
@@ -28,5 +31,13 @@ def check_rounding(spec: CaptionerSpec, precision: Precision) -> None:
     if spec.operators == "w8a8" and precision != "int8":
         raise UsageError(
             f"`--operators w8a8` needs 8-bit weights, and those of the model are {precision}",
-            hint="add `--precision int8`",
+            hint="add `--precision int8`; `encode` takes the weights as stored, so name a bundle of `quantize`",
         )
+
+
+def widening_note(precision: Precision, dtype: torch.dtype, *, operators: OperatorChoice, backend: Backend) -> str:
+    """What people are told where the device widens stored weights to `dtype`; empty where it computes with them."""
+    if backend.computes_in(precision, dtype, wanted=operators):
+        return ""
+    title, why = find_scheme(precision).title, backend.refusal(precision, wanted=operators)
+    return f"{title} weights are widened to {dtype_name(dtype)} here, with its memory and speed" + (why and f" ({why})")

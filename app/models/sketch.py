@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.packed import PackedLayout, kind_of, packed_forms
+from llama_adapter.runtime.schemes.packed import kind_of, packed_forms
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import linear_shapes, stored_forms
 from llama_adapter.vision.config import VisionConfig

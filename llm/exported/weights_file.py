@@ -127,7 +127,6 @@ class WeightsFile:
 
     def _write_quantised(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
         """A weight that is quantised already: exactly its values, where the export has as many bits."""
-        from llama_adapter.runtime.schemes.int4 import unpacked
         from llama_adapter.runtime.schemes.scheme import scheme_of
 
         scheme = scheme_of(weight.dtype)
@@ -136,7 +135,8 @@ class WeightsFile:
             self._write_linear(name, scheme.dequantise({"": weight, _SCALE: scales}))
             return
         if scheme.name == "int4":
-            codes, steps = _in_groups(unpacked(weight).numpy(), filler=8), scales.numpy()
+            # A byte has two codes, and 8 is that of 0.
+            codes, steps = _in_groups(weight.numpy(), filler=0x88, size=GROUP // 2), scales.numpy()
         else:  # the scale of a row stands in every group
             codes = _in_groups((weight.numpy().astype(np.int16) + 128).astype(np.uint8), filler=128)
             steps = np.repeat(scales.float().numpy()[:, None], codes.shape[1], axis=1)
@@ -144,8 +144,6 @@ class WeightsFile:
         self._write_codes(name, codes, steps, num_inputs=num_inputs, bits=bits)
 
     def _write_codes(self, name: str, codes: np.ndarray, scales: np.ndarray, *, num_inputs: int, bits: int) -> None:
-        if bits == 4:
-            codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
         self.linears[name] = Linear(
             weight=self._store(name, codes),
             scales=self._store(f"{name}_scales", scales.astype(np.float32)),
@@ -183,13 +181,13 @@ def quantise_to_8_bits(weight_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.astype(np.uint8), scales_OG
 
 
-def _in_groups(weight_OI: np.ndarray, *, filler: int) -> np.ndarray:
-    """(O, I) -> (O, G, GROUP), the last group filled up."""
+def _in_groups(weight_OI: np.ndarray, *, filler: int, size: int = GROUP) -> np.ndarray:
+    """(O, I) -> (O, G, size), the last group filled up."""
     num_outputs, num_inputs = weight_OI.shape
-    missing = -num_inputs % GROUP
+    missing = -num_inputs % size
     if missing:
         weight_OI = np.pad(weight_OI, ((0, 0), (0, missing)), constant_values=filler)
-    return weight_OI.reshape(num_outputs, -1, GROUP)
+    return weight_OI.reshape(num_outputs, -1, size)
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:

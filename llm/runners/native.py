@@ -23,8 +23,8 @@ from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
 from llama_adapter.llm.runners.scoring import sum_scores
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct, SumFunction
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN

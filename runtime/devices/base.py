@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
-from llama_adapter.runtime.schemes.packed import PackedLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,6 +35,7 @@ class Capabilities:
     copies_weights: bool = False  # `prepare` copies the weights, so memory-mapped weights need memory too
     collectives: Collectives = "gloo"  # what ranks of a decoder that is split compute sums with
     runs_om: bool = False  # an exported OM encoder can share the device
+    has_zero_points: bool = False  # layers of 4-bit weights hold 16 bits more beside each scale
     most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
 
 

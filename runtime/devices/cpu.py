@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
 from llama_adapter.runtime.devices.base import Capabilities, Program, require_mode
+from llama_adapter.runtime.devices.cpu_linear import install_kernels, takes_types
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.kernels.instruction_sets import processor_flags
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.kernels.linear import install_kernels, takes_types
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
-from llama_adapter.runtime.schemes.packed import PackedLayout
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -26,6 +26,7 @@ from llama_adapter.runtime.devices.base import (
 from llama_adapter.runtime.devices.cuda_linear import build_linear, can_compute
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.operators import (
     ATEN,
     DecoderSizes,
@@ -35,7 +36,6 @@ from llama_adapter.runtime.operators import (
 )
 from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
-from llama_adapter.runtime.schemes.packed import PackedLayout
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
@@ -55,7 +55,11 @@ class CudaBackend:
         # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
         torch.backends.cudnn.allow_tf32 = False
         self.capabilities = Capabilities(
-            dtypes=(*half, "float32"), graph_modes=(CUDA_GRAPH,), queued=True, collectives="nccl"
+            dtypes=(*half, "float32"),
+            graph_modes=(CUDA_GRAPH,),
+            queued=True,
+            has_zero_points=True,
+            collectives="nccl",
         )
         self._graphs = CudaGraphs(self.device)
 

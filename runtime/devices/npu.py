@@ -25,10 +25,10 @@ from llama_adapter.runtime.devices.npu_linear import build_linear, choose_linear
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
 from llama_adapter.runtime.devices.npu_operators import FRACTAL_NZ, LAYOUT, TILED, Choice, choose, family_of
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
-from llama_adapter.runtime.schemes.packed import PackedLayout
 
 
 def open_npu(index: int) -> "NpuBackend":

@@ -1,1 +1,1 @@
-"""Our own kernels for processors: C sources, their compilation, and the layers that use them."""
+"""The kernels of this project: C sources, their compilation, and the library that they become."""

@@ -9,6 +9,7 @@
 
 #include "decoder.h"
 #include "encoder.h"
+#include "rounding.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -32,6 +33,15 @@ EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const vo
     if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
     packing_t job = {kind, num_out, num_in, plain, scales, packed};
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
+}
+
+/* Plain (num_out, num_in) weights, FLOAT32 or BFLOAT16, in 4 bits: codes (num_out, groups, GROUP / 2), two in a byte with
+ * the even input in the low half, and scales (num_out, groups), which float16 holds. Groups whose byte in `undecided` is 1
+ * are left to the caller. */
+EXPORT void kernels_round_int4(int32_t type, int64_t num_out, int64_t num_in, const void *plain, uint8_t *codes,
+                               float *scales, uint8_t *undecided, int32_t num_threads) {
+    rounding_t job = {type, plain, num_in, round_up(num_in, GROUP) / GROUP, codes, scales, undecided};
+    run_items(round_task, &job, num_out, 1 + SMALL / num_in, num_threads);
 }
 
 /* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
-from llama_adapter.runtime.schemes.packed import PackedLayout
 
 # Of weights, by the dtype that stores them; enum in tiles.h. uint8 holds two weights of 4 bits.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
@@ -80,6 +80,9 @@ class Library:
         i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
         self.packed_bytes = _function(loaded, "kernels_packed_bytes", i64, i32, i64, i64)
         self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, pointer, i32)
+        self.round_int4 = _function(
+            loaded, "kernels_round_int4", None, i32, i64, i64, pointer, pointer, pointer, pointer, i32
+        )
         scratch = (pointer, i64)
         self.linear = in_scratch(
             _function(loaded, "kernels_linear", i64, pointer, pointer, i32, i64, pointer, i32, *scratch)

@@ -1,7 +1,7 @@
 """Number formats of linear weights: the table of schemes. Imports no torch, so that `--help` can list it.
 
 A new scheme is one entry here and one module of its name in this folder, which defines SCHEME
-(scheme.py). Everything outside this folder and runtime/kernels works by the table: flags, bundles, conversion, memory
+(scheme.py). Everything outside this folder and runtime/devices works by the table: flags, bundles, conversion, memory
 plans, `quantize`, `doctor`. A device computes with the stored weights once its `Backend.computes_in` says so; until
 then it dequantises them at load.
 """

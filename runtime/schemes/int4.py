@@ -2,11 +2,18 @@
 
 Stored are two codes in a byte, uint8 (out, in / 2), the even input in the low half, and float16 scales
 (out, in / 32, rounded up). The layout is that of `MatMulNBits` in onnxruntime.
+
+The C kernels round many times faster than torch, to the same codes and scales; torch does it where there are none.
 """
+
+# O outputs, I inputs, G groups of an output, E inputs of a group, P pairs of them
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
+from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes.gptq import round_columns
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
@@ -15,11 +22,12 @@ SCALE = "_scale"
 MIDDLE = 8
 _LEVELS = (-MIDDLE, MIDDLE - 1)
 _FACTORS = (1.0, 0.95, 0.9, 0.85)  # of the scale that holds the largest weight; smaller steps, for clipping it
-_NUMBERS_AT_ONCE = 1 << 18
+_NUMBERS_AT_ONCE = 1 << 18  # by torch
+_NUMBERS_FOR_KERNELS = 1 << 22
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) of any float type -> codes uint8 (out, groups, 32) and float16 scales (out, groups).
+    """Weight (out, in) of any float type -> bytes of two codes (out, groups, 16) and float16 scales (out, groups).
 
     The largest magnitude of a group gets the code 0, which no other sign has: so a scale may be negative. Of four
     scales the one with the least squared error is taken. A group at the end of a row is filled with zeros. Raises
@@ -27,22 +35,51 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // GROUP)
-    codes = torch.empty(num_outputs, num_groups, GROUP, dtype=torch.uint8)
-    scales = torch.empty(num_outputs, num_groups, dtype=torch.float16)
-    num_rows = max(_NUMBERS_AT_ONCE // num_inputs, 1)
+    codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8)
+    scales_OG = torch.empty(num_outputs, num_groups, dtype=torch.float16)
+    kernels = find_library().library
+    num_rows = max((_NUMBERS_AT_ONCE if kernels is None else _NUMBERS_FOR_KERNELS) // num_inputs, 1)
     for start in range(0, num_outputs, num_rows):
         part = slice(start, start + num_rows)
-        numbers = weight[part].float()
-        if not bool(numbers.isfinite().all()):
-            raise ValueError("infinite or NaN")
-        padded = torch.nn.functional.pad(numbers, (0, num_groups * GROUP - num_inputs))
-        codes[part], scales[part] = _quantise_rows(padded.reshape(-1, num_groups, GROUP))
-    return codes, scales
+        rows_OI = weight[part].cpu()
+        rounded = _round(rows_OI) if kernels is None else _round_by_kernels(rows_OI, kernels)
+        codes_OGP[part], scales_OG[part] = rounded
+    return codes_OGP, scales_OG
 
 
-def _quantise_rows(weight_OGI: Tensor) -> tuple[Tensor, Tensor]:
-    steps_OG1 = _choose_scales(weight_OGI, torch.ones(GROUP))
-    return _codes((weight_OGI / steps_OG1).round_().clamp_(*_LEVELS)), steps_OG1[..., 0].half()
+def _round_by_kernels(weight_OI: Tensor, kernels: Library) -> tuple[Tensor, Tensor]:
+    """As `_round`. The kernels add errors in another order: where that may decide, they leave a group to torch."""
+    numbers_OI = weight_OI if weight_OI.dtype in (torch.float32, torch.bfloat16) else weight_OI.float()
+    numbers_OI = numbers_OI.detach().contiguous()
+    num_outputs, num_inputs = numbers_OI.shape
+    num_groups = -(-num_inputs // GROUP)
+    codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8)
+    scales_OG = torch.empty(num_outputs, num_groups)
+    undecided_OG = torch.empty(num_outputs, num_groups, dtype=torch.bool)
+    addresses = (tensor.data_ptr() for tensor in (numbers_OI, codes_OGP, scales_OG, undecided_OG))
+    kernels.round_int4(KINDS[numbers_OI.dtype], num_outputs, num_inputs, *addresses, num_threads())
+    if bool(undecided_OG.any()):
+        codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(_in_groups(numbers_OI)[undecided_OG].float())
+    return codes_OGP, scales_OG
+
+
+def _round(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    return _round_groups(_in_groups(weight_OI.float()))
+
+
+def _in_groups(weight_OI: Tensor) -> Tensor:
+    """(O, I) -> (O, G, E), the last group filled with zeros."""
+    num_outputs, num_inputs = weight_OI.shape
+    missing = -num_inputs % GROUP
+    return (pad(weight_OI, (0, missing)) if missing else weight_OI).reshape(num_outputs, -1, GROUP)
+
+
+def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as `quantise_groups` has them."""
+    if not bool(weight.isfinite().all()):
+        raise ValueError("infinite or NaN")
+    steps = _choose_scales(weight, torch.ones(GROUP))
+    return _in_pairs(_codes((weight / steps).round_().clamp_(*_LEVELS))), steps[..., 0]
 
 
 def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
@@ -70,23 +107,29 @@ def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
 
 
 def _quantise(weight: Tensor) -> Parts:
+    _require_even(weight.shape[1])
     codes, scales = quantise_groups(weight)
-    return _packed(codes.flatten(1)[:, : weight.shape[1]], scales)
+    return {"": codes.flatten(1)[:, : weight.shape[1] // 2].contiguous(), SCALE: scales}
 
 
 def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
+    _require_even(weight.shape[1])
     levels, scales = round_columns(weight, hessian, group=GROUP, choose_scales=_choose_scales, levels=_LEVELS)
-    return _packed(_codes(levels), scales.half())
+    return {"": _in_pairs(_codes(levels)), SCALE: scales.half()}
+
+
+def _require_even(num_inputs: int) -> None:
+    if num_inputs % 2:
+        raise ValueError("an odd number of inputs")
 
 
 def _codes(levels: Tensor) -> Tensor:
     return (levels + MIDDLE).to(torch.uint8)
 
 
-def _packed(codes: Tensor, scales: Tensor) -> Parts:
-    if codes.shape[1] % 2:
-        raise ValueError("an odd number of inputs")
-    return {"": codes[:, 0::2] | (codes[:, 1::2] << 4), SCALE: scales}
+def _in_pairs(codes: Tensor) -> Tensor:
+    """Codes (..., in) -> bytes (..., in / 2)."""
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def unpacked(stored: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ Unpacking is exact. The layout is that of `pack_block` in runtime/kernels/linear
 # O outputs, I inputs, B blocks of outputs, L outputs of a block, G groups of inputs, D inputs side by side
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision, int4, int8
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, dtype_name, find_scheme
 
@@ -24,24 +24,6 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": t
 _SIDE_BY_SIDE: Final = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": int4.GROUP}
 # Stored tensors that are not inside the packed ones, by the suffix of their names.
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = {"int8": (int8.SCALE,)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedLayout:
-    """What the layout of packed weights depends on. Instruction sets with equal values share it."""
-
-    version: int
-    block: int  # outputs side by side
-    int8_added: int  # to weights of 8 bits
-
-    def fits(self, other: "PackedLayout | None", precision: Precision) -> bool:
-        """Whether weights in one layout are the same bytes in the other."""
-        if other is None or (self.version, self.block) != (other.version, other.block):
-            return False
-        return precision != "int8" or self.int8_added == other.int8_added
-
-    def __str__(self) -> str:
-        return f"blocks of {self.block} outputs" + (f", {self.int8_added} added" if self.int8_added else "")
 
 
 def kind_of(precision: Precision, dtype: torch.dtype) -> str | None:

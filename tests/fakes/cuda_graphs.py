@@ -1,4 +1,4 @@
-"""torch's CUDA graphs acted out on the host: operators are noted while a graph is captured, and run at each replay.
+"""torch's CUDA graphs simulated on the host: operators are noted while a graph is captured, and run at each replay.
 
 As on the device, nothing is computed during a capture, the host cannot read a value in it, and what one graph gave may
 be gone once another of the same pool ran.

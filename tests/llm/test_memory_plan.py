@@ -13,7 +13,10 @@ from llama_adapter.llm.load import place_decoder, planner
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.schemes.state import stored_forms
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.state import convert_precision, stored_forms
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
 from tests.llm.toys import CONFIG, toy_decoder
 
 
@@ -93,3 +96,19 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
     for wrong in (missing, unknown, misshapen):
         with pytest.raises(RuntimeError, match=name.rpartition(".")[2]):
             place_decoder(config, wrong.items(), backend=CpuBackend())
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda().install(monkeypatch)
+    LinearOps().install(monkeypatch)
+    sizes = replace(CONFIG, dim=128, ffn_dim=192, vocab_size=304)  # that the operators take
+    config = EngineConfig(decoder=sizes, dtype=torch.bfloat16, num_slots=1)
+    plain = toy_decoder(sizes)
+    state = convert_precision(plain.state_dict(), plain, dtype=torch.bfloat16, wanted=precision)
+    forms = stored_forms(plain, dtype=torch.bfloat16, precision=precision)
+
+    decoder = place_decoder(config, state.items(), backend=HostCuda()).decoder
+
+    held = sum(tensor.nbytes for tensor in decoder.state_dict().values())
+    assert planner(config, forms, backend=HostCuda(), precision=precision)(1).weights == held

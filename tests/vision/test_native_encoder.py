@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.kernels.blocks import NativeBlocks
+from llama_adapter.runtime.devices.cpu_blocks import NativeBlocks
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.vision.backends.native import install_block_kernels
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig

@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
-from llama_adapter.runtime.kernels.blocks import Activation, BlockParts, NativeBlocks
+from llama_adapter.runtime.devices.cpu_blocks import Activation, BlockParts, NativeBlocks
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import Library
-from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.vision.block import Block
 from llama_adapter.vision.inference import HostEncoder

@@ -18,11 +18,11 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.cpu import CpuBackend, is_file_backed
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.errors import CheckpointError, DeviceError
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Finding, find_library
-from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
-from llama_adapter.runtime.schemes.packed import PackedLayout
 
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 AGAIN = "laid out again"

@@ -1,16 +1,20 @@
 """What a device has no operators for: refused where it is asked for, widened where it is stored."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.jobs.picture_encoders import OpenEncoder
+from llama_adapter.app.jobs.torch_encoders import open_weights
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.base import Accelerator
-from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError, UsageError
 
 
 class Picky(CpuBackend):
@@ -59,3 +63,20 @@ def test_a_stored_precision_and_plain_operators_widen(tmp_path: Path) -> None:
     assert stored.info.notes[-1] == f"{widened} (it has no auto for int4)"
     assert plain.info.notes[-1] == widened
     assert stored.generate([picture])[0].text == plain.generate([picture])[0].text
+
+
+def test_an_encoder_alone_is_refused_and_told_alike(tmp_path: Path) -> None:
+    bundle = quantise_bundle(QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"))
+    sources = EncoderSources(model=str(bundle))
+    how = {"exif": "upright", "reading": "exact", "keeps": "queries"}
+
+    def opened(**options: Any) -> OpenEncoder:
+        return open_weights(CaptionerSpec(device="toy:0", batch_size=1, **options), sources, how)[1]
+
+    with pytest.raises(DeviceError, match="toy:0 does not compute with `--precision int4`"):
+        opened(precision="int4")
+    with pytest.raises(UsageError, match="needs 8-bit weights"):
+        opened(operators="w8a8")
+    widened = "4-bit weights are widened to float32 here, with its memory and speed"
+    assert opened().notes == (f"{widened} (it has no auto for int4)",)
+    assert opened(operators="aten").notes == (widened,)

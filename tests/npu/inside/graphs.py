@@ -1,4 +1,4 @@
-"""Decode steps as graphs of npugraph_ex: torch_npu's own compiler, with capture and replay acted out on the host.
+"""Decode steps as graphs of npugraph_ex: torch_npu's own compiler, with capture and replay simulated on the host.
 
 Operators that torch_npu captures are noted with their addresses; a replay runs them on what then stands there, as the
 device would. What moved after the capture is therefore missed here too.

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take, install_kernels
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.kernels.linear import NativeLinear, can_take, install_kernels
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import scheme_of
 from tests.llm.toys import toy_decoder
@@ -241,7 +241,7 @@ def test_plain_weights_are_released_one_by_one(library: Library, monkeypatch: py
     kept = [weakref.ref(part[0].weight) for part in module]
     alive = []
     monkeypatch.setattr(
-        "llama_adapter.runtime.kernels.linear.NativeLinear",
+        "llama_adapter.runtime.devices.cpu_linear.NativeLinear",
         lambda linear, *, library: alive.append(sum(weight() is not None for weight in kept)) or nn.Identity(),
     )
 

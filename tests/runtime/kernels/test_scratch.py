@@ -18,12 +18,12 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.devices.cpu_blocks import BlockParts, NativeBlocks
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels import library as kernels
-from llama_adapter.runtime.kernels.blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.kernels.compiling import compiled, compilers
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.schemes import int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from tests.llm import toys

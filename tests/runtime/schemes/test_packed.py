@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.devices.cpu_linear import pack_weight
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
-from llama_adapter.runtime.kernels.linear import pack_weight
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes.int4 import GROUP
 from llama_adapter.runtime.schemes.layers import store_parts
-from llama_adapter.runtime.schemes.packed import PackedLayout, beside, packed_form, unpack
+from llama_adapter.runtime.schemes.packed import beside, packed_form, unpack
 from llama_adapter.runtime.schemes.scheme import Parts, find_scheme
 from tests.runtime.kernels.instruction_sets import library_for
 

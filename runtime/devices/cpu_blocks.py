@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import Library
-from llama_adapter.runtime.kernels.linear import NativeLinear
 from llama_adapter.runtime.kernels.structs import BlockStruct, StackStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 

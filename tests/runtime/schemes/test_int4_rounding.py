@@ -1,0 +1,181 @@
+"""The kernels round weights to 4 bits exactly as torch does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
+from llama_adapter.runtime.kernels.library import Finding, Library
+from llama_adapter.runtime.schemes import int4
+from llama_adapter.runtime.schemes.int4 import GROUP, quantise_groups
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from tests.runtime.kernels.instruction_sets import library_for
+
+Rounded = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
+def library_fixture(request: pytest.FixtureRequest) -> Library:
+    return library_for(request.param)
+
+
+@pytest.fixture(name="by_torch")
+def by_torch_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Rounded]:
+    def round_groups(weight: Tensor) -> Rounded:
+        with monkeypatch.context() as patch:
+            patch.setattr(int4, "find_library", lambda: Finding(library=None, reason="no compiler"))
+            return quantise_groups(weight)
+
+    return round_groups
+
+
+@pytest.fixture(name="asked_of_torch")
+def asked_of_torch_fixture(library: Library, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Uses the library; returns the numbers of groups that torch was given since."""
+    monkeypatch.setattr(int4, "find_library", lambda: Finding(library=library))
+    own, asked = int4._round_groups, list[int]()
+
+    def counted(weight: Tensor) -> Rounded:
+        asked.append(weight.numel() // GROUP)
+        return own(weight)
+
+    monkeypatch.setattr(int4, "_round_groups", counted)
+    return asked
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def powers(smallest: int, largest: int) -> Tensor:
+    """Rows of random numbers in sizes of 2^smallest to 2^largest."""
+    return normal(400, 96, seed=1) * torch.logspace(smallest, largest, 400, base=2.0)[:, None]
+
+
+def with_zeros() -> Tensor:
+    weight = normal(300, 128, seed=2) * (normal(300, 128, seed=3) > 1.0)
+    weight[::3] = 0.0
+    weight[1::3] *= -0.0
+    return weight
+
+
+def opposite() -> Tensor:
+    """The largest number of a group and its negative, in any order."""
+    weight = normal(200, 64, seed=4).clamp_(-2.0, 2.0)
+    weight[:, 3], weight[:, 17] = 2.5, -2.5
+    weight[100:, [3, 17]] *= -1.0
+    return weight
+
+
+WEIGHTS: dict[str, Callable[[], Tensor]] = {
+    "random": lambda: normal(500, 256),
+    "rows that end within a group": lambda: normal(70, 130),
+    "one narrow row": lambda: normal(1, 2),
+    "tiny": lambda: powers(-45, -10),
+    "small enough for subnormal scales": lambda: powers(-24, -16),
+    "large": lambda: powers(5, 13),
+    "zeros": with_zeros,
+    "constant": lambda: torch.full((3, 64), 0.37) * torch.tensor([1.0, -1.0, 1e-3])[:, None],
+    "opposite": opposite,
+    "few values": lambda: normal(300, 96, seed=5).mul_(3).round_(),
+    "subnormal": lambda: torch.full((2, 64), 1e-41),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_codes_and_scales_are_those_of_torch(
+    name: str, dtype: torch.dtype, asked_of_torch: list[int], by_torch: Callable[[Tensor], Rounded]
+) -> None:
+    weight = WEIGHTS[name]().to(dtype)
+
+    codes, scales = quantise_groups(weight)
+
+    asked = sum(asked_of_torch)
+    expected_codes, expected_scales = by_torch(weight)
+    assert torch.equal(codes, expected_codes)
+    assert torch.equal(scales, expected_scales)
+    assert asked <= 0.1 * scales.numel()
+
+
+def test_views_and_parts_are_rounded_alike(
+    asked_of_torch: list[int], by_torch: Callable[[Tensor], Rounded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = normal(256, 40).T[:, 7:]
+    monkeypatch.setattr(int4, "_NUMBERS_FOR_KERNELS", 3 * weight.shape[1])
+
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        ours = quantise_groups(weight)
+        torch.set_num_threads(before)
+
+        assert all(map(torch.equal, ours, by_torch(weight)))
+
+
+def test_two_scales_that_are_equally_good_are_left_to_torch(
+    asked_of_torch: list[int], by_torch: Callable[[Tensor], Rounded]
+) -> None:
+    weight = normal(200, GROUP, seed=6)
+    weight[:, 0], weight[:, 1] = 4.0, 0.0
+    errors = torch.stack([squared_errors(weight, -0.5 * factor) for factor in (1.0, 0.9)])
+    is_first_better = errors[0] < errors[1]
+    # One weight moves until both have the same error: it is found by bisection.
+    low, high = torch.zeros(200), torch.full((200,), 3.9)
+    for _ in range(40):
+        weight[:, 1] = (low + high) / 2
+        errors = torch.stack([squared_errors(weight, -0.5 * factor) for factor in (1.0, 0.9)])
+        is_same_side = (errors[0] < errors[1]) == is_first_better
+        low, high = torch.where(is_same_side, weight[:, 1], low), torch.where(is_same_side, high, weight[:, 1])
+    weight = torch.cat([weight, weight])
+    weight[:200, 1], weight[200:, 1] = low, high
+    asked_of_torch.clear()
+
+    ours = quantise_groups(weight)
+
+    assert sum(asked_of_torch) >= 20
+    assert all(map(torch.equal, ours, by_torch(weight)))
+
+
+def squared_errors(weight: Tensor, step: float) -> Tensor:
+    """Of rows rounded with a step, as torch adds them."""
+    steps = torch.tensor(step).half().float()
+    rounded = (weight / steps).round().clamp(-8, 7) * steps
+    return (rounded - weight).square().sum(-1)
+
+
+@pytest.mark.parametrize("damaged", [float("nan"), float("inf"), -float("inf"), 524_160.0, -1e30])
+def test_the_kernels_refuse_what_torch_refuses(damaged: float, asked_of_torch: list[int]) -> None:
+    weight = normal(4, 64)
+    weight[2, 5] = damaged
+
+    with pytest.raises(ValueError, match=r"infinite|large"):
+        find_scheme("int4").quantise(weight)
+
+    assert asked_of_torch == [1]
+
+
+def test_the_largest_weights_that_float16_scales(
+    asked_of_torch: list[int], by_torch: Callable[[Tensor], Rounded]
+) -> None:
+    weight = torch.zeros(2, GROUP)
+    weight[0, 4], weight[1, 9] = 524_159.0, -524_159.0
+
+    ours = quantise_groups(weight)
+
+    assert not asked_of_torch
+    assert ours[1].abs().tolist() == [[65504.0]] * 2
+    assert all(map(torch.equal, ours, by_torch(weight)))
+
+
+def test_without_kernels_torch_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4, "find_library", lambda: Finding(library=None, reason="no compiler"))
+    weight = normal(70, 130)
+
+    parts = find_scheme("int4").quantise(weight)
+
+    assert (parts[""].shape, parts["_scale"].shape) == ((70, 65), (70, 5))
+    error = (find_scheme("int4").dequantise(parts) - weight).abs()
+    assert float(error.max()) < 0.7
