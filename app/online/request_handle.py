@@ -75,8 +75,11 @@ class RequestHandle:
             for event in group:
                 yield event
 
-    async def groups(self) -> AsyncIterator[list[Event]]:
-        """Like `events`, for an event loop: what came since the last group, at least one event."""
+    async def groups(self, *, pause_s: float = 0.0) -> AsyncIterator[list[Event]]:
+        """Like `events`, for an event loop: what came since the last group, at least one event.
+
+        Text that comes within `pause_s` of a group waits for the next one; the answer does not.
+        """
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
@@ -89,6 +92,12 @@ class RequestHandle:
                 yield group
                 if isinstance(group[-1], Answer):
                     return
+                if pause_s:
+                    self._is_text_wanted = False
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(woken.wait(), pause_s)
+                    self._is_text_wanted = True
+                    continue
             await woken.wait()
 
     async def answer(self) -> Answer:

@@ -159,8 +159,8 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
         with suppress(TimeoutError):
             try:
                 return handle.result(_CHECK_S)
-            except RuntimeError as error:
-                _raise_not_loaded(str(error), settings)
+            except RuntimeError as error:  # tells the application; its deployment has the reason
+                _raise_not_loaded(f"{error}\n{_message(serve.status(), settings.name)}", settings)
         message = _message(serve.status(), settings.name)
         if "failed to start" in message:
             _raise_not_loaded(message, settings)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _MARK = re.compile(r"\[problem:([A-Za-z0-9+/=]+)\]")
+_PAUSE_S = 0.02  # in which pieces of an answer travel together: a message of Ray costs about as much as a short step
 
 
 class NotLoadedError(Exception):
@@ -81,7 +82,7 @@ class Replica:
             if not ask.with_pieces:
                 yield [await handle.answer()]
                 return
-            async for group in handle.groups():
+            async for group in handle.groups(pause_s=_PAUSE_S):
                 yield group
         finally:
             handle.cancel()  # no effect on an answered request

@@ -16,6 +16,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, Workload
 
 READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
+READY_S = 180.0  # for a replica to load the model
 
 
 def flags_of(replicas: int) -> tuple[str, ...]:
@@ -30,10 +31,10 @@ def replicas_of(server: ServerProcess) -> dict[str, int]:
 
 def wait_for_replicas(server: ServerProcess, number: int) -> None:
     """Wait until so many replicas were ready. Raises TimeoutError."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + READY_S
     while len(replicas_of(server)) < number:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{number} replicas are not ready after {TIMEOUT_S:g} s")
+            raise TimeoutError(f"{number} replicas are not ready after {READY_S:g} s")
         time.sleep(0.02)
 
 

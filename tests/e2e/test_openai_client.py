@@ -20,6 +20,7 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.replicas import flags_of
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
 
@@ -55,7 +56,7 @@ def in_one_process() -> Iterator[str]:
 def in_two_replicas() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv(API_KEY_VARIABLE, KEY)
-        server = ServerProcess("--engine", "ray", "--replicas", "2", "--ray-address", "local", "--max-waiting", "200")
+        server = ServerProcess(*flags_of(2), "--max-waiting", "200")
     with server:
         yield f"http://{server.host}:{server.port}/v1"
         server.terminate()
