@@ -1,7 +1,7 @@
 """Measures `llama-adapter serve`, and writes docs/service.json and docs/service.md.
 
-Usage: python -m scripts.bench_service [--part load|attack|refusals ...] [--seconds N] [--rounds N] [--clients N ...]
-                                       [--out FOLDER] [--quick]
+Usage: python -m scripts.bench_service [--part load|attack|refusals|replicas ...] [--seconds N] [--rounds N]
+                                       [--clients N ...] [--out FOLDER] [--quick]
 
 Other parts keep their figures. Servers are processes on loopback. The clients are in this process, beside a captioner
 that gives the right answers. The exit code is 1 if a good request beside slow pictures got no answer or a wrong one, or
@@ -28,6 +28,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
 from scripts.service_bench.questions import CAPTION, Question, Workload, all_questions, captions
 from scripts.service_bench.refusals import measure_refusals
+from scripts.service_bench.replicas import measure_kill, measure_rates
 from scripts.service_bench.slow_files import KINDS, progressive_jpeg
 
 
@@ -46,6 +47,8 @@ class Settings:
     good: int = 32  # clients, beside 8 with slow pictures
     calm_s: float = 5.0
     attack_s: float = 20.0
+    replicas: tuple[int, ...] = (0, 1, 2)  # 0: the model is in the server's process
+    killed_s: float = 25.0  # of the load in which a replica is killed
 
 
 QUICK = Settings(
@@ -60,6 +63,8 @@ QUICK = Settings(
     good=8,
     calm_s=0.3,
     attack_s=1.0,
+    replicas=(2,),
+    killed_s=1.0,
 )
 
 
@@ -185,14 +190,44 @@ def measure_attack(settings: Settings) -> dict[str, Any]:
     return {"rows": rows, **given, "largest_mb": largest / 1e6}
 
 
+def measure_replicas(settings: Settings) -> dict[str, Any]:
+    """Rates through replicas, and a replica that is killed."""
+    questions = captions()[: settings.num_pictures]
+    with Captioner.load() as captioner:
+        expected = [text for text, _, _ in own_answers(captioner, questions)]
+    seconds = settings.seconds / settings.rounds
+    rows = measure_rates(
+        questions,
+        numbers=settings.replicas,
+        clients=settings.clients,
+        rounds=settings.rounds,
+        seconds=seconds,
+        expected=expected,
+    )
+    killed = measure_kill(
+        questions,
+        clients=max(settings.clients),
+        seconds=settings.killed_s,
+        after_s=settings.killed_s / 5,
+        expected=expected,
+    )
+    tell(f"killed replica: {killed}")
+    return {"rows": rows, "killed": killed, "rounds": settings.rounds, "seconds": seconds}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
     found = run_bench(
         __doc__,
         arguments,
-        measure={"load": measure_load, "attack": measure_attack, "refusals": measure_refusals},
+        measure={
+            "load": measure_load,
+            "attack": measure_attack,
+            "refusals": measure_refusals,
+            "replicas": measure_replicas,
+        },
         page="service",
-        packages=("fastapi", "starlette", "uvicorn", "h11"),
+        packages=("fastapi", "starlette", "uvicorn", "h11", "ray"),
         full=Settings(),
         quick=QUICK,
         flags=flags | {"clients": "numbers of clients at once"},

@@ -95,6 +95,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "settings of other systems",
             "serve: OpenAI's API",
             "serve: batch files",
+            "serve: replicas",
             "web: chat and batches",
             "run-reference",
             "calibration of choices",

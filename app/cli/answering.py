@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_cluster, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
@@ -264,15 +264,8 @@ def _add_sampling(group: Any) -> None:
 
 
 def _add_engine(group: Any) -> None:
-    group.add_argument(
-        "--engine", choices=("local", "ray"), default="local", help=default("ray uses all machines of a cluster")
-    )
+    add_cluster(group, ray="uses all machines of a cluster")
     group.add_argument("--actors", metavar="N", type=int, help="number of captioners (default: one per device)")
-    group.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="of a running cluster (default: RAY_ADDRESS, or else a new one on this machine)",
-    )
 
 
 def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:

@@ -177,3 +177,13 @@ def add_encoder(group: Any, *, decoder: bool = True) -> None:
         metavar="FILE.ini",
         help="the same from a file, in sections such as [CANNExecutionProvider] and [session]",
     )
+
+
+def add_cluster(group: Any, *, ray: str) -> None:
+    """`--engine` and `--ray-address`; `ray` says what that engine does."""
+    group.add_argument("--engine", choices=("local", "ray"), default="local", help=default(f"ray {ray}"))
+    group.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="of a running cluster (default: RAY_ADDRESS, or else a new one on this machine)",
+    )

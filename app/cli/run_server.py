@@ -6,18 +6,22 @@ import logging
 import os
 import re
 import signal
+import socket
 import stat
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.online.loading import load_warm
+from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.online.types import Observer, ServiceLimits
+from llama_adapter.app.replicas.types import DeploymentSettings
+from llama_adapter.app.scale.cluster import RayOptions
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from llama_adapter.app.http_api.api import ApiSettings
+    from llama_adapter.app.http_api.metrics import Metrics
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
@@ -54,6 +59,8 @@ class ServeJob:
     max_files_mib: int = 4096
     drain_s: float = 60.0
     quiet: bool = False
+    deployment: DeploymentSettings | None = None  # of replicas; None: the model is in this process
+    ray: RayOptions = dataclasses.field(default_factory=RayOptions)  # the cluster of the replicas
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -86,12 +93,12 @@ def run_serve(job: ServeJob) -> int:
     with ExitStack() as stack:
         # Before the model, which may take minutes to load: an unavailable address fails at once.
         listener = stack.enter_context(closing(bind(job.host, job.port)))
+        address = address_of(listener)
         metrics = Metrics()
-        service = stack.enter_context(
-            closing(Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=metrics))
-        )
-        service.start()
-        service.wait_until_ready()
+        local = None
+        if job.deployment is None:
+            local = stack.enter_context(_opened(job, observer=metrics, tell=tell))
+        service = local or stack.enter_context(_opened_replicas(job, address=address, metrics=metrics, tell=tell))
         if job.spec.is_embedded:
             tell(EMBEDDED_NOTE)
         batches = None
@@ -103,9 +110,8 @@ def run_serve(job: ServeJob) -> int:
             )
             batches = stack.enter_context(open_batches(job.batch_folder, service, settings=settings, limits=limits))
         application = create_api(service, settings=settings, metrics=metrics, batches=batches)
-        if job.has_page:
-            stack.enter_context(add_page(application, service))
-        address = address_of(listener)
+        if local is not None and job.has_page:
+            stack.enter_context(add_page(application, local))
         ended_by = run(
             application,
             listener=listener,
@@ -116,6 +122,32 @@ def run_serve(job: ServeJob) -> int:
             on_start=lambda: say(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
+
+
+@contextmanager
+def _opened(job: ServeJob, *, observer: Observer, tell: Callable[[str], None]) -> Iterator[Service]:
+    """A service of this process that is ready."""
+    with closing(Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=observer)) as service:
+        service.start()
+        service.wait_until_ready()
+        yield service
+
+
+@contextmanager
+def _opened_replicas(
+    job: ServeJob, *, address: str, metrics: "Metrics", tell: Callable[[str], None]
+) -> Iterator[OnlineService]:
+    """A service over replicas that is ready. The application of Ray Serve has the name of the address."""
+    from llama_adapter.app.replicas.opening import ReplicatedSettings, open_replicas
+
+    assert job.deployment is not None, "the job asks for replicas"
+    name = f"{job.deployment.name}-{socket.gethostname()}-{address.rpartition(':')[2]}"
+    settings = ReplicatedSettings(
+        spec=job.spec, limits=job.limits, ray=job.ray, deployment=dataclasses.replace(job.deployment, name=name)
+    )
+    with open_replicas(settings, observer=metrics, tell=tell) as service:
+        metrics.watch_replicas(service.replica_metrics)
+        yield service
 
 
 def check_packages(*, has_page: bool) -> None:
@@ -129,17 +161,6 @@ def check_packages(*, has_page: bool) -> None:
                 f"`llama-adapter {command}` needs the package {name}, which cannot be imported: {error}",
                 hint=install_hint(command),
             ) from None
-
-
-def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
-    """Load a captioner, tell its notes, and compile the programs of a graph mode."""
-    captioner = Captioner.from_spec(spec)
-    for note in captioner.info.notes:
-        tell(f"note: {note}")
-    if captioner.info.mode not in PLAIN_MODES:
-        warm_up = captioner.warm_up()
-        tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
-    return captioner
 
 
 def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":

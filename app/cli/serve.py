@@ -4,9 +4,10 @@ import argparse
 from functools import partial
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_cluster, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
+from llama_adapter.runtime.errors import UsageError
 
 _SERVE = """\
 Serve OpenAI's chat completions and responses API: pictures as data URIs, answers complete or streamed. The requests of
@@ -27,11 +28,11 @@ def add_serving(commands: Any) -> None:
         ("serve", False, 8000, "serve an OpenAI-compatible HTTP API", _SERVE),
         ("web", True, 7860, "serve a page for the browser, and the API", _WEB),
     ):
-        run, declare = partial(_serve, has_page=has_page), partial(_declare, port=port)
+        run, declare = partial(_serve, has_page=has_page), partial(_declare, port=port, has_replicas=not has_page)
         command(commands, name, run, declare=declare, help=text, description=description)
 
 
-def _declare(parser: Parser, *, port: int) -> None:
+def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
     from llama_adapter.app.online.types import ServiceLimits
 
     usual_limits = ServiceLimits()
@@ -131,10 +132,24 @@ def _declare(parser: Parser, *, port: int) -> None:
         flag = "--" + name.replace("_", "-")
         section = "input" if name == "picture_timeout_s" else "server"  # where `caption` has it
         limits.add_argument(flag, section=section, metavar=metavar, type=kind, default=usual, help=default(text))
+    if has_replicas:
+        _add_replicas(parser)
     add_model(parser)
     compute = parser.add_argument_group("computation", section="computation")
     add_batch_size(compute)
     add_computation(compute)
+
+
+def _add_replicas(parser: Parser) -> None:
+    group = parser.add_argument_group("replicas (extra `replicas`)", section="parallel")
+    add_cluster(group, ray="has the model in replicas on a cluster; this process listens, queues and routes")
+    group.add_argument("--replicas", metavar="N", type=int, help="number of replicas (default: 1)")
+    group.add_argument(
+        "--max-replicas",
+        metavar="N",
+        type=int,
+        help="most replicas: their number follows the load, from --replicas up (default: it stays)",
+    )
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
@@ -146,4 +161,31 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
 
     lists = ("host_names", "model_names", "cors_origins", "allowed_hosts")
     values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}
-    return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page}))
+    more = {} if has_page else _replicas(options)
+    return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page, **more}))
+
+
+def _replicas(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a job that say where the model is; empty for this process."""
+    from llama_adapter.app.replicas.types import DeploymentSettings
+    from llama_adapter.app.scale.cluster import RayOptions
+
+    given = {name: vars(options)[name] for name in ("replicas", "max_replicas") if vars(options)[name] is not None}
+    if options.engine != "ray":
+        if given or options.ray_address is not None:
+            raise UsageError(
+                "--replicas, --max-replicas and --ray-address go with --engine ray, which is missing",
+                hint="one process answers without it",
+            )
+        return {}
+    if (vars(options).get("tensor_parallel") or 1) > 1:
+        raise UsageError(
+            "--tensor-parallel does not go with --engine ray yet: a replica has one device",
+            hint="serve without --engine ray, once for each group of devices, behind a proxy",
+        )
+    deployment = {**given, "graceful_shutdown_timeout_s": options.drain_s, "effective": options.effective}
+    ray = {"address": options.ray_address, "effective": options.effective}
+    return {
+        "deployment": settings(DeploymentSettings, deployment),
+        "ray": settings(RayOptions, ray, shown={"address": "--ray-address"}),
+    }

@@ -42,7 +42,7 @@ from llama_adapter.app.http_api.schemas import (
     Readiness,
     error_replies,
 )
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.app.online.types import ServiceLimits
 
 DESCRIPTION = f"""
@@ -104,7 +104,7 @@ class ApiSettings:
 
 
 def create_api(
-    service: Service, *, settings: ApiSettings, metrics: Metrics | None = None, batches: Batches | None = None
+    service: OnlineService, *, settings: ApiSettings, metrics: Metrics | None = None, batches: Batches | None = None
 ) -> FastAPI:
     """The API of a service. Pass the service's observer as `metrics`; otherwise its times are missing.
 
@@ -132,7 +132,7 @@ def create_api(
     return app
 
 
-def open_batches(folder: str, service: Service, *, settings: ApiSettings, limits: FileLimits) -> Batches:
+def open_batches(folder: str, service: OnlineService, *, settings: ApiSettings, limits: FileLimits) -> Batches:
     """The batches of a folder, answered by a service whose model is loaded. Raises as `Batches`."""
     return Batches(
         folder,
@@ -144,11 +144,13 @@ def open_batches(folder: str, service: Service, *, settings: ApiSettings, limits
     )
 
 
-def _asker(service: Service, *, settings: ApiSettings) -> Asker:
+def _asker(service: OnlineService, *, settings: ApiSettings) -> Asker:
     return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
 
 
-def _openai_routes(service: Service, *, settings: ApiSettings, needs_key: bool, batches: Batches | None) -> APIRouter:
+def _openai_routes(
+    service: OnlineService, *, settings: ApiSettings, needs_key: bool, batches: Batches | None
+) -> APIRouter:
     # Documents the key; `guards.AccessGuard` checks it before the body is read.
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
@@ -212,7 +214,7 @@ async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scop
     return AnswerResponse(pending, is_stream=bool(request.stream))
 
 
-def _operation_routes(service: Service, *, metrics: Metrics) -> APIRouter:
+def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", responses={503: {"model": Health, "description": "Not working."}})

@@ -12,8 +12,8 @@ from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal
 from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
 from llama_adapter.app.http_api.schemas import CommonRequest
 from llama_adapter.app.http_api.structured import Property, combined
+from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
-from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.tasks.prompts import prompt_length
@@ -109,7 +109,7 @@ class Pending:
 class Asker:
     """Asks one service, in every form."""
 
-    service: Service
+    service: OnlineService
     pictures: PictureSettings
     model_names: Sequence[str] = ()  # that the server was given, if any
 
@@ -123,7 +123,11 @@ class Asker:
         if info.template == "conversation" and asked.turns:
             question = dataclasses.replace(asked.question, turns=asked.turns)
             asked = dataclasses.replace(asked, question=question, num_ignored_turns=0)
-        options = {"client": client, "is_background": is_background}
+        options = {
+            "client": client,
+            "is_background": is_background,
+            "with_pieces": bool(request.stream) and not asked.properties,
+        }
         answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
         used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
         head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
@@ -163,7 +167,7 @@ class Asker:
         return handles
 
 
-def model_info(service: Service) -> ModelInfo:
+def model_info(service: OnlineService) -> ModelInfo:
     """The loaded model; raises ApiError while there is none."""
     try:
         return service.info
@@ -186,7 +190,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
     return names[0] if name == ALIAS else name
 
 
-async def _submit(ask: Ask, *, service: Service) -> RequestHandle:
+async def _submit(ask: Ask, *, service: OnlineService) -> RequestHandle:
     num_chars = prompt_length(ask.prompt) + sum(map(len, ask.task.continuations))
     try:
         if num_chars <= _INLINE_CHARS:

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from llama_adapter.app.http_api.response_schemas import NeutralResponseParameters
 from llama_adapter.app.http_api.schemas import LABEL_MARK, NeutralParameters
 from llama_adapter.app.online.reading_pool import READING_BUSY, READING_FAILED
+from llama_adapter.app.online.refusals import REPLICA_LOST
 from llama_adapter.app.online.types import BusyError, ServiceError
 from llama_adapter.app.reading.reader import CRASHED, TIMEOUT
 from llama_adapter.app.tasks.answers import AnswerError
@@ -25,6 +26,8 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 CLIENT_GONE = 499  # logged for a client that has hung up; never sent
+# Codes of requests that a replica refuses after the service has accepted them, as `of_refusal` names them.
+REFUSED: Mapping[str, int] = {"context_length_exceeded": 400, "invalid_value": 400, "busy": 429, "unavailable": 503}
 
 _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
@@ -36,12 +39,14 @@ _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
     405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
 }
 _ANSWER_STATUS: Mapping[str, int] = {
+    **REFUSED,
     **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED), 400),
-    **dict.fromkeys((READING_BUSY, READING_FAILED, "out_of_memory"), 503),
+    **dict.fromkeys((READING_BUSY, READING_FAILED, REPLICA_LOST, "out_of_memory"), 503),
     "cancelled": 503,  # the client is still connected, so the service is closing
     "deadline": 504,
 }
 _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
+    429: {"retry-after": "1"},
     503: {"retry-after": "1"},
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
@@ -104,7 +109,7 @@ def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiEr
 def of_answer(error: AnswerError) -> ApiError:
     """The error of a request that was accepted and failed."""
     status = _ANSWER_STATUS.get(error.code, 500)
-    param = "messages" if status == 400 else None
+    param = "messages" if status == 400 and error.code != "invalid_value" else None
     return ApiError(error.message, status=status, code=error.code, param=param, headers=_ANSWER_HEADERS.get(status))
 
 

@@ -1,13 +1,13 @@
 """Prometheus metrics of one server, in a registry of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.app.online.types import Observer
 from llama_adapter.app.tasks.answers import Answer
 
@@ -63,9 +63,17 @@ class Metrics(Observer):
         """Count an HTTP request; `route` is the pattern of its path, never the path itself."""
         self._http.labels(method if method in _METHODS else "other", route, str(status)).inc()
 
-    def watch(self, service: Service) -> None:
+    def watch(self, service: OnlineService) -> None:
         """Collect the state of a service at every scrape. Call it once."""
         self.registry.register(_StatusCollector(service))
+
+    def watch_replicas(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
+        """Collect the metrics of replicas, by their names, at every scrape. Call it once."""
+        self.registry.register(_ReplicasCollector(read))
+
+    def families(self) -> list[Metric]:
+        """All metrics with their values, for `watch_replicas` in another process."""
+        return list(self.registry.collect())
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -73,7 +81,7 @@ class Metrics(Observer):
 
 
 class _StatusCollector(Collector):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: OnlineService) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
@@ -90,3 +98,26 @@ class _StatusCollector(Collector):
         ):
             yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
         yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was reloaded.", status.restarts)
+
+
+class _ReplicasCollector(Collector):
+    """Gives `llama_adapter_X` of each replica as `llama_adapter_replica_X` with a label `replica`."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for replica, families in self._read().items():
+            for family in families:
+                name = _of_replica(family.name)
+                merged = found.setdefault(name, Metric(name, family.documentation, family.type))
+                merged.samples += [
+                    sample._replace(name=_of_replica(sample.name), labels={**sample.labels, "replica": replica})
+                    for sample in family.samples
+                ]
+        yield from (family for family in found.values() if family.samples)
+
+
+def _of_replica(name: str) -> str:
+    return f"{_NAME}_replica_{name.removeprefix(f'{_NAME}_')}"

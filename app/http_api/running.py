@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head
@@ -75,7 +75,7 @@ class Draining(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
-        service: Service,
+        service: OnlineService,
         drain_s: float,
         tell: Callable[[str], None],
         on_start: Callable[[], None],
@@ -154,7 +154,7 @@ def run(
     application: Any,  # ASGI
     *,
     listener: socket.socket,
-    service: Service,
+    service: OnlineService,
     drain_s: float,
     tell: Callable[[str], None],
     on_start: Callable[[], None] = lambda: None,

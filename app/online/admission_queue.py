@@ -6,6 +6,7 @@ Not thread-safe: the service holds its lock.
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
@@ -19,6 +20,16 @@ from llama_adapter.app.tasks.prompts import EncodedPrompt
 
 _MAX_RETRY_AFTER_S = 60.0
 _MOST_PASSED = 7  # requests that a waiting background request lets pass, before it takes a place itself
+
+
+class Asked(Protocol):
+    """What waits: a request of a client."""
+
+    @property
+    def ask(self) -> Ask: ...
+
+
+E = TypeVar("E", bound=Asked)
 
 
 @dataclass(eq=False, slots=True)
@@ -69,16 +80,16 @@ class Entry:
         return self.active
 
 
-class AdmissionQueue:
-    """A fair queue of requests with limits."""
+class AdmissionQueue(Generic[E]):
+    """A fair queue of requests with limits. They are compared by identity."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
-        self._ready: FairQueue[Entry] = FairQueue()
-        self._ready_background: FairQueue[Entry] = FairQueue()
+        self._ready: FairQueue[E] = FairQueue()
+        self._ready_background: FairQueue[E] = FairQueue()
         self._num_passed = 0  # since the last background request was taken
         self._num_background = 0  # of the entries
-        self._entries: set[Entry] = set()
+        self._entries: set[E] = set()
         self._num_of: Counter[str] = Counter()
         self._num_bytes = 0
         self._finish_times: deque[float] = deque(maxlen=64)
@@ -114,27 +125,27 @@ class AdmissionQueue:
                 retry_after_s=self._retry_after(),
             )
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: E) -> None:
         """Add a request whose picture is to be read, also again after the cache dropped it."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._count(entry, +1)
 
-    def make_ready(self, entry: Entry) -> None:
+    def make_ready(self, entry: E) -> None:
         """Queue a request whose picture is read; ignored if it left the queue."""
         if entry in self._entries:
             self._ready_as(entry).put(entry, owner=entry.ask.client)
 
-    def take_ready(self, count: int, *, most_background: int) -> list[Entry]:
+    def take_ready(self, count: int, *, most_background: int) -> list[E]:
         """Take up to `count` ready requests out of the queue, `most_background` of them background requests."""
-        taken: list[Entry] = []
+        taken: list[E] = []
         while len(taken) < count and (entry := self._next(may_be_background=most_background > 0)) is not None:
             most_background -= entry.ask.is_background
             self._leave(entry)
             taken.append(entry)
         return taken
 
-    def _next(self, *, may_be_background: bool) -> Entry | None:
+    def _next(self, *, may_be_background: bool) -> E | None:
         if not (may_be_background and self._ready_background):
             return self._ready.take()
         if self._ready and self._num_passed < _MOST_PASSED:
@@ -143,7 +154,7 @@ class AdmissionQueue:
         self._num_passed = 0
         return self._ready_background.take()
 
-    def remove(self, entry: Entry) -> bool:
+    def remove(self, entry: E) -> bool:
         """Remove a request; returns whether it was in the queue."""
         if entry not in self._entries:
             return False
@@ -155,17 +166,17 @@ class AdmissionQueue:
         """Note the time of an answer, for the estimate of `retry_after_s`."""
         self._finish_times.append(now)
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: E) -> None:
         self._entries.discard(entry)
         self._count(entry, -1)
         self._num_of[entry.ask.client] -= 1
         if not self._num_of[entry.ask.client]:
             del self._num_of[entry.ask.client]
 
-    def _ready_as(self, entry: Entry) -> FairQueue[Entry]:
+    def _ready_as(self, entry: E) -> FairQueue[E]:
         return self._ready_background if entry.ask.is_background else self._ready
 
-    def _count(self, entry: Entry, sign: int) -> None:
+    def _count(self, entry: E, sign: int) -> None:
         if entry.ask.is_background:
             self._num_background += sign
         else:

@@ -29,6 +29,7 @@ class Ask:
     timeout_s: float | None = None  # at most the service's own limit; None: that limit
     is_background: bool = False  # lets others go first; its time begins when it is admitted
     with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
+    with_pieces: bool = True  # whether the reader takes pieces of text; False: the answer alone
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +38,7 @@ class Ask:
 
 
 class RequestHandle:
-    """One request. Any thread may cancel it; one reader takes its events, by one of the four methods."""
+    """One request. Any thread may cancel it; one reader takes its events, by one of the five methods."""
 
     def __init__(self, request_id: int, *, cancel: Callable[["RequestHandle"], None]) -> None:
         self.id = request_id
@@ -70,18 +71,33 @@ class RequestHandle:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Like `events`, for an event loop."""
+        async for group in self.groups():
+            for event in group:
+                yield event
+
+    async def groups(self, *, pause_s: float = 0.0) -> AsyncIterator[list[Event]]:
+        """Like `events`, for an event loop: what came since the last group, at least one event.
+
+        Text that comes within `pause_s` of a group waits for the next one; the answer does not.
+        """
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
             woken.clear()  # first: an event after the last look sets it again
-            while True:
-                try:
-                    event = self._events.get_nowait()
-                except queue.Empty:
-                    break
-                yield event
-                if isinstance(event, Answer):
+            group: list[Event] = []
+            with suppress(queue.Empty):
+                while True:
+                    group.append(self._events.get_nowait())
+            if group:
+                yield group
+                if isinstance(group[-1], Answer):
                     return
+                if pause_s:
+                    self._is_text_wanted = False
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(woken.wait(), pause_s)
+                    self._is_text_wanted = True
+                    continue
             await woken.wait()
 
     async def answer(self) -> Answer:

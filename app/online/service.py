@@ -28,6 +28,7 @@ from llama_adapter.app.online.reading_pool import (
     ReadingPool,
     ReadingTask,
 )
+from llama_adapter.app.online.refusals import CANCELLED, check_sizes, late
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.types import (
     BusyError,
@@ -41,8 +42,6 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.app.tasks.prompts import prompt_length
-from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe
 
 _WATCH_S = 0.1  # period of the check for deadlines
@@ -52,7 +51,6 @@ _CLOSE_S = 10.0  # most that `close` waits for the engine thread
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubles with each failure
 
 _log = logging.getLogger("llama_adapter.service")
-_CANCELLED = AnswerError(code="cancelled", message="The request was cancelled.")
 _READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; try again later.")
 
 
@@ -76,7 +74,7 @@ class Service:
         self._state: State = "loading"
         self._is_draining = False
         self._load_error: BaseException | None = None
-        self._queue = AdmissionQueue(self.limits)
+        self._queue: AdmissionQueue[Entry] = AdmissionQueue(self.limits)
         self._entries: dict[int, Entry] = {}  # unanswered requests, by handle
         self._num_submitted = 0
         self._restarts, self._num_fruitless = 0, 0  # fruitless: consecutive failures without an answer
@@ -130,7 +128,7 @@ class Service:
         PromptError and ValueError for one that cannot be answered.
         """
         captioner = self._loaded()
-        self._check_sizes(ask)
+        check_sizes(ask, self.limits)
         prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
@@ -233,7 +231,7 @@ class Service:
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
-        self._end_all(_CANCELLED)  # before the engine thread has ended
+        self._end_all(CANCELLED)  # before the engine thread has ended
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
@@ -259,21 +257,13 @@ class Service:
         reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is restarting"
         return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
-    def _check_sizes(self, ask: Ask) -> None:
-        """Refuse long texts before they are tokenised."""
-        limit = self.limits.max_prompt_chars
-        if (length := prompt_length(ask.prompt)) > limit:
-            raise PromptError(f"The prompt is {length:,} long, {limit:,} is the limit", hint="shorten the prompt")
-        if sum(map(len, ask.task.continuations)) > limit:
-            raise PromptError(f"The choices have more than {limit:,} characters", hint="give fewer or shorter ones")
-
     def _cancel(self, handle: RequestHandle) -> None:
         with self._changed:
             entry = self._entries.get(handle.id)
             is_waiting = entry is not None and self._queue.remove(entry)
             self._changed.notify_all()
         if entry is not None and is_waiting:
-            self._fail(entry, _CANCELLED)
+            self._fail(entry, CANCELLED)
 
     def _fail(self, entry: Entry, error: AnswerError) -> None:
         active = entry.active or entry.activate()
@@ -399,15 +389,15 @@ class Service:
         while not self._closing.wait(_WATCH_S):
             with self._changed:
                 now = time.perf_counter()
-                late = [
+                overdue = [
                     entry
                     for entry in self._entries.values()
                     if now > entry.deadline + (_LATE_S if entry.active is not None else 0.0)
                 ]
-                for entry in late:
+                for entry in overdue:
                     self._queue.remove(entry)
-            for entry in late:
-                self._fail(entry, _late(entry))
+            for entry in overdue:
+                self._fail(entry, late(entry.allowed_s))
 
     # The engine thread
 
@@ -429,7 +419,7 @@ class Service:
             with self._changed:
                 if not self._closing.is_set():
                     self._state = "failed"  # no thread answers any more
-            self._end_all(_CANCELLED)
+            self._end_all(CANCELLED)
 
     def _open(self) -> Captioner | None:
         """Load the model; None once the service is closed. Retries if loading worked before."""
@@ -490,7 +480,7 @@ class Service:
             if entry.is_done or entry.handle.is_cancelled or now > entry.deadline:
                 loop.cancel(entry.request_id)
                 del self._running[entry.handle.id]
-                self._fail(entry, _CANCELLED if entry.handle.is_cancelled else _late(entry))
+                self._fail(entry, CANCELLED if entry.handle.is_cancelled else late(entry.allowed_s))
 
     def _admit(self, loop: CaptionLoop) -> None:
         """Fill free slots: encode new pictures, submit requests."""
@@ -593,12 +583,6 @@ def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception)
             future.set_exception(reading)
         else:
             future.set_result(reading)
-
-
-def _late(entry: Entry) -> AnswerError:
-    return AnswerError(
-        code="deadline", message=f"There was no complete answer within {entry.allowed_s:g} s; ask again later."
-    )
 
 
 def _kind(error: BaseException) -> str:

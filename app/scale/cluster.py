@@ -1,5 +1,6 @@
 """Joins a Ray cluster or starts one on this machine. Imports Ray when it is needed."""
 
+import importlib
 import logging
 import os
 import signal
@@ -8,16 +9,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from llama_adapter.app.scale.places import Machine
-from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.problems import Problem
 
 # Read by Ray when it is imported. Values of the user stay.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",  # its notes stay in its files
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see them
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
 }
@@ -47,21 +50,22 @@ class WorkersFailedError(LlamaAdapterError):
 
 
 @contextmanager
-def joined_cluster(options: RayOptions) -> Iterator[str]:
+def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str = "ray") -> Iterator[str]:
     """Within it, Ray can be used; yields a line that describes the cluster.
 
-    A cluster that this process had joined before stays joined. Raises UsageError if Ray is not installed and
-    WorkersFailedError if the cluster is not reachable.
+    `package` is the part of Ray that is needed, and `extra` installs it. A cluster that this process had joined before
+    stays joined. Raises UsageError if it is not installed and WorkersFailedError if the cluster is not reachable.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
-        import ray.data
+
+        importlib.import_module(package)
     except ImportError as error:
         raise UsageError(
             f"--engine ray needs the package ray, and {_missing(error)}",
-            hint=install_hint("ray"),
+            hint=install_hint(extra),
         ) from error
     if ray.is_initialized():
         _quieten()
@@ -129,7 +133,16 @@ def _quieten() -> None:
     """Errors end a job with one sentence; Ray's own logs stay in its files."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _missing(error: ImportError) -> str:
     return f"{error.name} is missing" if error.name else str(error)
+
+
+def raise_problem(problem: Problem, *, host: str) -> NoReturn:
+    """Raise what went wrong on a machine."""
+    sentence = f"On {host}: {problem.sentence}"
+    if problem.exit_code == ExitCode.USAGE:
+        raise UsageError(sentence, hint=problem.hint)
+    raise WorkersFailedError(sentence, hint=problem.hint)

@@ -5,19 +5,18 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Protocol
 
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.scale.actors import Crew
 from llama_adapter.app.scale.chunks import AnsweredChunk, Chunk, Ledger
-from llama_adapter.app.scale.cluster import WorkersFailedError
+from llama_adapter.app.scale.cluster import WorkersFailedError, raise_problem
 from llama_adapter.app.scale.pipeline import ReadingPipeline
 from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.child_process import last_line
-from llama_adapter.runtime.errors import ExitCode, UsageError
-from llama_adapter.runtime.problems import Problem
 
 WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels if all of them wait
 MAX_FAILED_WINDOWS = 3
@@ -145,7 +144,17 @@ def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:
     return came
 
 
-def check_alike(model: LoadedModel, first: LoadedModel) -> None:
+class Loaded(Protocol):
+    """A loaded model somewhere."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+
+def check_alike(model: Loaded, first: Loaded) -> None:
     """Raise WorkersFailedError if a captioner has another model than the first one."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
         here, there = getattr(model.info, name), getattr(first.info, name)
@@ -154,11 +163,3 @@ def check_alike(model: LoadedModel, first: LoadedModel) -> None:
                 f"The model on {model.host} is another than on {first.host}: its {name} is {here}, not {there}",
                 hint="put the same files on all machines, and give --dtype and --device",
             )
-
-
-def raise_problem(problem: Problem, *, host: str) -> NoReturn:
-    """Raise what went wrong on a machine."""
-    sentence = f"On {host}: {problem.sentence}"
-    if problem.exit_code == ExitCode.USAGE:
-        raise UsageError(sentence, hint=problem.hint)
-    raise WorkersFailedError(sentence, hint=problem.hint)

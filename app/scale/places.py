@@ -46,10 +46,10 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
     return kind if any(machine.count(kind) for machine in machines) else "GPU"
 
 
-def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None) -> list[Place]:
+def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None, flag: str = "--actors") -> list[Place]:
     """A place for each of `actors` captioners, by default for each device (CPU: for each machine).
 
-    Raises UsageError if the cluster lacks the resources.
+    Raises UsageError, which names the number of actors by its `flag`, if the cluster lacks the resources.
     """
     resource = resource_of(device, machines)
     fit = sorted((machine for machine in machines if machine.count(resource)), key=lambda machine: machine.id)
@@ -63,8 +63,8 @@ def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None)
     slots = [machine for machine in fit for _ in range(machine.count(resource))]
     if actors is not None and actors > len(slots):
         raise UsageError(
-            f"--actors {actors} needs as many devices, and the cluster has {len(slots)} {resource}",
-            hint=f"pass --actors {len(slots)} or leave it out",
+            f"{flag} {actors} needs as many devices, and the cluster has {len(slots)} {resource}",
+            hint=f"pass {flag} {len(slots)} or leave it out",
         )
     # A worker sees its own device only, so numbers of devices mean nothing to it.
     kind = device.partition(":")[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from llama_adapter import Captioner
+from llama_adapter.app.cli.run_server import API_KEY_VARIABLE
 from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.guards import GuardSettings
 from llama_adapter.app.http_api.metrics import Metrics
@@ -17,6 +19,8 @@ from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.replicas import flags_of
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
 
@@ -36,8 +40,8 @@ def captioner() -> Captioner:
     return Captioner.load()
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+@contextmanager
+def in_one_process() -> Iterator[str]:
     metrics = Metrics()
     service = Service(Captioner.load, limits=ServiceLimits(max_waiting=200), observer=metrics)
     service.start()
@@ -46,6 +50,23 @@ def url() -> Iterator[str]:
     with served(create_api(service, settings=settings, metrics=metrics)) as url:
         yield f"{url}/v1"
     service.close()
+
+
+@contextmanager
+def in_two_replicas() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv(API_KEY_VARIABLE, KEY)
+        server = ServerProcess(*flags_of(2), "--max-waiting", "200")
+    with server:
+        yield f"http://{server.host}:{server.port}/v1"
+        server.terminate()
+        assert server.wait(timeout_s=60) == 0
+
+
+@pytest.fixture(scope="module", params=[in_one_process, in_two_replicas], ids=lambda start: start.__name__)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with request.param() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

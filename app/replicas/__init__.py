@@ -1,0 +1,1 @@
+"""Replicas: one HTTP API over several services, each in a process of its own, by Ray Serve."""

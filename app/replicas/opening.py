@@ -1,0 +1,59 @@
+"""A service over replicas from its settings: cluster, deployment, service."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.online.types import Observer, ServiceLimits
+from llama_adapter.app.replicas.deployment import deployed
+from llama_adapter.app.replicas.placement import plan_replica
+from llama_adapter.app.replicas.service import ReplicatedService
+from llama_adapter.app.replicas.types import DeploymentSettings, ReplicaSettings
+from llama_adapter.app.scale.cluster import RayOptions, joined_cluster, machines
+from llama_adapter.app.scale.drive import check_alike
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicatedSettings:
+    """The settings of a service over replicas."""
+
+    spec: CaptionerSpec
+    limits: ServiceLimits
+    ray: RayOptions
+    deployment: DeploymentSettings
+
+
+@contextmanager
+def open_replicas(
+    settings: ReplicatedSettings, *, observer: Observer, tell: Callable[[str], None]
+) -> Iterator[ReplicatedService]:
+    """A service that is ready. At its end, replicas and a cluster that it started are gone.
+
+    Raises UsageError without Ray Serve or with too few devices, WorkersFailedError, and what loading the model raises.
+    """
+    deployment = settings.deployment
+    with joined_cluster(settings.ray, package="ray.serve", extra="replicas") as where:
+        flag = "--replicas" if deployment.max_replicas is None else "--max-replicas"
+        place = plan_replica(machines(), device=settings.spec.device, replicas=deployment.most, flag=flag)
+        number = "1 replica" if deployment.replicas == 1 else f"{deployment.replicas} replicas"
+        tell(f"{where}, {number}" + (f" to {deployment.most}" if deployment.most > deployment.replicas else ""))
+        replica = ReplicaSettings(
+            spec=replace(settings.spec, device=place.device),
+            limits=settings.limits,
+            folder=os.getcwd(),
+            threads=place.threads,
+        )
+        with (
+            deployed(deployment, replica, place, tell=tell) as replicas,
+            closing(ReplicatedService(replicas, limits=settings.limits, observer=observer)) as service,
+        ):
+            service.start()
+            service.wait_until_ready(60.0)
+            first, *others = service.replicas()
+            for other in others:
+                check_alike(other, first)
+            for note in first.info.notes:
+                tell(f"note: {note}")
+            yield service

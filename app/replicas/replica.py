@@ -1,0 +1,128 @@
+"""One replica: a service of its own, with the model. Ray Serve makes a deployment of it."""
+
+import asyncio
+import base64
+import dataclasses
+import json
+import os
+import re
+import socket
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from llama_adapter.app.http_api.errors import of_refusal
+from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.online.loading import load_warm
+from llama_adapter.app.online.request_handle import Ask
+from llama_adapter.app.online.service import Service
+from llama_adapter.app.replicas.types import ReplicaReport, ReplicaSettings
+from llama_adapter.app.scale.reading import enter_folder
+from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.problems import Problem, describe
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_MARK = re.compile(r"\[problem:([A-Za-z0-9+/=]+)\]")
+_PAUSE_S = 0.02  # in which pieces of an answer travel together: a message of Ray costs about as much as a short step
+
+
+class NotLoadedError(Exception):
+    """A replica could not load its model. Ray Serve passes errors on as text, so the text holds the whole problem."""
+
+    def __init__(self, problem: Problem, *, host: str) -> None:
+        packed = json.dumps([host, dataclasses.asdict(problem)]).encode()
+        super().__init__(f"{problem.sentence} [problem:{base64.b64encode(packed).decode()}]")
+
+
+def problem_in(text: str) -> tuple[str, Problem] | None:
+    """Host and problem of a `NotLoadedError` somewhere in a text."""
+    found = _MARK.search(text)
+    if found is None:
+        return None
+    host, fields = json.loads(base64.b64decode(found[1]))
+    return host, Problem(**{**fields, "exit_code": ExitCode(fields["exit_code"])})
+
+
+class Replica:
+    """Loads the model, and answers requests with it until it is deleted."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        """Raises NotLoadedError."""
+        from ray import serve
+
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        enter_folder(settings.folder)
+        if settings.threads is not None and settings.spec.decoder is None:
+            import torch
+
+            torch.set_num_threads(settings.threads)
+        self._metrics = Metrics()
+        self._service = Service(
+            lambda: load_warm(settings.spec, tell=lambda text: None), limits=settings.limits, observer=self._metrics
+        )
+        self._metrics.watch(self._service)
+        self._service.start()
+        try:
+            self._service.wait_until_ready()
+            self._spec, self._info = self._service.spec, self._service.info
+        except Exception as error:
+            self._service.close()
+            raise NotLoadedError(describe(error), host=socket.gethostname()) from None
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[list[Event]]:
+        """The events of a request, in groups; the last one is the answer, also to a refused request."""
+        try:
+            handle = await asyncio.to_thread(self._service.submit, ask)  # may tokenise a long text
+        except (LlamaAdapterError, ValueError) as error:
+            yield [_refused(ask, error)]
+            return
+        try:
+            if not ask.with_pieces:
+                yield [await handle.answer()]
+                return
+            async for group in handle.groups(pause_s=_PAUSE_S):
+                yield group
+        finally:
+            handle.cancel()  # no effect on an answered request
+
+    async def report(self) -> ReplicaReport:
+        """How this replica is."""
+        return ReplicaReport(
+            name=self._name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            spec=self._spec,
+            info=self._info,
+            status=self._service.status(),
+        )
+
+    async def metrics(self) -> "tuple[str, list[Metric]]":
+        """The name of this replica and its metrics."""
+        return self._name, self._metrics.families()
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError if the engine stalls or has ended; Ray Serve then replaces this replica."""
+        status = self._service.status()
+        if status.is_stalled or status.state == "failed":
+            raise RuntimeError(f"The service is {'stalled' if status.is_stalled else status.state}")
+
+    def __del__(self) -> None:
+        """Called by Ray Serve once all requests are answered."""
+        if hasattr(self, "_service"):
+            self._service.close()
+
+
+def _refused(ask: Ask, error: Exception) -> Answer:
+    refusal = of_refusal(error)
+    return Answer(
+        index=0,
+        picture=ask.label,
+        digest="",
+        prompt="",
+        text="",
+        token_ids=(),
+        finish="error",
+        error=AnswerError(code=refusal.code, message=refusal.message),
+    )

@@ -1,0 +1,134 @@
+"""The service over replicas: its rate beside one process, and a replica killed in the middle of a load."""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from scripts.common import in_turn, process_cpu_s, tell
+from scripts.service_bench.client import Reply
+from scripts.service_bench.load import TIMEOUT_S, keep_asking, percentiles_ms, run_load, shown_outcome, summary, warm_up
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.questions import Question, Workload
+
+READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
+READY_S = 180.0  # for a replica to load the model
+
+
+def flags_of(replicas: int) -> tuple[str, ...]:
+    """Flags of a server with so many replicas; 0: the model is in the server's process."""
+    return ("--engine", "ray", "--ray-address", "local", "--replicas", str(replicas)) if replicas else ()
+
+
+def replicas_of(server: ServerProcess) -> dict[str, int]:
+    """The processes of all replicas that were ready so far, by name."""
+    return {match[1]: int(match[2]) for line in list(server.lines) if (match := READY.search(line))}
+
+
+def wait_for_replicas(server: ServerProcess, number: int) -> None:
+    """Wait until so many replicas were ready. Raises TimeoutError."""
+    deadline = time.monotonic() + READY_S
+    while len(replicas_of(server)) < number:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{number} replicas are not ready after {READY_S:g} s")
+        time.sleep(0.02)
+
+
+def measure_rates(
+    questions: list[Question],
+    *,
+    numbers: Sequence[int],
+    clients: Sequence[int],
+    rounds: int,
+    seconds: float,
+    expected: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Rows of all loads. Each round has a fresh server for each number of replicas."""
+
+    def run(number: int) -> list[dict[str, Any]]:
+        with ServerProcess(*flags_of(number)) as server:
+            wait_for_replicas(server, number)
+            pids = replicas_of(server).values()
+            samples = []
+            for is_new in (True, False):
+                workload = Workload(questions, is_new=is_new)
+                asyncio.run(warm_up(server, workload, number=2 * len(questions)))
+                for count in clients:
+                    before = sum(map(process_cpu_s, pids))
+                    load = run_load(server, workload, clients=count, seconds=seconds, expected=expected)
+                    sample = asyncio.run(load)
+                    share = (sum(map(process_cpu_s, pids)) - before) / seconds
+                    samples.append({"is_new": is_new, "clients": count, "sample": sample, "replicas_cpu_share": share})
+            if number:
+                end(server)
+        return samples
+
+    found = in_turn(numbers, run, rounds=rounds)
+    rows = []
+    for number, per_round in found.items():
+        for same in zip(*per_round, strict=True):
+            row = summary([one["sample"] for one in same])
+            row |= {"replicas": number, "pictures": "new" if same[0]["is_new"] else "known"}
+            row["replicas_cpu_share"] = sum(one["replicas_cpu_share"] for one in same) / len(same)
+            rows.append(row)
+            tell(f"{number} replicas, {row['pictures']}, {row['clients']} clients: {row['requests_per_s']:.1f}/s")
+    return rows
+
+
+def end(server: ServerProcess) -> int:
+    """End a server by SIGTERM, so that its cluster ends too; its exit code."""
+    server.terminate()
+    return server.wait(timeout_s=TIMEOUT_S)
+
+
+def measure_kill(
+    questions: list[Question], *, clients: int, seconds: float, after_s: float, expected: Sequence[str]
+) -> dict[str, Any]:
+    """A load through two replicas; one of them is killed after `after_s`."""
+    workload = Workload(questions, is_new=True)
+    with ServerProcess(*flags_of(2)) as server:
+        wait_for_replicas(server, 2)
+        asyncio.run(warm_up(server, workload, number=2 * len(questions)))
+        pid = next(iter(replicas_of(server).values()))
+        replies, killed_at, ready_at = asyncio.run(
+            _kill_under_load(server, workload, pid=pid, clients=clients, seconds=seconds, after_s=after_s)
+        )
+        exit_code = end(server)
+    across = [reply for _, reply in replies if reply.started < killed_at < reply.started + reply.total_s]
+    times = {"before": (killed_at - after_s, killed_at), "without": (killed_at, ready_at)}
+    times["after"] = (ready_at, killed_at - after_s + seconds)
+    rates = {}
+    for name, (begin, until) in times.items():
+        ended = [reply for _, reply in replies if begin <= reply.started + reply.total_s < until]
+        rates[name] = len(ended) / (until - begin) if until > begin else None
+    return {
+        "clients": clients,
+        "requests": len(replies),
+        "outcomes": dict(Counter(shown_outcome(reply) for _, reply in replies)),
+        "across": dict(Counter(shown_outcome(reply) for reply in across)),
+        "across_ms": percentiles_ms([reply.total_s for reply in across]),
+        "num_wrong": sum(reply.text != expected[index] for index, reply in replies if reply.outcome == "answered"),
+        "rates": rates,
+        "replaced_s": ready_at - killed_at,
+        "exit_code": exit_code,
+    }
+
+
+async def _kill_under_load(
+    server: ServerProcess, workload: Workload, *, pid: int, clients: int, seconds: float, after_s: float
+) -> tuple[list[tuple[int, Reply]], float, float]:
+    """All replies, and when the replica was killed and another one was ready, by `time.perf_counter()`."""
+    replies: list[tuple[int, Reply]] = []
+    deadline = time.perf_counter() + seconds
+    at_work = asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))
+    await asyncio.sleep(after_s)
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.perf_counter()
+    await asyncio.to_thread(wait_for_replicas, server, 3)
+    ready_at = time.perf_counter()
+    await at_work
+    return replies, killed_at, ready_at
