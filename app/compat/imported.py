@@ -262,7 +262,7 @@ def greedy_or_sampled(
     imported.set("generation.top_p", 1.0)
 
 
-NO_PARALLELISM = "a model runs on one device here; several devices share pictures with `parallel.engine: ray`"
+ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
-    NO_PARALLELISM,
+    ONLY_TENSOR_PARALLEL,
     Import,
     Imported,
     Rule,
@@ -47,10 +47,25 @@ def _prompts(imported: Import, key: str, value: Any) -> None:
 
 
 def _parallel(imported: Import, key: str, value: Any) -> None:
-    if value is True:
-        imported.refuse(key, NO_PARALLELISM)
-    else:
+    if value is not True:
         imported.ignore(key, "one device is what is used anyway")
+        return
+    for other in ("data_parallel", "pipeline_stage"):
+        if (parts := imported.value(f"parallel_config.{other}", 1)) != 1:
+            imported.refuse(key, f"parallel_config.{other} is {parts!r}: {ONLY_TENSOR_PARALLEL}")
+            return
+    size = imported.value("parallel_config.model_parallel", 1)
+    if type(size) is not int or size < 1:
+        imported.refuse(key, f"wanted a whole number of at least 1 as parallel_config.model_parallel, got {size!r}")
+    elif size == 1:
+        imported.ignore(key, "parallel_config.model_parallel is 1")
+    else:
+        imported.take(key, {"computation.tensor_parallel": size}, "parallel_config.model_parallel")
+
+
+def _parallel_table(imported: Import, key: str, value: Any) -> None:
+    is_on = imported.value("use_parallel") is True
+    imported.ignore(key, "use_parallel has what is used of it" if is_on else "use_parallel is not on")
 
 
 def _checkpoint(imported: Import, key: str, value: Any) -> None:
@@ -174,8 +189,8 @@ RULES: dict[str, Rule] = {
     "context.mode": _context_mode,
     "context.device_target": _device,
     "context.device_id": _device_index,
-    "parallel_config": ignored("use_parallel is not on"),
-    "parallel": ignored("use_parallel is not on"),
+    "parallel_config": _parallel_table,
+    "parallel": _parallel_table,
     "processor": ignored("the model's own tokenizer is used"),
     **dict.fromkeys(
         (

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
-    NO_PARALLELISM,
     Import,
     Imported,
     Rule,
@@ -33,10 +32,34 @@ def _profiler(imported: Import, key: str, value: Any) -> None:
 
 
 def _split_weights(imported: Import, key: str, value: Any) -> None:
-    if value is True or imported.value("world_size", 1) == 1:
+    if imported.value("world_size", 1) == 1:
         imported.ignore(key, "one device holds all weights")
+    elif value is True:
+        imported.ignore(key, "each rank reads its own part of the weights")
     else:
         imported.refuse(key, "weights that were split offline, in rank_N folders, cannot be read: name the whole model")
+
+
+def _world_size(imported: Import, key: str, value: Any) -> None:
+    if value == 1:
+        imported.ignore(key, "one is what is done anyway")
+    else:
+        whole_number("computation.tensor_parallel")(imported, key, value)
+
+
+def _all_ranks(imported: Import, key: str, value: Any) -> None:
+    size = imported.value("world_size", 1)
+    if value == size:
+        imported.ignore(key, "one is what is done anyway" if size == 1 else "computation.tensor_parallel says it")
+    else:
+        imported.refuse(key, f"{value!r}: heads and feed-forward units are split over all ranks, world_size is {size}")
+
+
+def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
+    if value == 1 and imported.value("world_size", 1) > 1:
+        imported.ignore(key, "it is split over all ranks, as attention is")
+    else:
+        _all_ranks(imported, key, value)
 
 
 def _checkpoint(imported: Import, key: str, value: Any) -> None:
@@ -53,7 +76,7 @@ RULES: dict[str, Rule] = {
         {mode: {"computation.mode": mode} for mode in ("eager", "ge_graph", "acl_graph", "npugraph_ex")},
         otherwise="ModelRunner has no other modes",
     ),
-    "world_size": at_most_one(NO_PARALLELISM),
+    "world_size": _world_size,
     "model_config.enable_profiler": _profiler,
     "model_config.enable_online_split_weight": _split_weights,
     "model_config.with_ckpt": _checkpoint,
@@ -75,9 +98,9 @@ RULES: dict[str, Rule] = {
     "data_config.batch_size": whole_number("computation.batch_size"),
     "data_config.max_position_embeddings": ignored("`model.context` limits prompt and answer together"),
     "data_config.dataset": one_of({"default": {}}, otherwise="prompts and pictures are given to the command"),
-    "parallel_config.attn_tp_size": at_most_one(NO_PARALLELISM),
-    "parallel_config.lmhead_tp_size": at_most_one(NO_PARALLELISM),
-    "parallel_config.embed_tp_size": at_most_one(NO_PARALLELISM),
+    "parallel_config.attn_tp_size": _all_ranks,
+    "parallel_config.lmhead_tp_size": _one_or_all_ranks,
+    "parallel_config.embed_tp_size": _one_or_all_ranks,
     "parallel_config.moe_tp_size": at_most_one("the model has no experts to divide"),
 }
 

@@ -123,13 +123,28 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
     assert found.settings["computation"]["batch_size"] == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("model_path: x\nworld_size: 4\nparallel_config: {attn_tp_size: 4, lmhead_tp_size: 1, embed_tp_size: 4}", 4),
+        ("model_path: x\nworld_size: 2\nmodel_config: {enable_online_split_weight: True}", 2),
+        ("run_mode: predict\nuse_parallel: True\nparallel_config: {data_parallel: 1, model_parallel: 8}", 8),
+    ],
+)
+def test_a_model_on_several_devices_becomes_ranks(text: str, size: int, tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.yaml", text)
+    assert found.settings["computation"]["tensor_parallel"] == size
+    assert not found.refused
+
+
 RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_path: a"
 
 
 @pytest.mark.parametrize(
     ("first", "rest", "number"),
     [
-        (RUNNER, "world_size: 2", 2),
+        (RUNNER, "world_size: many", 2),
+        (RUNNER, "parallel_config: {attn_tp_size: 2}\nworld_size: 4", 2),
         (RUNNER, "parallel_config: {moe_tp_size: 2}", 2),
         (RUNNER, "parallel_config:\n  attn_tp_size: 4", 3),
         (RUNNER, "exe_mode: fast", 2),
@@ -137,7 +152,8 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (RUNNER, "data_config: {input_max_len: 0}", 2),
         (RUNNER, "model_config: {enable_online_split_weight: False}\nworld_size: 8", 2),
         ("run_mode: train", "seed: 1", 1),
-        (PREDICT, "use_parallel: True", 2),
+        (PREDICT, "use_parallel: True\nparallel_config: {data_parallel: 2}", 2),
+        (PREDICT, "use_parallel: True\nparallel_config: {model_parallel: all}", 2),
         (PREDICT, "infer: {prefill_model_path: a.mindir}", 2),
         (PREDICT, "load_checkpoint: llama2_7b.ckpt", 2),
         (PREDICT, "predict_data: [one, two]", 2),

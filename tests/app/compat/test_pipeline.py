@@ -255,7 +255,7 @@ def test_llama_alone_answers_texts_and_sees_no_pictures(folder: str) -> None:
         (None, {"backend": "ms"}),
         (None, {"backend": "tensorrt"}),
         (None, {"rank_id": 1}),
-        ({"exe_mode": "eager", "world_size": 4}, {}),
+        ({"exe_mode": "eager", "world_size": 4, "parallel_config": {"attn_tp_size": 2}}, {}),
         (str(sample_pictures()), {}),
     ],
 )
