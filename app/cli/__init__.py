@@ -51,7 +51,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         check_required(options)
-        if getattr(options, "tensor_parallel", 1) > 1 and (place := launched()) is not None and place.rank > 0:
+        num_ranks, place = vars(options).get("tensor_parallel"), launched()
+        if isinstance(num_ranks, int) and num_ranks > 1 and place is not None and place.rank > 0:
             return _follow(options, place)
         return command(options)
     except UsageError as error:
