@@ -76,6 +76,8 @@ class DecoderConfig:
         """
         if self.num_ranks > 1:
             raise ValueError(f"this is rank {self.rank} of {self.num_ranks} already")
+        if num_ranks == 1:
+            return self
         if num_ranks > self.num_heads:
             raise ValueError(f"it has {self.num_heads} heads, so {self.num_heads} ranks are the most")
         if num_ranks > min(self.ffn_dim, self.vocab_size):

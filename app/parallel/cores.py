@@ -8,12 +8,15 @@ import torch
 
 
 def cores_of_ranks(size: int) -> list[list[int] | None]:
-    """Cores of each rank, disjoint and in order; None for all of them where there are fewer cores than ranks."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    each = min(len(cores), torch.get_num_threads()) // size if cores else 0
-    if not each:
+    """Cores of each rank, in order and disjoint; one each, shared, where there are fewer than ranks.
+
+    None on systems that bind no processes.
+    """
+    if not hasattr(os, "sched_getaffinity"):
         return [None] * size
-    return [cores[rank * each : (rank + 1) * each] for rank in range(size)]
+    cores = sorted(os.sched_getaffinity(0))[: torch.get_num_threads()]
+    each = max(1, len(cores) // size)
+    return [[cores[place % len(cores)] for place in range(rank * each, (rank + 1) * each)] for rank in range(size)]
 
 
 def bind_to(cores: list[int]) -> Callable[[], None]:

@@ -34,6 +34,7 @@ from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.ranks import CollectiveError
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 
@@ -108,8 +109,8 @@ class RankGroup:
                 timeout_s=spec.parallel_timeout,
                 device=self._backend.device,
             )
-        except RuntimeError as error:
-            raise self.explain(error) from None
+        except RuntimeError as error:  # of several classes
+            raise self._named_failure(error) from None
 
     def _check_version(self, rank: int, said: dict[str, Any]) -> None:
         wanted = {"llama-adapter": __version__, "torch": torch.__version__}
@@ -168,7 +169,7 @@ class RankGroup:
         """Which rank failed and why, after a call of this rank has raised `error`; the others are ended."""
         if isinstance(error, LlamaAdapterError):
             failure = error
-        elif isinstance(error, RuntimeError) and type(error).__name__ in ("CollectiveError", "DistBackendError"):
+        elif isinstance(error, CollectiveError):
             failure = self._named_failure(error)
         else:
             problem = describe(error)

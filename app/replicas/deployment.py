@@ -166,7 +166,7 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
             _raise_not_loaded(message, settings)
         if "to be scheduled" in message and message != told:
             told = message
-            tell("note: the cluster has no room for all replicas yet; `ray status` shows what they wait for")
+            tell("note: replicas wait for free resources or for their processes; `ray status` shows which")
 
 
 def _message(status: Any, name: str) -> str:

@@ -20,7 +20,7 @@ class ServerProcess:
     """A server on a free port of loopback, ready from its creation on."""
 
     def __init__(
-        self, *flags: str, command: Sequence[str] = ("-m", "llama_adapter", "serve"), timeout_s: float = 120.0
+        self, *flags: str, command: Sequence[str] = ("-m", "llama_adapter", "serve"), timeout_s: float = 300.0
     ) -> None:
         """Start it. Raises RuntimeError if it is not ready in time."""
         self.lines: list[str] = []  # of its stderr

@@ -30,8 +30,12 @@ from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
 
-# `read_tensor_file` turns these into a CheckpointError.
-INTERNAL = {"PickleError", "ForeignObjectError", "CompressedError"}
+# Those that never leave the code that catches them: it raises one of ours.
+INTERNAL = {
+    *("PickleError", "ForeignObjectError", "CompressedError"),  # caught by `read_tensor_file`
+    "CollectiveError",  # by `RankGroup`
+    *("NotLoadedError", "ReplicaLostError"),  # by `deployed` and `ReplicatedService`
+}
 
 
 def error_classes() -> list[type[BaseException]]:
