@@ -109,12 +109,15 @@ def _columns(name: str, tensor: Tensor, units: range, count: int) -> Tensor:
 
 def share_of(config: DecoderConfig, ranks: Alone) -> DecoderConfig:
     """The share of the rank that this process is. Raises UsageError where the decoder cannot be divided so."""
-    if ranks.size == 1:
-        return config
+    return shares_of(config, ranks.size)[ranks.rank]
+
+
+def shares_of(config: DecoderConfig, num_ranks: int) -> list[DecoderConfig]:
+    """The share of each rank. Raises UsageError where the decoder cannot be divided so."""
     try:
-        return config.share(ranks.rank, ranks.size)
+        return [config.share(rank, num_ranks) for rank in range(num_ranks)]
     except ValueError as error:
-        raise UsageError(f"The decoder cannot be split over {ranks.size} ranks: {error}") from None
+        raise UsageError(f"The decoder cannot be split over {num_ranks} ranks: {error}") from None
 
 
 def dense(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -11,17 +11,17 @@ from llama_adapter.runtime.schemes import OPERATORS, PRECISIONS
 SPEC = CaptionerSpec()
 
 
-def add_model(parser: Parser, *, bundle: bool = True, llama: bool = True) -> None:
+BUNDLE = "bundle written by `convert` (default: the embedded model)"
+
+
+def add_model(parser: Parser, *, bundle_help: str = BUNDLE, llama: bool = True) -> None:
     """Add the flags of a model. Without `llama`, those of the language model are accepted but hidden from the help."""
 
     def shown(text: str) -> str:
         return text if llama else argparse.SUPPRESS
 
     group = parser.add_argument_group("model", section="model")
-    if bundle:
-        group.add_argument(
-            "--model", metavar="BUNDLE", first=True, help="bundle written by `convert` (default: the embedded model)"
-        )
+    group.add_argument("--model", metavar="BUNDLE", first=True, help=bundle_help)
     group.add_argument(
         "--llama-dir", metavar="DIR", first=True, help=shown("LLaMA as Meta ships it, or a Hugging Face folder")
     )

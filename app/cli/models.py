@@ -20,6 +20,12 @@ _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
 loads fast: `--model BUNDLE` in the other commands. Then caption a sample picture with it, and store the answer in the
 bundle: `doctor` repeats it.
+
+With --tensor-parallel the decoder is split into a file for each rank, and a machine needs those of its ranks alone. A
+bundle of any precision can be split too.
+
+  llama-adapter convert --llama-dir LLaMA --llama-type 65B --adapter ADAPTER.pth --tensor-parallel 8 --out SPLIT
+  llama-adapter convert --model BUNDLE-int8 --tensor-parallel 2 --out BUNDLE-int8-split
 """
 
 _QUANTIZE = """\
@@ -51,11 +57,24 @@ def add_convert(commands: Any) -> None:
 
 
 def _declare_convert(convert: Parser) -> None:
-    add_model(convert, bundle=False)
+    add_model(convert, bundle_help="bundle to split, with --tensor-parallel")
     output = convert.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     output.add_argument(
-        "--dtype", key="stored_dtype", metavar="T", default="float16", help=default("precision to store")
+        "--dtype",
+        key="stored_dtype",
+        metavar="T",
+        default="float16",
+        help=default("precision to store, unless a bundle is split"),
+    )
+    output.add_argument(
+        "--tensor-parallel",
+        key="stored_ranks",
+        dest="num_ranks",
+        metavar="N",
+        type=int,
+        default=1,
+        help=default("ranks that will share the decoder; each gets a file (docs/tensor-parallel.md)"),
     )
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
     output.add_argument(
@@ -131,9 +150,15 @@ def _run_pack(options: argparse.Namespace) -> int:
 
 @terminated_as_interrupted()
 def _run_convert(options: argparse.Namespace) -> int:
+    if options.num_ranks < 1:
+        raise UsageError(f"--tensor-parallel must be at least 1, got {options.num_ranks}")
+    if options.model is not None:
+        return _run_split(options)
     if options.llama_dir is None or options.adapter is None:
         raise UsageError(
-            "convert needs --llama-dir and --adapter", hint="and --clip, unless the adapter's file holds CLIP itself"
+            "convert needs --llama-dir and --adapter",
+            hint="and --clip, unless the adapter's file holds CLIP itself; or, to split a bundle, --model and "
+            "--tensor-parallel",
         )
     from llama_adapter.app.models.bundle import convert
     from llama_adapter.app.models.checkpoints import ModelSources
@@ -142,11 +167,26 @@ def _run_convert(options: argparse.Namespace) -> int:
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
     sources = settings(ModelSources, vars(options))
-    bundle = convert(sources, options.out, dtype=DTYPES[options.dtype], overwrite=options.force)
-    code = _tell(bundle, options.dtype)
+    bundle = convert(
+        sources, options.out, dtype=DTYPES[options.dtype], num_ranks=options.num_ranks, overwrite=options.force
+    )
+    code = _tell(bundle, options.dtype, num_ranks=options.num_ranks)
     if not options.no_known_answer:
         _answer(bundle)
     return code
+
+
+def _run_split(options: argparse.Namespace) -> int:
+    given = [flag for flag, value in (("--llama-dir", options.llama_dir), ("--adapter", options.adapter)) if value]
+    if given:
+        raise UsageError(f"--model does not go with {given[0]}", hint="name a bundle, or checkpoints")
+    if options.num_ranks == 1:
+        raise UsageError("convert --model splits a bundle, and --tensor-parallel is missing", hint="for 2 ranks pass 2")
+    from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
+    from llama_adapter.app.models.split_bundle import split_bundle
+
+    bundle = split_bundle(options.model, options.out, num_ranks=options.num_ranks, overwrite=options.force)
+    return _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
 
 
 def _answer(bundle: Path) -> None:
@@ -182,7 +222,8 @@ def _calibrated(job: "QuantiseJob", options: argparse.Namespace) -> Path:
     return quantise_calibrated(job, SampleSpec(pictures=tuple(options.calibrate), questions=questions))
 
 
-def _tell(bundle: Path, numbers: str) -> int:
+def _tell(bundle: Path, numbers: str, *, num_ranks: int = 1) -> int:
     num_bytes = sum(file.stat().st_size for file in bundle.iterdir())
-    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {numbers}")
+    ranks = f", split for {num_ranks} ranks" if num_ranks > 1 else ""
+    say(f"wrote `{bundle}`, {num_bytes / 1e6:,.1f} MB in {numbers}{ranks}")
     return ExitCode.OK

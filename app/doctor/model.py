@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,19 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.findings import Finding, Report
-from llama_adapter.app.models.bundle import (
+from llama_adapter.app.models.bundle import add_known_answer
+from llama_adapter.app.models.bundle_manifest import (
     KNOWN_ANSWER,
-    LLM,
     TOKENIZER,
     VISION,
-    add_known_answer,
     check_sizes,
+    decoder_file,
     is_bare,
     model_digest,
+    num_ranks_of,
     packed_layout,
     read_configs,
+    read_decoder,
     read_half,
     read_manifest,
     stored_precision,
@@ -72,7 +74,7 @@ def write_known_answer(place: Path) -> str:
     Raises as `Captioner.load`, and CheckpointError if the model gives no answer.
     """
     picture = sample_pictures() / KNOWN_PICTURE
-    with Captioner.load(place, batch_size=1) as captioner:
+    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(read_manifest(place))) as captioner:
         answer = captioner.caption(picture, max_new_tokens=KNOWN_TOKENS)
         dtype = captioner.info.dtype
     if answer.error is not None:
@@ -270,6 +272,9 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
             numbers += f", calibrated with {num_pictures} pictures"
     if layout is not None:
         numbers += f", packed in {layout} from the bundle {manifest['packed']['source'][:12]}"
+    ranks = num_ranks_of(manifest)
+    if ranks > 1:
+        numbers += f", its decoder split for {ranks} ranks"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
     if layout is not None:
         _tell_packed(report, layout, stored)
@@ -279,16 +284,22 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
     configs = report.attempt("manifest", lambda: read_configs(place, manifest))
     if configs is None:
         return
-    halves: dict[str, HalfConfig] = {VISION: configs[0], LLM: configs[1]}
-    for name, config in halves.items():
-        state = report.attempt(name, partial(read_half, place / name, config, manifest))
+    vision, decoder = configs
+    halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = [
+        (VISION, vision, partial(read_half, place / VISION, vision, manifest))
+    ]
+    for rank in range(ranks):
+        read = partial(read_decoder, place, decoder, manifest, rank=rank)
+        halves.append((decoder_file(rank, ranks), decoder.share(rank, ranks), read))
+    for name, config, read_tensors in halves:
+        state = report.attempt(name, read_tensors)
         if state is not None:
             report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
             plain = partial(stored_tensors(manifest).plain, state, config)
             _check_finite(report, name, name, plain())
             _check_foreign(report, name, plain())
     tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
-    vocab_size = configs[1].vocab_size
+    vocab_size = decoder.vocab_size
     if tokenizer is not None and tokenizer.vocab_size != vocab_size:
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
         report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
@@ -340,7 +351,9 @@ def _check_known_answer(
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
         with (
-            Captioner.load(place, precision=precision, device=device) as captioner,
+            Captioner.load(
+                place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
+            ) as captioner,
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from llama_adapter.app.models.bundle import read_configs, read_manifest
+from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config

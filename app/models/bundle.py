@@ -2,7 +2,7 @@
 
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
-llm.safetensors      state dict of `LlamaAdapterDecoder`
+llm.safetensors      state dict of `LlamaAdapterDecoder`; if it is split, llm-rank-R-of-N.safetensors for each rank
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
@@ -16,75 +16,65 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.bundle_manifest import (
+    FAMILIAR,
+    FORMAT,
+    KNOWN_ANSWER,
+    LLM,
+    MANIFEST,
+    PACKED_VERSION,
+    SPLIT_VERSION,
+    TOKENIZER,
+    VISION,
+    check_sizes,
+    decoder_file,
+    decoder_files,
+    files_for,
+    model_digest,
+    num_ranks_of,
+    packed_layout,
+    read_configs,
+    read_decoder,
+    read_half,
+    read_manifest,
+    stored_precision,
+    stored_tensors,
+)
 from llama_adapter.app.models.checkpoints import (
     LoadedModel,
     ModelSources,
     Origin,
     SourceFile,
     StreamedModel,
-    check_halves,
     claimed_digest,
     file_digest,
     stream_sources,
 )
-from llama_adapter.app.models.packed_weights import Stored, TakePacked
-from llama_adapter.app.models.sketch import (
-    DAMAGED,
-    Dtype,
-    HalfConfig,
-    dtype_of,
-    expected_forms,
-    num_layers,
-    sketch,
-)
+from llama_adapter.app.models.packed_weights import TakePacked
+from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.split import dense, share_of, take
+from llama_adapter.llm.split import dense, share_of, shares_of, take
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
-from llama_adapter.runtime.schemes.files import check_tensors, write_tensors
-from llama_adapter.runtime.schemes.packed import kind_of
-from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.files import TensorWriter
+from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name, find_scheme
 from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
-from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
-from llama_adapter.vision.config import ChannelOrder, VisionConfig
+from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
-
-FORMAT = "llama-adapter-bundle"
-MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
-    "manifest.json",
-    "vision.safetensors",
-    "llm.safetensors",
-    "tokenizer.model",
-    "known_answer.json",
-    "familiar.safetensors",
-)
-MODEL_FILES = (VISION, LLM, TOKENIZER)
-# Forms of the manifest's values, see `_has_form`.
-_FORMS: dict[str, Any] = {
-    **dict.fromkeys(("name", "dtype", "prompt", "digest", "card"), str),
-    **dict.fromkeys(("vision", "llm"), dict),
-    "files": {str: {"bytes": int, "sha256": str}},
-    "sources": [{"role": str, "path": str, "sha256": str | None}],
-    "merged": [str],
-}
-_QUANTISED_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
-_PACKED_FORMS: dict[str, Any] = {"packed": {"version": int, "block": int, "int8_added": int, "source": str}}
-PACKED_VERSION = 4  # of bundles with packed weights, in any precision
-_LONGEST_LABEL = 200
-_LARGEST_BLOCK = 1024
 
 
 def convert(
@@ -92,9 +82,10 @@ def convert(
     directory: str | os.PathLike[str],
     *,
     dtype: torch.dtype = torch.float16,
+    num_ranks: int = 1,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model of `sources` as a bundle in `dtype`; returns its folder.
+    """Write the model of `sources` as a bundle in `dtype`, its decoder split over `num_ranks`; returns its folder.
 
     Raises the errors of `stream_sources` and `save_bundle`.
     """
@@ -113,7 +104,9 @@ def convert(
                 hint="the download is damaged or was changed: get it again, or take the digest out of its name",
             )
     model = dataclasses.replace(model, sources=sources_read)
-    return save_bundle(directory, model=model, decoder_tensors=decoder_tensors, overwrite=overwrite)
+    return save_bundle(
+        directory, model=model, decoder_tensors=decoder_tensors, num_ranks=num_ranks, overwrite=overwrite
+    )
 
 
 def save_bundle(
@@ -121,6 +114,7 @@ def save_bundle(
     *,
     model: LoadedModel,
     decoder_tensors: Iterable[tuple[str, Tensor]] | None = None,
+    num_ranks: int = 1,
     known_answer: Mapping[str, Any] | None = None,
     known_picture: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -128,32 +122,33 @@ def save_bundle(
     """Write a model as a bundle, in a temporary folder that is then renamed; returns its folder.
 
     `decoder_tensors` replace `model.decoder_state` and are written one by one, so they need not fit into memory
-    together. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
-    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, or if it has other
-    files.
+    together; with `num_ranks` each is divided into a file for each rank, and the weights must not be packed.
+    `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
+    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, if it has other
+    files, or if a weight cannot be divided, and UsageError if the decoder cannot.
     """
     target = Path(directory).resolve()  # a link stays; its target is replaced
     check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        vision, decoder = model.vision_config, model.decoder_config
-        packed = model.packed
-        for file, config, tensors in (
-            (VISION, vision, model.vision_state.items()),
-            (LLM, decoder, model.decoder_state.items() if decoder_tensors is None else decoder_tensors),
-        ):
-            forms = expected_forms(config, dtype=model.dtype, precision=model.precision, packed=packed)
-            write_tensors(partial / file, tensors=tensors, forms=forms)
+        vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
+        tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
+        _write_half(partial / VISION, vision, model.vision_state.items(), model)
+        if num_ranks == 1:
+            _write_half(partial / LLM, decoder, tensors, model)
+        else:
+            _write_shares(partial, tensors, model, num_ranks=num_ranks)
+        files = (VISION, *decoder_files(num_ranks), TOKENIZER)
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": find_scheme(model.precision).bundle_version if packed is None else PACKED_VERSION,
+            "version": find_scheme(model.precision).bundle_version,
             "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict(),
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
-            "files": {file: _entry(partial / file) for file in MODEL_FILES},
+            "files": {file: _entry(partial / file) for file in files},
             # Names only: the folders of the user's machine are private.
             "sources": [{**dataclasses.asdict(file), "path": Path(file.path).name} for file in model.sources],
             "merged": list(model.merged),
@@ -161,8 +156,10 @@ def save_bundle(
             "card": model.card,
         }
         if packed is not None:
-            manifest["packed"] = dataclasses.asdict(packed) | {"source": model.digest}
-        if model.origin is not None and (model.precision != FLOAT or packed is not None):
+            manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
+        if num_ranks > 1:
+            manifest |= {"version": SPLIT_VERSION, "num_ranks": num_ranks}
+        if model.origin is not None and (model.precision != FLOAT or packed is not None or num_ranks > 1):
             manifest |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
         manifest["digest"] = model_digest(manifest)
         _write_json(partial / MANIFEST, manifest)
@@ -170,7 +167,7 @@ def save_bundle(
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
         if model.ood_detector is not None:
             add_familiarity(partial, model.ood_detector)
-        for file in MODEL_FILES:  # on the disk before the rename
+        for file in files:  # on the disk before the rename
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
@@ -178,6 +175,40 @@ def save_bundle(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _write_half(path: Path, config: HalfConfig, tensors: Iterable[tuple[str, Tensor]], model: LoadedModel) -> None:
+    with TensorWriter(path, forms=_forms(config, model)) as file:
+        for name, tensor in tensors:
+            file.write(name, tensor)
+
+
+def _write_shares(place: Path, tensors: Iterable[tuple[str, Tensor]], model: LoadedModel, *, num_ranks: int) -> None:
+    """A file for each rank, in one pass over the tensors."""
+    whole = model.decoder_config
+    shares = shares_of(whole, num_ranks)
+    with ExitStack() as opened:
+        files = []
+        for share in shares:
+            metadata = {"rank": str(share.rank), "num_ranks": str(num_ranks)}
+            path = place / decoder_file(share.rank, num_ranks)
+            files.append(opened.enter_context(TensorWriter(path, forms=_forms(share, model), metadata=metadata)))
+        for name, tensor in tensors:
+            for share, file in zip(shares, files, strict=True):
+                file.write(name, _part(name, tensor, whole=whole, share=share, model=model.name))
+
+
+def _forms(config: HalfConfig, model: LoadedModel) -> dict[str, TensorForm]:
+    return expected_forms(config, dtype=model.dtype, precision=model.precision, packed=model.packed)
+
+
+def known_answer_of(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The arguments of `save_bundle` with which a bundle made of this one keeps its known answer."""
+    place = Path(directory)
+    if not (place / KNOWN_ANSWER).is_file():
+        return {}
+    known = read_json(place / KNOWN_ANSWER)
+    return {"known_answer": known, "known_picture": place / os.path.basename(str(known.get("picture")))}
 
 
 def add_known_answer(
@@ -257,11 +288,12 @@ def stream_bundle(
     """
     place = Path(directory)
     manifest = read_manifest(place)
-    check_sizes(place, manifest)
+    files = files_for(manifest, ranks, place=place)
+    check_sizes(place, {"files": files})
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
-    configs: dict[str, HalfConfig] = {VISION: vision, LLM: decoder}
-    states = {file: read_half(place / file, configs[file], manifest) for file in configs}
+    vision_state = read_half(place / VISION, vision, manifest)
+    decoder_state = read_decoder(place, decoder, manifest, rank=ranks.rank)
     has_packed, stored_in = packed_layout(manifest), stored_precision(manifest)
     own = manifest["origin"] if has_packed is not None or stored_in != FLOAT else None
     origin = own and Origin(
@@ -271,7 +303,7 @@ def stream_bundle(
     )
     precision = precision or stored_in
     if precision != FLOAT and origin is None:
-        origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(states[VISION]))
+        origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(vision_state))
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
     taken = stored_tensors(manifest, take_packed=take_packed)
@@ -282,16 +314,18 @@ def stream_bundle(
         precision=precision,
         packed_in=stored if precision == FLOAT and taken.is_taken(FLOAT, stored) else None,
     )
-    vision_state = states[VISION]
     if cast_vision or has_packed is not None:
-        vision_state = dict(taken.tensors(states[VISION], vision, dtype=chosen, wanted=precision))
+        vision_state = dict(taken.tensors(vision_state, vision, dtype=chosen, wanted=precision))
     share = share_of(decoder, ranks)
     if share is decoder:
-        tensors = taken.tensors(states[LLM], decoder, dtype=chosen, wanted=precision)
+        tensors = taken.tensors(decoder_state, decoder, dtype=chosen, wanted=precision)
     else:
-        parts = _parts(states[LLM], whole=decoder, share=share, place=place, is_packed=has_packed is not None)
-        tensors = dense(taken.tensors(parts, share, dtype=chosen, wanted=precision))
-    notes = _notes(place, [MANIFEST, *manifest["files"]])
+        if num_ranks_of(manifest) == 1:
+            decoder_state = _parts(
+                decoder_state, whole=decoder, share=share, place=place, is_packed=has_packed is not None
+            )
+        tensors = dense(taken.tensors(decoder_state, share, dtype=chosen, wanted=precision))
+    notes = _notes(place, [MANIFEST, *files])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
             f"the weights of `{place}` are packed in {has_packed}, and this model on this processor does not use them "
@@ -345,11 +379,15 @@ def _parts(
             f"The weights of `{place}` are packed for one rank, and {share.num_ranks} share the decoder",
             hint="use the bundle that it was packed from",
         )
+    return {name: _part(name, tensor, whole=whole, share=share, model=str(place)) for name, tensor in state.items()}
+
+
+def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig, model: str) -> Tensor:
     try:
-        return {name: take(name, tensor, whole=whole, share=share) for name, tensor in state.items()}
+        return take(name, tensor, whole=whole, share=share)
     except ValueError as error:
         raise CheckpointError(
-            f"The decoder of `{place}` cannot be split over {share.num_ranks} ranks: {error}",
+            f"The decoder of `{model}` cannot be split over {share.num_ranks} ranks: {error}",
             hint="use fewer ranks, or weights of 8 bits or floats",
         ) from None
 
@@ -377,163 +415,6 @@ def _writers(path: Path) -> str:
     return ""
 
 
-def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read and check a bundle's manifest; raises CheckpointError if it is missing, foreign or of another version."""
-    place = Path(directory)
-    if not (place / MANIFEST).is_file():
-        problem = f"has no {MANIFEST}" if place.is_dir() else "is a file" if place.exists() else "does not exist"
-        raise CheckpointError(
-            f"`{place}` is no model bundle: it {problem}",
-            hint="pass a folder written by `llama-adapter convert`, or its name in LLAMA_ADAPTER_HOME; LLaMA's own "
-            "folders go with --llama-dir",
-        )
-    manifest = read_json(place / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
-    version = manifest.get("version")
-    versions = [*_versions(), PACKED_VERSION]
-    if type(version) is not int or version not in versions:
-        raise CheckpointError(
-            f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
-            f"{' or '.join(map(str, versions))}",
-            hint="install a newer release, or write the bundle again with `llama-adapter convert`",
-        )
-    if faults := _faults(manifest):
-        raise CheckpointError(f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults)}", hint=DAMAGED)
-    return manifest
-
-
-def _faults(manifest: Mapping[str, Any]) -> list[str]:
-    """Keys, or names of files, with values that are missing or wrong."""
-    is_packed = manifest["version"] == PACKED_VERSION
-    if is_packed and manifest.get("precision") not in PRECISIONS:
-        return ["precision"]
-    precision = stored_precision(manifest)
-    forms = {**_FORMS, **(_PACKED_FORMS if is_packed else {})}
-    if is_packed or precision != FLOAT:
-        forms |= _QUANTISED_FORMS
-    faults = [key for key, form in forms.items() if not _has_form(manifest.get(key), form)]
-    if faults:
-        return faults
-    faults += [file for file in MODEL_FILES if file not in manifest["files"]]
-    faults += [file for file in manifest["files"] if not is_bare(file)]
-    faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
-    if manifest["dtype"] not in DTYPES:
-        return [*faults, "dtype"]
-    faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
-    if is_packed:
-        block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
-        is_known = manifest["packed"]["version"] == packed.VERSION and 0 < block <= _LARGEST_BLOCK
-        is_known = is_known and 0 <= added < 256 and kind_of(precision, DTYPES[manifest["dtype"]]) is not None
-        faults += [] if is_known and _is_label(manifest["packed"]["source"]) else ["packed"]
-    if is_packed or precision != FLOAT:
-        origin = manifest["origin"]
-        is_counted = type(origin.get("calibration_pictures", 0)) is int
-        faults += [] if _is_label(origin["digest"]) and is_counted else ["origin"]
-    return faults
-
-
-def _has_form(value: object, form: Any) -> bool:
-    """Whether a JSON value has a form: a type, a list of one form, a dict of forms, or {str: form} for any keys."""
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_has_form(one, form[0]) for one in value)
-    if isinstance(form, dict):
-        if not isinstance(value, dict):
-            return False
-        forms = dict.fromkeys(value, form[str]) if str in form else form
-        return all(_has_form(value.get(key), inner) for key, inner in forms.items())
-    return isinstance(value, form)
-
-
-def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
-    """The configurations in a manifest; raises CheckpointError if they are unreadable or do not fit each other."""
-    try:
-        vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
-        ) from None
-    check_halves(vision, decoder, adapter=str(place))
-    return vision, decoder
-
-
-def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError at the first file of the manifest that is missing or has another size."""
-    for file, entry in manifest["files"].items():
-        path = place / file
-        if not path.is_file():
-            raise CheckpointError(
-                f"The bundle `{place}` lacks `{shown_name(file)}`", hint="copy the whole folder again"
-            )
-        if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(
-                f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
-                hint="the copy was cut short; copy the whole folder again",
-            )
-
-
-def stored_precision(manifest: Mapping[str, Any]) -> Precision:
-    """The precision of the weights in a bundle's files."""
-    if manifest["version"] == PACKED_VERSION:
-        precision: Precision = manifest["precision"]
-        return precision
-    return _versions()[manifest["version"]]
-
-
-def stored_tensors(manifest: Mapping[str, Any], *, take_packed: TakePacked | None = None) -> Stored:
-    """How the tensors in a bundle's files are stored; `take_packed` is that of `stream_bundle`."""
-    return Stored(
-        layout=packed_layout(manifest),
-        precision=stored_precision(manifest),
-        dtype=DTYPES[manifest["dtype"]],
-        take_packed=take_packed,
-    )
-
-
-def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
-    """The layout of the packed weights in a bundle's files; None if they are plain."""
-    if manifest["version"] != PACKED_VERSION:
-        return None
-    fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
-    return PackedLayout(**fields)
-
-
-def _versions() -> dict[int, Precision]:
-    return {find_scheme(precision).bundle_version: precision for precision in PRECISIONS}
-
-
-def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of one half of the model, mapped from its file.
-
-    Raises CheckpointError unless names, shapes and types are those of its configuration. A configuration of more layers
-    than the file has tensors is refused before its module is built.
-    """
-    state = read_safetensors(path)
-    if num_layers(config) > len(state):
-        raise CheckpointError(
-            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
-            hint=DAMAGED,
-        )
-    forms = expected_forms(
-        config,
-        dtype=DTYPES[manifest["dtype"]],
-        precision=stored_precision(manifest),
-        packed=packed_layout(manifest),
-    )
-    check_tensors(state, forms=forms, path=path, hint=DAMAGED)
-    return state
-
-
-def model_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of all that answers depend on: the digests of the model's files, and its configurations."""
-    parts = {
-        "files": {file: manifest["files"][file]["sha256"] for file in MODEL_FILES},
-        "vision": manifest["vision"],
-        "llm": manifest["llm"],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
 def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Raise CheckpointError if a bundle may not be written at `directory`."""
     target = Path(directory).resolve()
@@ -554,16 +435,6 @@ def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
             f"`{target}` holds {list_keys(strays)} beside its bundle, so it is not replaced",
             hint="move what is yours elsewhere, or choose another place",
         )
-
-
-def is_bare(name: str) -> bool:
-    """Whether a name is a plain, printable file name without folders."""
-    return Path(name).name == name != ".." and _is_label(name)
-
-
-def _is_label(text: str) -> bool:
-    """Whether a text is printable on one line."""
-    return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
 
 
 def _entry(path: Path) -> dict[str, int | str]:

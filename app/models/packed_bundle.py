@@ -1,7 +1,6 @@
 """Bundles whose weights are packed for this processor's kernels, which map and use them as they are (`pack`)."""
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from llama_adapter.app.models.auto_dtype import DtypeChoice
-from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
 from llama_adapter.app.models.checkpoints import Origin
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.sketch import HalfConfig, sketch
@@ -25,7 +24,6 @@ from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.packed import PACKED, beside, kind_of, packed_form
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 from llama_adapter.runtime.schemes.state import linear_shapes
-from llama_adapter.runtime.tensor_files.arrays import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +77,11 @@ def pack_bundle(job: PackJob) -> PackedBundle:
     packer = _Packer(library=found.library, kind=kind, precision=model.precision)
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     vision = dict(packer.packed(model.vision_state.items(), model.vision_config))
-    known = read_json(source / KNOWN_ANSWER) if (source / KNOWN_ANSWER).is_file() else None
     folder = save_bundle(
         target,
         model=dataclasses.replace(model, vision_state=vision, origin=origin, packed=found.library.layout),
         decoder_tensors=packer.packed(tensors, model.decoder_config),
-        known_answer=known,
-        known_picture=None if known is None else source / os.path.basename(str(known.get("picture"))),
+        **known_answer_of(source),
         overwrite=job.force,
     )
     numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision

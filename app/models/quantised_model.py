@@ -1,7 +1,6 @@
 """Quantisation of a float model: in memory, or from bundle to bundle (`quantize`)."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle import KNOWN_ANSWER, check_target, load_bundle, save_bundle
+from llama_adapter.app.models.bundle import check_target, known_answer_of, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
@@ -18,7 +17,6 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
-from llama_adapter.runtime.tensor_files.arrays import read_json
 
 # Takes a float model; returns it quantised as `quantise_model` does.
 RoundWeights = Callable[[LoadedModel], StreamedModel]
@@ -91,12 +89,10 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     else:
         require_float(model)
         quantised, tensors = round_weights(model)
-    known = read_json(source / KNOWN_ANSWER) if (source / KNOWN_ANSWER).is_file() else None
     return save_bundle(
         target,
         model=quantised,
         decoder_tensors=tensors,
-        known_answer=known,
-        known_picture=None if known is None else source / os.path.basename(str(known.get("picture"))),
+        **known_answer_of(source),
         overwrite=job.force,
     )

@@ -1,9 +1,9 @@
 """Files of stored tensors in the safetensors format: written tensor by tensor, mapped and checked when read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,37 +23,54 @@ _SAFETENSORS_NAMES = {
 }
 
 
-def write_tensors(path: Path, *, tensors: Iterable[tuple[str, Tensor]], forms: Mapping[str, TensorForm]) -> None:
-    """Write tensors of the given names and forms as they come; float types are cast.
+class TensorWriter:
+    """Writes a safetensors file tensor by tensor; float types are cast. Leave the context when all are written.
 
-    safetensors' own writer needs all of them in memory, twice. Raises ValueError for a tensor that is missing,
-    repeated, of another name or shape, or of integers in place of floats or the reverse.
+    safetensors' own writer needs all of them in memory, twice.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, form in sorted(forms.items(), key=_alignment):
-        end = offset + form.num_bytes
-        header[name] = {
-            "dtype": _SAFETENSORS_NAMES[form.dtype],
-            "shape": list(form.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-(8 + len(encoded)) % 64)  # mapped tensors then start at a cache line
-    missing = dict(forms)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, tensor in tensors:
-            if name not in missing or forms[name].shape != tuple(tensor.shape):
-                raise ValueError(f"tensor `{name}` of shape {list(tensor.shape)} is unknown, or repeated")
-            form = missing.pop(name)
-            if form.dtype.is_floating_point != tensor.dtype.is_floating_point:
-                raise ValueError(f"tensor `{name}` is {dtype_name(tensor.dtype)}, where {form} is wanted")
-            file.seek(8 + len(encoded) + header[name]["data_offsets"][0])
-            file.write(tensor.detach().to("cpu", form.dtype).contiguous().flatten().view(torch.uint8).numpy().data)
-    if missing:
-        raise ValueError(f"tensors are missing: {list_keys(list(missing))}")
+
+    def __init__(
+        self, path: Path, *, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """A file of tensors of these names and forms, with texts beside them."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        self._places: dict[str, int] = {}
+        offset = 0
+        for name, form in sorted(forms.items(), key=_alignment):
+            end = offset + form.num_bytes
+            kind = _SAFETENSORS_NAMES[form.dtype]
+            header[name] = {"dtype": kind, "shape": list(form.shape), "data_offsets": [offset, end]}
+            self._places[name], offset = offset, end
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-(8 + len(encoded)) % 64)  # mapped tensors then start at a cache line
+        self._start = 8 + len(encoded)
+        self._missing = dict(forms)
+        self._file = path.open("wb")
+        self._file.write(len(encoded).to_bytes(8, "little") + encoded)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write one tensor, in any order.
+
+        Raises ValueError for one that is repeated, of another name or shape, or of integers in place of floats or the
+        reverse.
+        """
+        form = self._missing.get(name)
+        if form is None or form.shape != tuple(tensor.shape):
+            raise ValueError(f"tensor `{name}` of shape {list(tensor.shape)} is unknown, or repeated")
+        if form.dtype.is_floating_point != tensor.dtype.is_floating_point:
+            raise ValueError(f"tensor `{name}` is {dtype_name(tensor.dtype)}, where {form} is wanted")
+        del self._missing[name]
+        self._file.seek(self._start + self._places[name])
+        self._file.write(tensor.detach().to("cpu", form.dtype).contiguous().flatten().view(torch.uint8).numpy().data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Close the file. Raises ValueError if a tensor is missing."""
+        self._file.close()
+        if kind is None and self._missing:
+            raise ValueError(f"tensors are missing: {list_keys(list(self._missing))}")
 
 
 def _alignment(item: tuple[str, TensorForm]) -> tuple[bool, int]:

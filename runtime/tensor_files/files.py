@@ -122,6 +122,16 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise damaged(path) from None
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts beside the tensors of a safetensors file. Raises CheckpointError as `read_safetensors`."""
+    require_file(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError, RuntimeError):
+        raise damaged(path) from None
+
+
 def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
     for name, tensor in tensors.items():

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from llama_adapter.app.models.bundle import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
-from llama_adapter.app.models.bundle import read_manifest as read_bundle
+from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
+from llama_adapter.app.models.bundle_manifest import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.tokenizer import Tokenizer

@@ -15,14 +15,8 @@ from torch import Tensor
 
 import llama_adapter.app.models.bundle
 from llama_adapter.app.models import sketch
-from llama_adapter.app.models.bundle import (
-    add_known_answer,
-    convert,
-    load_bundle,
-    model_digest,
-    read_manifest,
-    save_bundle,
-)
+from llama_adapter.app.models.bundle import add_known_answer, convert, load_bundle, save_bundle
+from llama_adapter.app.models.bundle_manifest import model_digest, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError

@@ -13,14 +13,8 @@ from safetensors.torch import load_file, save_file
 from llama_adapter import Captioner
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
-from llama_adapter.app.models.bundle import (
-    FAMILIAR,
-    TOKENIZER,
-    add_familiarity,
-    load_bundle,
-    read_manifest,
-    save_bundle,
-)
+from llama_adapter.app.models.bundle import add_familiarity, load_bundle, save_bundle
+from llama_adapter.app.models.bundle_manifest import FAMILIAR, TOKENIZER, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec

@@ -8,7 +8,8 @@ import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.models.bundle import load_bundle, read_manifest
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.quantised_model import QuantiseJob
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.quantising import calibrated, samples

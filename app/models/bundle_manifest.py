@@ -1,0 +1,285 @@
+"""The manifest of a bundle: its keys and versions, the files that it names, and what they must hold."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from llama_adapter.app.models.checkpoints import check_halves
+from llama_adapter.app.models.packed_weights import Stored, TakePacked
+from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.layout import PackedLayout
+from llama_adapter.runtime.ranks import Alone
+from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
+from llama_adapter.runtime.schemes.files import check_tensors
+from llama_adapter.runtime.schemes.packed import kind_of
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.files import list_keys, read_metadata, read_safetensors
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
+from llama_adapter.vision.config import VisionConfig
+
+FORMAT = "llama-adapter-bundle"
+MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
+    "manifest.json",
+    "vision.safetensors",
+    "llm.safetensors",
+    "tokenizer.model",
+    "known_answer.json",
+    "familiar.safetensors",
+)
+# Forms of the manifest's values, see `_has_form`.
+_FORMS: dict[str, Any] = {
+    **dict.fromkeys(("name", "dtype", "prompt", "digest", "card"), str),
+    **dict.fromkeys(("vision", "llm"), dict),
+    "files": {str: {"bytes": int, "sha256": str}},
+    "sources": [{"role": str, "path": str, "sha256": str | None}],
+    "merged": [str],
+}
+_ORIGIN_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
+# Versions of bundles that are plain and whole tell the precision; these two are for any.
+PACKED_VERSION, SPLIT_VERSION = 4, 5
+_FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
+    PACKED_VERSION: {"packed": {"version": int, "block": int, "int8_added": int, "source": str}},
+    SPLIT_VERSION: {"num_ranks": int},
+}
+_LONGEST_LABEL = 200
+_LARGEST_BLOCK = 1024
+_MOST_RANKS = 1024
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read and check a bundle's manifest; raises CheckpointError if it is missing, foreign or of another version."""
+    place = Path(directory)
+    if not (place / MANIFEST).is_file():
+        problem = f"has no {MANIFEST}" if place.is_dir() else "is a file" if place.exists() else "does not exist"
+        raise CheckpointError(
+            f"`{place}` is no model bundle: it {problem}",
+            hint="pass a folder written by `llama-adapter convert`, or its name in LLAMA_ADAPTER_HOME; LLaMA's own "
+            "folders go with --llama-dir",
+        )
+    manifest = read_json(place / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
+    version = manifest.get("version")
+    versions = [*_versions(), *_FORMS_OF_VERSION]
+    if type(version) is not int or version not in versions:
+        raise CheckpointError(
+            f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
+            f"{min(versions)} to {max(versions)}",
+            hint="install a newer release, or write the bundle again with `llama-adapter convert`",
+        )
+    if faults := _faults(manifest):
+        raise CheckpointError(f"`{place / MANIFEST}` is incomplete or wrong in {list_keys(faults)}", hint=DAMAGED)
+    return manifest
+
+
+def _faults(manifest: Mapping[str, Any]) -> list[str]:
+    """Keys, or names of files, with values that are missing or wrong."""
+    version = manifest["version"]
+    has_own_version = version in _FORMS_OF_VERSION
+    if has_own_version and manifest.get("precision") not in PRECISIONS:
+        return ["precision"]
+    precision = stored_precision(manifest)
+    forms = {**_FORMS, **_FORMS_OF_VERSION.get(version, {})}
+    has_origin = has_own_version or precision != FLOAT
+    if has_origin:
+        forms |= _ORIGIN_FORMS
+    faults = [key for key, form in forms.items() if not _has_form(manifest.get(key), form)]
+    if faults:
+        return faults
+    if version == SPLIT_VERSION and not 1 < manifest["num_ranks"] <= _MOST_RANKS:
+        return ["num_ranks"]
+    faults += [file for file in model_files(manifest) if file not in manifest["files"]]
+    faults += [file for file in manifest["files"] if not is_bare(file)]
+    faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
+    if manifest["dtype"] not in DTYPES:
+        return [*faults, "dtype"]
+    faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
+    if version == PACKED_VERSION:
+        block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
+        is_known = manifest["packed"]["version"] == packed.VERSION and 0 < block <= _LARGEST_BLOCK
+        is_known = is_known and 0 <= added < 256 and kind_of(precision, DTYPES[manifest["dtype"]]) is not None
+        faults += [] if is_known and _is_label(manifest["packed"]["source"]) else ["packed"]
+    if has_origin:
+        origin = manifest["origin"]
+        is_counted = type(origin.get("calibration_pictures", 0)) is int
+        faults += [] if _is_label(origin["digest"]) and is_counted else ["origin"]
+    return faults
+
+
+def _has_form(value: object, form: Any) -> bool:
+    """Whether a JSON value has a form: a type, a list of one form, a dict of forms, or {str: form} for any keys."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(one, form[0]) for one in value)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return False
+        forms = dict.fromkeys(value, form[str]) if str in form else form
+        return all(_has_form(value.get(key), inner) for key, inner in forms.items())
+    return isinstance(value, form)
+
+
+def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
+    """The configurations in a manifest; raises CheckpointError if they are unreadable or do not fit each other."""
+    try:
+        vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
+        decoder.share(0, num_ranks_of(manifest))
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
+        ) from None
+    check_halves(vision, decoder, adapter=str(place))
+    return vision, decoder
+
+
+def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise CheckpointError at the first file of the manifest that is missing or has another size."""
+    for file, entry in manifest["files"].items():
+        path = place / file
+        if not path.is_file():
+            raise CheckpointError(
+                f"The bundle `{place}` lacks `{shown_name(file)}`", hint="copy the whole folder again"
+            )
+        if path.stat().st_size != entry["bytes"]:
+            raise CheckpointError(
+                f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
+                hint="the copy was cut short; copy the whole folder again",
+            )
+
+
+def stored_precision(manifest: Mapping[str, Any]) -> Precision:
+    """The precision of the weights in a bundle's files."""
+    if manifest["version"] in _FORMS_OF_VERSION:
+        precision: Precision = manifest["precision"]
+        return precision
+    return _versions()[manifest["version"]]
+
+
+def stored_tensors(manifest: Mapping[str, Any], *, take_packed: TakePacked | None = None) -> Stored:
+    """How the tensors in a bundle's files are stored; `take_packed` is that of `stream_bundle`."""
+    return Stored(
+        layout=packed_layout(manifest),
+        precision=stored_precision(manifest),
+        dtype=DTYPES[manifest["dtype"]],
+        take_packed=take_packed,
+    )
+
+
+def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
+    """The layout of the packed weights in a bundle's files; None if they are plain."""
+    if manifest["version"] != PACKED_VERSION:
+        return None
+    fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
+    return PackedLayout(**fields)
+
+
+def _versions() -> dict[int, Precision]:
+    return {find_scheme(precision).bundle_version: precision for precision in PRECISIONS}
+
+
+def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of one half of the model, mapped from its file.
+
+    Raises CheckpointError unless names, shapes and types are those of its configuration. A configuration of more layers
+    than the file has tensors is refused before its module is built.
+    """
+    state = read_safetensors(path)
+    if num_layers(config) > len(state):
+        raise CheckpointError(
+            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
+            hint=DAMAGED,
+        )
+    forms = expected_forms(
+        config,
+        dtype=DTYPES[manifest["dtype"]],
+        precision=stored_precision(manifest),
+        packed=packed_layout(manifest),
+    )
+    check_tensors(state, forms=forms, path=path, hint=DAMAGED)
+    return state
+
+
+def num_ranks_of(manifest: Mapping[str, Any]) -> int:
+    """Over how many ranks the decoder's files are split; 1: it is whole, in one file."""
+    count: int = manifest["num_ranks"] if manifest["version"] == SPLIT_VERSION else 1
+    return count
+
+
+def decoder_file(rank: int, num_ranks: int) -> str:
+    """Name of the file with a rank's part of the decoder, or with all of it."""
+    return LLM if num_ranks == 1 else f"llm-rank-{rank}-of-{num_ranks}.safetensors"
+
+
+def decoder_files(num_ranks: int) -> tuple[str, ...]:
+    """Names of the decoder's files, in the order of the ranks."""
+    return tuple(decoder_file(rank, num_ranks) for rank in range(num_ranks))
+
+
+def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the files that answers depend on."""
+    return VISION, *decoder_files(num_ranks_of(manifest)), TOKENIZER
+
+
+def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:
+    """The entries of the files that one of `ranks` needs: all but the decoder's parts of the others.
+
+    Raises CheckpointError where the decoder is split for another number of ranks.
+    """
+    wanted = num_ranks_of(manifest)
+    if wanted not in (1, ranks.size):
+        raise CheckpointError(
+            f"The decoder of `{place}` is split for {wanted} ranks, and this run has {ranks.size}",
+            hint=f"pass --tensor-parallel {wanted}, or use the bundle that it was split from",
+        )
+    others = set(decoder_files(wanted)) - {decoder_file(ranks.rank, wanted)} if wanted > 1 else set()
+    return {name: entry for name, entry in manifest["files"].items() if name not in others}
+
+
+def read_decoder(
+    place: Path, decoder: DecoderConfig, manifest: Mapping[str, Any], *, rank: int = 0
+) -> dict[str, Tensor]:
+    """As `read_half`, for the decoder, or for a rank's part of one that is split.
+
+    Raises CheckpointError also for another rank's part, whose shapes may be the same.
+    """
+    count = num_ranks_of(manifest)
+    if count == 1:
+        return read_half(place / LLM, decoder, manifest)
+    path = place / decoder_file(rank, count)
+    state, said = read_half(path, decoder.share(rank, count), manifest), read_metadata(path)
+    if said.get("rank") != str(rank) or said.get("num_ranks") != str(count):
+        told = f"rank {said['rank']} of {said.get('num_ranks')}" if "rank" in said else "no rank"
+        raise CheckpointError(
+            f"`{path}` holds the part of {shown_excerpt(told)}, where rank {rank} of {count} is wanted",
+            hint="files were mixed up: copy the folder again, and keep the files' names",
+        )
+    return state
+
+
+def model_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of all that answers depend on: the digests of the model's files, and its configurations."""
+    parts = {
+        "files": {file: manifest["files"][file]["sha256"] for file in model_files(manifest)},
+        "vision": manifest["vision"],
+        "llm": manifest["llm"],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def is_bare(name: str) -> bool:
+    """Whether a name is a plain, printable file name without folders."""
+    return Path(name).name == name != ".." and _is_label(name)
+
+
+def _is_label(text: str) -> bool:
+    """Whether a text is printable on one line."""
+    return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL

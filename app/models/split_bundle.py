@@ -1,0 +1,35 @@
+"""Bundles whose decoder is split over ranks, a file for each (`convert --tensor-parallel`)."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
+from llama_adapter.app.models.checkpoints import Origin
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.graphs.card import fingerprint
+
+
+def split_bundle(
+    bundle: str | os.PathLike[str] | None, directory: str | os.PathLike[str], *, num_ranks: int, overwrite: bool = False
+) -> Path:
+    """Write a bundle in its own precision with the decoder split over `num_ranks`; returns its folder.
+
+    None is the embedded model. Packed weights are unpacked. The bundle keeps the known answer of the original. Raises
+    CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
+    """
+    source, target = Path(bundle_folder(bundle)), Path(directory)
+    if target.resolve() == source.resolve():
+        raise CheckpointError(f"`{target}` is the bundle to split itself", hint="write to another place")
+    check_target(target, overwrite=overwrite)
+    model, tensors = stream_bundle(source)
+    origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
+    return save_bundle(
+        target,
+        model=dataclasses.replace(model, origin=origin),
+        decoder_tensors=tensors,
+        num_ranks=num_ranks,
+        **known_answer_of(source),
+        overwrite=overwrite,
+    )

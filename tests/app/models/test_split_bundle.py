@@ -1,0 +1,177 @@
+"""Split bundles: a rank's file holds what the rank would take from the whole bundle, and mixed-up files are refused."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.app.cli import main
+from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.models.bundle import convert, load_bundle, stream_bundle
+from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
+from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.split_bundle import split_bundle
+from llama_adapter.runtime.errors import CheckpointError, UsageError
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.ranks import Alone
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from tests.app.models.bundles import SOURCES, edit_manifest
+
+
+class Place(Alone):
+    """A rank by its numbers alone."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], Path]:
+    folder = tmp_path_factory.mktemp("whole")
+
+    def make(precision: Precision) -> Path:
+        if precision == "float":
+            return embedded_model()
+        target = folder / precision
+        return target if target.exists() else quantise_bundle(QuantiseJob(out=str(target), precision=precision))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model, for two ranks. Do not change it."""
+    return split_bundle(None, tmp_path_factory.mktemp("split") / "two", num_ranks=2)
+
+
+@pytest.fixture
+def own(split: Path, tmp_path: Path) -> Path:
+    """A copy of `split` for one test."""
+    return shutil.copytree(split, tmp_path / "copy")
+
+
+def part(bundle: Path, rank: int, size: int) -> dict[str, Tensor]:
+    return dict(stream_bundle(bundle, ranks=Place(rank, size))[1])
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_file_holds_what_its_rank_takes_of_the_whole(
+    precision: Precision, size: int, whole: Callable[[Precision], Path], tmp_path: Path
+) -> None:
+    source, target = whole(precision), tmp_path / "split"
+    split_bundle(source, target, num_ranks=size)
+    for rank in range(size):
+        assert_same(part(target, rank, size), part(source, rank, size))
+    assert (target / KNOWN_ANSWER).read_bytes() == (source / KNOWN_ANSWER).read_bytes()
+    manifest = read_manifest(target)
+    assert (manifest["precision"], manifest["num_ranks"]) == (precision, size)
+    assert manifest["origin"]["digest"] == read_manifest(embedded_model())["digest"]
+
+
+def test_groups_of_weights_are_not_torn_apart(tmp_path: Path) -> None:
+    """Heads of the tiny model have 16 inputs of the next layer, and a group has 32."""
+    job = QuantiseJob(model=str(convert(SOURCES, tmp_path / "whole")), out=str(tmp_path / "int4"), precision="int4")
+    split_bundle(quantise_bundle(job), tmp_path / "two", num_ranks=2)
+    with pytest.raises(CheckpointError, match="groups are larger"):
+        split_bundle(job.out, tmp_path / "four", num_ranks=4)
+    assert {place.name for place in tmp_path.iterdir()} == {"whole", "int4", "two"}
+
+
+def test_packed_weights_are_unpacked(split: Path, tmp_path: Path) -> None:
+    if find_library().library is None:
+        pytest.skip(find_library().reason)
+    packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), dtype="float32")).folder
+    made = split_bundle(packed, tmp_path / "split", num_ranks=2)
+    assert_same(part(made, 1, 2), {name: tensor.float() for name, tensor in part(split, 1, 2).items()})
+
+
+def test_checkpoints_are_split_as_their_bundle_is(tmp_path: Path) -> None:
+    direct = convert(SOURCES, tmp_path / "direct", num_ranks=2)
+    twice = split_bundle(convert(SOURCES, tmp_path / "whole"), tmp_path / "twice", num_ranks=2)
+    for rank in range(2):
+        name = f"llm-rank-{rank}-of-2.safetensors"
+        assert (direct / name).read_bytes() == (twice / name).read_bytes()
+    assert not (direct / "llm.safetensors").exists()
+
+
+@pytest.mark.parametrize(("size", "words"), [(1, "split for 2 ranks, and this run has 1"), (4, "this run has 4")])
+def test_another_number_of_ranks_is_refused(split: Path, size: int, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words) as raised:
+        stream_bundle(split, ranks=Place(0, size))
+    assert "--tensor-parallel 2" in raised.value.hint
+
+
+def test_a_machine_needs_the_files_of_its_own_ranks(split: Path, own: Path) -> None:
+    (own / "llm-rank-0-of-2.safetensors").unlink()
+    assert_same(part(own, 1, 2), part(split, 1, 2))
+    with pytest.raises(CheckpointError, match=r"lacks `llm-rank-0-of-2\.safetensors`"):
+        part(own, 0, 2)
+
+
+def test_files_that_changed_their_places_are_refused(own: Path) -> None:
+    first, second = (own / f"llm-rank-{rank}-of-2.safetensors" for rank in range(2))
+    first.rename(own / "other")
+    second.rename(first)
+    (own / "other").rename(second)
+    with pytest.raises(CheckpointError, match=r"holds the part of rank 1 of 2, where rank 0 of 2 is wanted"):
+        part(own, 0, 2)
+    errors = {finding.what for finding in diagnose(own) if finding.level == "error"}
+    assert errors == {first.name, second.name}
+
+
+def test_a_whole_decoder_is_no_part(own: Path, split: Path) -> None:
+    whole = load_bundle(embedded_model())
+    assert whole.decoder_config.num_ranks == 1
+    edit_manifest(num_ranks=1)(own)
+    with pytest.raises(CheckpointError, match="num_ranks"):
+        load_bundle(own)
+
+
+@pytest.mark.parametrize("count", [0, -2, 10**9, "2", None, 2.0])
+def test_a_damaged_number_of_ranks_is_refused(own: Path, count: object) -> None:
+    edit_manifest(num_ranks=count)(own)
+    with pytest.raises(CheckpointError, match="incomplete or wrong in `num_ranks`"):
+        read_manifest(own)
+
+
+def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="heads, so"):
+        split_bundle(None, tmp_path / "split", num_ranks=1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model", "embedded"], "--tensor-parallel is missing"),
+        (["--model", "b", "--llama-dir", "x", "--tensor-parallel", "2"], "--model does not go with --llama-dir"),
+        (["--tensor-parallel", "0", "--llama-dir", "x", "--adapter", "y"], "must be at least 1"),
+        (["--tensor-parallel", "2"], "needs --llama-dir and --adapter"),
+    ],
+)
+def test_wrong_flags_of_convert(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_convert_splits_a_bundle(split: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(embedded_model()), "--tensor-parallel", "2", "--out", str(tmp_path / "out")]
+    assert main(["convert", *flags]) == 0
+    assert "split for 2 ranks" in capsys.readouterr().err
+    assert_same(part(tmp_path / "out", 0, 2), part(split, 0, 2))
+    assert main(["convert", *flags]) == 1  # exists, without --force
