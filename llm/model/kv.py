@@ -5,6 +5,8 @@ The decoder calls a view's `update` once per layer and attends to what it return
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -75,6 +77,14 @@ class DecodeView:
         return k_BNPH[:, :, : self._length], v_BNPH[:, :, : self._length]
 
 
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU, pages that take memory and time once they are written, so slots without rows cost nothing."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
+
+
 class KVCache:
     """Slots at fixed addresses: k and v are (L, slots, N, context, H). Each slot begins with the past, if there is one.
 
@@ -92,8 +102,7 @@ class KVCache:
     ) -> None:
         shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
         # Zeros, not empty memory: a masked place is multiplied by 0, which does not remove a NaN.
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.k, self.v = (_zeros(shape, dtype=dtype, device=torch.device(device)) for _ in range(2))
         self.past: Past | None = None
         self._start = 0
         if past is not None:
