@@ -49,7 +49,8 @@ class Ranks(Alone):
     """Ranks of a process group. Collectives raise CollectiveError; after that none can be used any more.
 
     Sums are taken in the order of the ranks where the device's library leaves the order to us, so that a row's numbers
-    do not depend on the other rows of a batch: gloo's ring adds each part of a tensor in another order.
+    do not depend on the other rows of a batch: gloo's ring adds each part of a tensor in another order. For two ranks
+    it is also faster: one exchange in place of two, with the same bytes.
     """
 
     def __init__(self, *, rank: int, size: int, collectives: Collectives) -> None:
@@ -58,7 +59,7 @@ class Ranks(Alone):
         self._sums_in_order = collectives == "gloo"
 
     def sum(self, partial: Tensor) -> Tensor:
-        if not self._sums_in_order or self.size == 2:  # the sum of two has one order
+        if not self._sums_in_order:
             with collective():
                 dist.all_reduce(partial)
             return partial

@@ -9,6 +9,7 @@ familiar.safetensors optional: statistics for out-of-distribution detection, see
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -70,6 +71,7 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.files import TensorWriter
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name, find_scheme
+from llama_adapter.runtime.schemes.state import all_of
 from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt, shown_name
@@ -320,11 +322,14 @@ def stream_bundle(
     if share is decoder:
         tensors = taken.tensors(decoder_state, decoder, dtype=chosen, wanted=precision)
     else:
-        if num_ranks_of(manifest) == 1:
-            decoder_state = _parts(
-                decoder_state, whole=decoder, share=share, place=place, is_packed=has_packed is not None
+        if has_packed is not None:
+            raise CheckpointError(
+                f"The weights of `{place}` are packed for one rank, and {share.num_ranks} share the decoder",
+                hint="use the bundle that it was packed from",
             )
-        tensors = dense(taken.tensors(decoder_state, share, dtype=chosen, wanted=precision))
+        is_split = num_ranks_of(manifest) > 1
+        part = all_of if is_split else functools.partial(_part, whole=decoder, share=share, model=str(place))
+        tensors = dense(taken.tensors(decoder_state, share, dtype=chosen, wanted=precision, take=part))
     notes = _notes(place, [MANIFEST, *files])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
@@ -370,19 +375,8 @@ def stream_bundle(
     return model, tensors
 
 
-def _parts(
-    state: Mapping[str, Tensor], *, whole: DecoderConfig, share: DecoderConfig, place: Path, is_packed: bool
-) -> dict[str, Tensor]:
-    """A rank's parts of a bundle's tensors, as views. Raises CheckpointError where they cannot be divided."""
-    if is_packed:
-        raise CheckpointError(
-            f"The weights of `{place}` are packed for one rank, and {share.num_ranks} share the decoder",
-            hint="use the bundle that it was packed from",
-        )
-    return {name: _part(name, tensor, whole=whole, share=share, model=str(place)) for name, tensor in state.items()}
-
-
 def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig, model: str) -> Tensor:
+    """A rank's part of a tensor. Raises CheckpointError where it cannot be divided."""
     try:
         return take(name, tensor, whole=whole, share=share)
     except ValueError as error:

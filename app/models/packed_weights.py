@@ -11,7 +11,7 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import PACKED, unpacked
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import converted, linear_shapes, linear_weights, quantise
+from llama_adapter.runtime.schemes.state import Take, all_of, converted, linear_shapes, linear_weights, quantise
 
 # The layout in which a device takes packed weights of a precision, with activations of a type; None for none.
 TakePacked = Callable[[Precision, torch.dtype], PackedLayout | None]
@@ -41,14 +41,23 @@ class Stored:
         )
 
     def tensors(
-        self, state: Mapping[str, Tensor], config: HalfConfig, *, dtype: torch.dtype, wanted: Precision
+        self,
+        state: Mapping[str, Tensor],
+        config: HalfConfig,
+        *,
+        dtype: torch.dtype,
+        wanted: Precision,
+        take: Take = all_of,
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a half in the precision `wanted` and in `dtype`, block after block."""
+        """The tensors of a half in the precision `wanted` and in `dtype`, block after block.
+
+        Of tensors that are not packed, the parts that `take` gives when their turn comes.
+        """
         forms = expected_forms(config, dtype=self.dtype, precision=self.precision, packed=self.layout)
         module = sketch(config)
         in_order = {name: state[name] for name in forms}
         if self.layout is None:
-            return converted(in_order, module, dtype=dtype, wanted=wanted)
+            return converted(in_order, module, dtype=dtype, wanted=wanted, take=take)
         if self.is_taken(wanted, dtype):
             return self._cast(in_order.items(), module, dtype=dtype)
         plain = unpacked(in_order, linear_shapes(module), layout=self.layout)

@@ -4,7 +4,7 @@ The passes hold no tensor that they have given away.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,14 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.tensor_files.files import list_keys
+
+# Gives the wanted part of a stored tensor, by its name.
+Take = Callable[[str, Tensor], Tensor]
+
+
+def all_of(_name: str, tensor: Tensor) -> Tensor:
+    """A `Take`: all of it."""
+    return tensor
 
 
 def linear_weights(module: nn.Module) -> frozenset[str]:
@@ -87,23 +95,25 @@ def quantise(
             yield name + suffix, parts.pop(suffix)
 
 
-def dequantise(tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a quantised state dict as plain ones, all in `dtype`."""
+def dequantise(
+    tensors: Mapping[str, Tensor], *, dtype: torch.dtype, take: Take = all_of
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a quantised state dict as plain ones, all in `dtype`; `take` is asked for a part of each."""
     schemes = dict(_quantised(tensors))
     parts = _part_names(schemes)
     for name, tensor in tensors.items():
         if name in schemes:
-            stored = {suffix: tensors[name + suffix] for suffix in schemes[name].suffixes}
+            stored = {suffix: take(name + suffix, tensors[name + suffix]) for suffix in schemes[name].suffixes}
             yield name, schemes[name].dequantise(stored).to(dtype)
         elif name not in parts:
-            yield name, tensor.to(dtype)
+            yield name, take(name, tensor).to(dtype)
 
 
-def cast(tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def cast(tensors: Mapping[str, Tensor], *, dtype: torch.dtype, take: Take = all_of) -> Iterator[tuple[str, Tensor]]:
     """The tensors in `dtype`, except those of quantised weights, which keep their form."""
     parts = _part_names(dict(_quantised(tensors)))
     for name, tensor in tensors.items():
-        yield name, tensor if name in parts else tensor.to(dtype)
+        yield name, take(name, tensor).to(tensor.dtype if name in parts else dtype)
 
 
 def convert_precision(
@@ -117,15 +127,18 @@ def convert_precision(
 
 
 def converted(
-    tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype, wanted: Precision
+    tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype, wanted: Precision, take: Take = all_of
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `convert_precision`, tensor by tensor."""
+    """As `convert_precision`, tensor by tensor, and of each tensor the part that `take` gives when its turn comes."""
     stored = precision_of(tensors)
     if stored == wanted:
-        return cast(tensors, dtype=dtype)
+        return cast(tensors, dtype=dtype, take=take)
     if wanted == FLOAT:
-        return dequantise(tensors, dtype=dtype)
-    plain = tensors.items() if stored == FLOAT else dequantise(tensors, dtype=dtype)
+        return dequantise(tensors, dtype=dtype, take=take)
+    if stored == FLOAT:
+        plain: Iterable[tuple[str, Tensor]] = ((name, take(name, tensor)) for name, tensor in tensors.items())
+    else:
+        plain = dequantise(tensors, dtype=dtype, take=take)
     return quantise(plain, linears=linear_weights(module), dtype=dtype, precision=wanted)
 
 

@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.split_bundle import split_bundle
+from llama_adapter.llm.split import take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.ranks import Alone
@@ -79,6 +82,24 @@ def test_a_file_holds_what_its_rank_takes_of_the_whole(
     manifest = read_manifest(target)
     assert (manifest["precision"], manifest["num_ranks"]) == (precision, size)
     assert manifest["origin"]["digest"] == read_manifest(embedded_model())["digest"]
+
+
+@pytest.mark.parametrize("wanted", PRECISIONS)
+def test_a_rank_takes_its_part_of_a_tensor_when_its_turn_comes(
+    wanted: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of matrices that are stored together are copies, and all at once are most of a share."""
+    taken: list[str] = []
+
+    def recorded(name: str, tensor: Tensor, **options: Any) -> Tensor:
+        taken.append(name)
+        return take(name, tensor, **options)
+
+    monkeypatch.setattr("llama_adapter.app.models.bundle.take", recorded)
+    _, tensors = stream_bundle(embedded_model(), precision=wanted, ranks=Place(1, 2))
+    num_given = len({name.removesuffix("_scale") for name, _ in islice(tensors, 10)})
+
+    assert len(taken) == num_given
 
 
 def test_groups_of_weights_are_not_torn_apart(tmp_path: Path) -> None:
