@@ -10,3 +10,7 @@ class Prefix(NamedTuple):
 
     k: Any
     v: Any
+
+    def copy(self) -> "Prefix":
+        """One whose parts are no views of other tensors."""
+        return Prefix(*(part.clone() if hasattr(part, "clone") else part.copy() for part in self))

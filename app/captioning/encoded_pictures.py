@@ -49,7 +49,7 @@ class EncodedPictures:
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
         """Add a picture; returns a copy whose prefix is not a view into the tensors of its batch."""
         # A view would keep the whole batch in memory.
-        prefix = Prefix(*(part.copy() if isinstance(part, np.ndarray) else part.clone() for part in picture.prefix))
+        prefix = picture.prefix.copy()
         picture = picture._replace(prefix=prefix)
         with self._lock:
             self._drop(digest)

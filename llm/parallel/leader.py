@@ -32,6 +32,10 @@ class SplitPrefix(Prefix):
 
     number: _Number
 
+    def copy(self) -> Prefix:
+        """See `Prefix`: the others keep theirs as long as this rank has one of the two."""
+        return _numbered([super().copy()], [self.number])[0]
+
 
 class LeadingRunner:
     """A runner of this rank's share that makes the other ranks do the same. One thread only.

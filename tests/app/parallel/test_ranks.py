@@ -1,6 +1,7 @@
 """A decoder on several ranks answers as on one; what goes wrong with a rank ends all of them with one sentence."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 from llama_adapter import Captioner
+from llama_adapter.app.online.request_handle import Ask
+from llama_adapter.app.online.service import Service
 from llama_adapter.runtime.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -30,6 +33,16 @@ def pair() -> Iterator[Captioner]:
 
 def texts(captioner: Captioner, **options: Any) -> list[str | None]:
     return [answer.text for answer in captioner.generate(SAMPLES, **options)]
+
+
+def test_a_service_answers_on_ranks(alone: Captioner) -> None:
+    pictures = [sample.read_bytes() for sample in SAMPLES]
+    asks = [Ask(picture=picture, prompt=("Generate caption of this image", None)) for picture in pictures * 2]
+    with closing(Service(lambda: Captioner.load(batch_size=4, tensor_parallel=2))) as service:
+        service.start()
+        service.wait_until_ready()
+        answers = [service.submit(ask).result().text for ask in asks]  # the second time from the cache
+    assert answers == texts(alone) * 2
 
 
 def test_the_embedded_model_answers_as_on_one_rank(alone: Captioner, pair: Captioner) -> None:
