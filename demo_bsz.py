@@ -24,6 +24,7 @@ from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Report, Tally
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.parallel.launch import launched_follower
 from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -176,6 +177,10 @@ def main() -> int:
     spec = settings(CaptionerSpec, values, shown=VARIABLES)
     if spec.vision_kind == "om" and spec.encoder_device is None:
         spec = dataclasses.replace(spec, encoder_device=options.device_id)
+    if (place := launched_follower(spec.tensor_parallel)) is not None:
+        from llama_adapter.app.parallel.rank_process import run_launched
+
+        return run_launched(place, spec)
     with Captioner.from_spec(spec) as captioner:
         for note in captioner.info.notes:
             print(f"note: {note}", file=sys.stderr)

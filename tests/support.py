@@ -28,7 +28,7 @@ WITHOUT = {
     ("execution providers", "MindSpore"),
     *(
         (feature, runs)
-        for feature in ("graphs", "asynchronous read-back", "traces")
+        for feature in ("graphs", "asynchronous read-back", "traces", "tensor parallelism")
         for runs in ("ONNX", "OM", "MindSpore")
     ),
 }
@@ -69,6 +69,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "streaming",
             "fewer rows when memory is short",
             "traces",
+            "tensor parallelism",
         ),
     ),
     "Encoder": (
@@ -143,7 +144,8 @@ def page(found: Iterator[Proof]) -> str:
         "",
         "- *run*: tests run it on the device, or with the real program.",
         "- *contract*: tests run it without the device. CUDA: streams and graphs simulated on the CPU. NPU: the real",
-        "  torch_npu wheel on a simulated CANN. OM: simulated `atc` and ais_bench.",
+        "  torch_npu wheel on a simulated CANN. Ranks on both: sums on the host, between two processes. OM: simulated",
+        "  `atc` and ais_bench.",
         "- *not run*: nothing prevents it, and no test shows it.",
         "- *none*: the device neither has it nor needs it.",
         "",

@@ -150,7 +150,10 @@ class CaptionerSpec:
         if self.tensor_parallel > 1 and self.decoder is not None:
             raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
         if self.tensor_parallel > 1 and self.mode != "eager":
-            raise ValueError(f"tensor_parallel goes with mode eager, and it is {self.mode}")
+            raise ValueError(
+                f"tensor_parallel goes with mode eager, and it is {self.mode}: no graph holds the sums over ranks. "
+                "Pass mode eager, or one rank"
+            )
         if self.decoder is None and (self.decoder_backend or self.ge_config):
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):

@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
@@ -14,12 +13,11 @@ from llama_adapter import __version__
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.parallel.cores import bind_to, cores_of_ranks
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
 from llama_adapter.app.parallel.launch import checked_launch
 from llama_adapter.app.parallel.rendezvous import (
-    BEAT_S,
     SECONDARY,
-    beat_key,
     environment_store,
     error_key,
     followed_key,
@@ -27,12 +25,15 @@ from llama_adapter.app.parallel.rendezvous import (
     join,
     leave,
 )
+from llama_adapter.app.parallel.watch import FEW_BEATS, BeatWatch, Failure, StepWatch
 from llama_adapter.llm.load import PlacedDecoder
 from llama_adapter.llm.parallel.leader import LeadingRunner
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.devices.base import Collectives
+from llama_adapter.runtime.devices.collectives import LIBRARIES
+from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.ranks import CollectiveError
 from llama_adapter.runtime.schemes import Precision
@@ -41,13 +42,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 ENTRY: Final = "llama_adapter.app.parallel.rank_process:main"
 _POLL_S: Final = 0.05
 _END_S: Final = 5.0  # that a rank has to end by itself
-_MISSED_BEATS: Final = 8
-
-
-class RankError(LlamaAdapterError):
-    """A rank that ended, hangs, or does not fit the others. All of them end with it."""
-
-    http_status = 503
+_NAMING_S: Final = 4.0  # for finding out which rank it is, once something has failed
 
 
 class RankGroup:
@@ -60,14 +55,21 @@ class RankGroup:
         self._children: dict[int, ChildProcess] = {}
         self._runner: LeadingRunner | None = None
         self._is_closed, self._has_joined = False, False
+        self._step_watch: StepWatch | None = None
         self._restore_cores: Callable[[], None] = lambda: None
         place = checked_launch(spec.tensor_parallel)
+        if place is not None and place.rank > 0:
+            raise UsageError(
+                f"This process is rank {place.rank} of {place.size} of torchrun, and a captioner leads them as rank 0",
+                hint="start a command of llama-adapter with torchrun, or Python without it: it starts its own ranks",
+            )
         try:
             if place is None:
                 self._store = host_store(self.size)
                 self._start_ranks(spec)
             else:
-                self._store = environment_store()
+                self._store = environment_store(place, timeout_s=spec.parallel_timeout)
+            self._seen = self._store.clone()  # a connection of its own: calls of the first one may wait
             self.ranks, self.channel = self._join(spec)
             self._has_joined = True
         except BaseException:
@@ -91,25 +93,26 @@ class RankGroup:
                 "timeout_s": spec.parallel_timeout,
                 "cores": cores[rank],
             }
-            environ = {"GLOO_SOCKET_IFNAME": "lo"} if "GLOO_SOCKET_IFNAME" not in os.environ else {}
-            self._children[rank] = ChildProcess(ENTRY, json.dumps(started), environ=environ, watch_parent=True)
+            self._children[rank] = ChildProcess(ENTRY, json.dumps(started), environ={}, watch_parent=True)
         if cores[0] is not None:
             self._restore_cores = bind_to(cores[0])
 
     def _join(self, spec: CaptionerSpec) -> Any:
         self._wait_for("hello", self._check_version)
-        if self._children:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        collectives = self._backend.capabilities.collectives
+        self._watch_steps(spec, collectives=collectives)
         try:
-            return join(
-                self._store,
-                rank=0,
-                size=self.size,
-                collectives=self._backend.capabilities.collectives,
-                timeout_s=spec.parallel_timeout,
-                device=self._backend.device,
-            )
-        except RuntimeError as error:  # of several classes
+            with self._watching():
+                return join(
+                    self._store,
+                    rank=0,
+                    size=self.size,
+                    collectives=collectives,
+                    timeout_s=spec.parallel_timeout,
+                    device=self._backend.device,
+                    are_local=bool(self._children),
+                )
+        except CollectiveError as error:
             raise self._named_failure(error) from None
 
     def _check_version(self, rank: int, said: dict[str, Any]) -> None:
@@ -148,17 +151,17 @@ class RankGroup:
         self._wait_for("loaded", check)
         self.channel.send({"do": "start", "num_slots": runner.config.num_slots})
         self._wait_for("ready")
-        self._runner = LeadingRunner(runner, self.channel, explain=self.explain)
+        self._runner = LeadingRunner(runner, self.channel, explain=self.explain, watching=self._watching)
         return self._runner
 
     def _wait_for(self, key: str, check: Callable[[int, dict[str, Any]], None] = lambda rank, said: None) -> None:
         """Wait until every rank has said `key` in the store. Raises RankError for one that ends or hangs before."""
         missing = set(range(1, self.size))
-        watch = _Watch(self._store)
+        watch = BeatWatch(self._seen)
         while missing:
             for rank in sorted(missing):
-                if self._store.check([f"{key}/{rank}"]):
-                    check(rank, json.loads(self._store.get(f"{key}/{rank}")))
+                if self._seen.check([f"{key}/{rank}"]):
+                    check(rank, json.loads(self._seen.get(f"{key}/{rank}")))
                     missing.discard(rank)
             failure = self._failure_of(missing) or watch.silent(missing)
             if failure is not None:
@@ -173,19 +176,20 @@ class RankGroup:
             failure = self._named_failure(error)
         else:
             problem = describe(error)
-            failure = self._rank_error(0, problem.sentence, problem.hint)
+            found = self._failure_of(set(range(1, self.size))) if self._step_watch is not None else None
+            failure = self._rank_error(*(found or (0, problem.sentence, problem.hint)))
         self._kill()
         return failure
 
     def _named_failure(self, error: BaseException) -> RankError:
         """Who made a collective fail: a rank that says so or has ended, else one that does not respond."""
         others = set(range(1, self.size))
-        watch = _Watch(self._store)
-        until = time.monotonic() + (_MISSED_BEATS / 2) * BEAT_S
+        watch = BeatWatch(self._seen)
+        until = time.monotonic() + _NAMING_S
         found = None
         while found is None and time.monotonic() < until:
-            followed = {rank for rank in others if self._store.check([followed_key(rank)])}
-            found = self._failure_of(others) or watch.silent(others - followed, beats=2)
+            followed = {rank for rank in others if self._seen.check([followed_key(rank)])}
+            found = self._failure_of(others) or watch.silent(others - followed, beats=FEW_BEATS)
             time.sleep(_POLL_S)
         if found is not None:
             return self._rank_error(*found)
@@ -194,11 +198,39 @@ class RankGroup:
             hint="look at the log of the other ranks, and at the network between them",
         )
 
-    def _failure_of(self, others: set[int]) -> tuple[int, str, str] | None:
-        """The rank, sentence and hint of one that has failed by itself."""
+    def _watch_steps(self, spec: CaptionerSpec, *, collectives: Collectives) -> None:
+        """Watch the others in every step, where the device would wait for ever for one that has failed."""
+        library, others, watch = LIBRARIES[collectives], set(range(1, self.size)), BeatWatch(self._seen)
+        if not library.is_queued:
+            return
+
+        def find(stalled_s: float) -> RankError | None:
+            failed, silent = self._failure_of(others), watch.silent(others, beats=FEW_BEATS)
+            if failed is None and stalled_s > spec.parallel_timeout:
+                failed = silent
+            if failed is not None:
+                return self._rank_error(*failed)
+            if stalled_s > spec.parallel_timeout + _NAMING_S:
+                return RankError(
+                    f"The {self.size} ranks of the decoder did not get on with a step for {stalled_s:.0f} s",
+                    hint="one of them may hang; --parallel-timeout gives more time, such as to compile operators",
+                )
+            return None
+
+        self._step_watch = StepWatch(
+            find=find,
+            progress=lambda: self.ranks.num_calls if self._has_joined else 0,
+            release=lambda: library.abort(self._backend.device),
+        )
+
+    def _watching(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._step_watch is None else self._step_watch.watching()
+
+    def _failure_of(self, others: set[int]) -> Failure | None:
+        """One that has failed by itself."""
         for rank in sorted(others):
-            if self._store.check([error_key(rank)]):
-                said = json.loads(self._store.get(error_key(rank)))
+            if self._seen.check([error_key(rank)]):
+                said = json.loads(self._seen.get(error_key(rank)))
                 return rank, said["sentence"], said["hint"]
         for rank in sorted(others & self._children.keys()):
             child = self._children[rank]
@@ -226,6 +258,8 @@ class RankGroup:
             for child in self._children.values():
                 child.has_ended(within_s=_END_S)
         self._kill()
+        if self._step_watch is not None:
+            self._step_watch.close()
         if self._has_joined:
             with suppress(RuntimeError):
                 leave()
@@ -237,24 +271,3 @@ class RankGroup:
             if not child.has_ended(within_s=_END_S):
                 child.process.kill()
                 child.process.wait()
-
-
-class _Watch:
-    """Finds ranks whose beats have stopped."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._last: dict[int, tuple[bytes, float]] = {}
-
-    def silent(self, ranks: set[int], *, beats: float = _MISSED_BEATS) -> tuple[int, str, str] | None:
-        """Rank, sentence and hint of one without a beat for some seconds; None if all have one, or none yet."""
-        now = time.monotonic()
-        for rank in sorted(ranks):
-            if not self._store.check([beat_key(rank)]):
-                continue
-            beat = self._store.get(beat_key(rank))
-            if self._last.get(rank, (b"", 0.0))[0] != beat:
-                self._last[rank] = beat, now
-            elif now - self._last[rank][1] > beats * BEAT_S:
-                return rank, "it does not respond: it is stopped or hangs", "see what it does, or start again"
-        return None

@@ -28,6 +28,12 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     return Launched(rank=rank, size=size, local_rank=local_rank)
 
 
+def launched_follower(num_ranks: int) -> Launched | None:
+    """This process's place if it is one of several that share a decoder, and not the first; else None."""
+    place = launched()
+    return place if num_ranks > 1 and place is not None and place.rank > 0 else None
+
+
 def checked_launch(num_ranks: int) -> Launched | None:
     """As `launched`, None for a single process. Raises UsageError unless there are `num_ranks` processes."""
     place = launched()

@@ -11,7 +11,7 @@ import torch
 from llama_adapter import __version__
 from llama_adapter.app.models.memory_fit import engine_config
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.parallel.cores import bind_to
 from llama_adapter.app.parallel.fingerprint import weights_fingerprint
@@ -56,10 +56,14 @@ def main(descriptor: str, started: str) -> None:
 def run_launched(place: Launched, spec: CaptionerSpec) -> int:
     """As `main`, for a process of `torchrun`, which has the command line of the first rank; returns its exit code."""
     checked_launch(spec.tensor_parallel)
-    kind = open_backend(spec.device).device.type
-    device = "cpu" if kind == "cpu" else f"{kind}:{place.local_rank}"
+    kind = open_backend(AUTO).device.type if spec.device == AUTO else spec.device.partition(":")[0]
     return _live(
-        environment_store(), place.rank, place.size, device=device, timeout_s=spec.parallel_timeout, is_launched=True
+        environment_store(place, timeout_s=spec.parallel_timeout),
+        place.rank,
+        place.size,
+        device="cpu" if kind == "cpu" else f"{kind}:{place.local_rank}",
+        timeout_s=spec.parallel_timeout,
+        is_launched=True,
     )
 
 
@@ -70,7 +74,13 @@ def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float, is
         backend = open_backend(device)
         collectives = backend.capabilities.collectives
         ranks, channel = join(
-            store, rank=rank, size=size, collectives=collectives, timeout_s=timeout_s, device=backend.device
+            store,
+            rank=rank,
+            size=size,
+            collectives=collectives,
+            timeout_s=timeout_s,
+            device=backend.device,
+            are_local=not is_launched,
         )
         _serve(store, ranks, channel, device=device)
     except CollectiveError:  # another rank ended, and the first one tells which

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,21 +18,29 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, and not in __all__
 from torch.distributed.rendezvous import rendezvous
 
+from llama_adapter.app.parallel.errors import RankError
+from llama_adapter.app.parallel.launch import Launched
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.runtime.devices.base import Collectives
+from llama_adapter.runtime.devices.collectives import LIBRARIES
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.ranks import Ranks
+from llama_adapter.runtime.ranks import Ranks, collective
+from llama_adapter.runtime.text import one_line
 
 BEAT_S: Final = 1.0
 SECONDARY: Final = 75  # exit code of a rank that ended because another one did
 _END_BEATS: Final = 10
 DEFAULT_TIMEOUT_S: Final = 60.0
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK: Final = "127.0.0.1"
+_MOST_REASON: Final = 200  # characters of what torch says
 
 
 def host_store(size: int) -> Any:
-    """A store of this process for ranks on this machine; `port` is where it listens."""
+    """A store of this process for ranks on this machine; `port` is where it listens.
+
+    The port is taken when it is chosen, and handed over: nobody can take it in between.
+    """
     listener = socket.socket()
     listener.bind((_LOOPBACK, 0))
     listener.listen()
@@ -43,16 +53,43 @@ def find_store(port: int, size: int) -> Any:
     return TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))
 
 
-def environment_store() -> Any:
-    """The store that `torchrun` names. Raises RuntimeError where it cannot be opened, such as for a port in use."""
-    store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))))
+def environment_store(place: Launched, *, timeout_s: float) -> Any:
+    """The store that `torchrun` names, once all ranks have come to it.
+
+    Raises RankError where that takes longer than `timeout_s`, and for a port in use.
+    """
+    port = os.environ.get("MASTER_PORT", "")
+    try:
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error):
+            raise RankError(
+                f"Rank {place.rank} of {place.size} cannot listen on port {port}, which MASTER_PORT names: it is taken",
+                hint="set MASTER_PORT to a free port, the same one for all ranks",
+            ) from None
+        raise RankError(
+            f"Rank {place.rank} of {place.size} did not meet the others at {os.environ['MASTER_ADDR']}, port {port}, "
+            f"within {timeout_s:g} s: {one_line(str(error))[:_MOST_REASON]}",
+            hint="all ranks need the address and port of rank 0 in MASTER_ADDR and MASTER_PORT, its firewall has to "
+            "let them in, and all have to be started within --parallel-timeout",
+        ) from None
     return store
 
 
 def join(
-    store: Any, *, rank: int, size: int, collectives: Collectives, timeout_s: float, device: torch.device
+    store: Any,
+    *,
+    rank: int,
+    size: int,
+    collectives: Collectives,
+    timeout_s: float,
+    device: torch.device,
+    are_local: bool,
 ) -> tuple[Ranks, Channel]:
-    """Join the process groups for the devices and for commands; returns when all ranks have. Raises RuntimeError."""
+    """Join the process groups for the devices and for commands; returns when all ranks have.
+
+    With `are_local`, all ranks are on this machine. Raises CollectiveError, and UsageError for a group that is there.
+    """
     if dist.is_initialized():
         raise UsageError(
             "This process has a process group of torch.distributed already",
@@ -60,10 +97,33 @@ def join(
         )
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(collectives, store=PrefixStore("ranks", store), rank=rank, world_size=size, timeout=timeout)
-    group = dist.new_group(backend="gloo", timeout=timeout if rank == 0 else _IDLE)  # others wait for commands
-    return Ranks(rank=rank, size=size, collectives=collectives), Channel(group)
+    library, timeout = LIBRARIES[collectives], timedelta(seconds=timeout_s)
+    variables = library.variables(timeout_s) | ({"GLOO_SOCKET_IFNAME": "lo"} if are_local else {})
+    prefixed = PrefixStore("ranks", store)
+    dist.distributed_c10d._world.group_count = 0  # ranks name groups by it, and a start that failed has counted
+    try:
+        with _environment(variables), collective():
+            dist.init_process_group(collectives, store=prefixed, rank=rank, world_size=size, timeout=timeout)
+            group = dist.new_group(backend="gloo", timeout=timeout if rank == 0 else _IDLE)  # others wait for commands
+            ranks = Ranks(rank=rank, size=size, collectives=collectives)
+            if library.is_queued:  # it connects in its first collective, and reads the variables then
+                ranks.sum(torch.zeros(1, device=device)).cpu()
+    except BaseException:
+        leave()
+        raise
+    return ranks, Channel(group)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables of this process inside the context, except those that are set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def leave() -> None:

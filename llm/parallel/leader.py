@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,10 +46,15 @@ class LeadingRunner:
     """
 
     def __init__(
-        self, runner: Runner, channel: Channel, *, explain: Callable[[BaseException], LlamaAdapterError]
+        self,
+        runner: Runner,
+        channel: Channel,
+        *,
+        explain: Callable[[BaseException], LlamaAdapterError],
+        watching: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`explain` says which rank failed, and why."""
-        self._runner, self._channel, self._explain = runner, channel, explain
+        """`explain` says which rank failed, and why. Every call runs inside of `watching()`."""
+        self._runner, self._channel, self._explain, self._watching = runner, channel, explain, watching
         self._failure: LlamaAdapterError | None = None
         self._numbers = itertools.count()
         self._unused: list[int] = []
@@ -114,10 +120,11 @@ class LeadingRunner:
         while self._unused:
             unused.append(self._unused.pop())
         try:
-            self._channel.send({**command, "unused": unused})
-            for values in payload:
-                self._channel.send_numbers(values)
-            return call()
+            with self._watching():
+                self._channel.send({**command, "unused": unused})
+                for values in payload:
+                    self._channel.send_numbers(values)
+                return call()
         except Exception as error:
             failure = self._failure = self._explain(error)
         except BaseException as error:

@@ -1,19 +1,19 @@
 /* A host-backed stand-in for the part of CANN that torch_npu needs to load, allocate, copy and time; it computes
- * nothing. Written against the public prototypes of acl_rt.h. Everything that is not here is a generated stub that
- * returns 0 (see fake_cann.py).
+ * nothing. Written against the public prototypes of acl_rt.h. Streams and events are in fake_streams.c,
+ * collectives in fake_hccl.c; everything else is a generated stub that returns 0 (see fake_cann.py).
  *
  * FAKE_SOC      name of the chip, for example Ascend310P3; unset: no device, and aclInit fails
  * FAKE_DEVICES  number of devices, 1 when unset
  * FAKE_HBM_MB   memory of all devices together, 4096 when unset
- * FAKE_ERROR    code with which every wait for the device ends, 0 when unset
  */
+#include "fake_streams.h"
+
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { OK = 0, NO_DEVICE = 507033, BAD_DEVICE = 107001, NO_CONTEXT = 107002, NO_MEMORY = 207001 };
 
@@ -98,51 +98,17 @@ int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) 
     return OK;
 }
 int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, int kind, void *stream) {
-    (void)stream;
-    return aclrtMemcpy(to, room, from, size, kind);
+    int code = stream_wait(stream);
+    return code ? code : aclrtMemcpy(to, room, from, size, kind);
 }
 int aclrtMemcpyAsyncWithCondition(void *to, size_t room, const void *from, size_t size, int kind, void *stream) {
     return aclrtMemcpyAsync(to, room, from, size, kind, stream);
 }
 int aclrtMemset(void *to, size_t room, int32_t value, size_t size) { (void)room; memset(to, value, size); return OK; }
 int aclrtMemsetAsync(void *to, size_t room, int32_t value, size_t size, void *stream) {
-    (void)stream;
-    return aclrtMemset(to, room, value, size);
+    int code = stream_wait(stream);
+    return code ? code : aclrtMemset(to, room, value, size);
 }
-
-/* Streams and events: all work is done when it is asked for. */
-static int make(void **handle) { return (*handle = calloc(1, sizeof(double))) ? OK : NO_MEMORY; }
-static double now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
-}
-static int waited(void) {
-    const char *code = getenv("FAKE_ERROR");
-    return code ? atoi(code) : OK;
-}
-int aclrtSynchronizeDevice(void) { return waited(); }
-int aclrtSynchronizeDeviceWithTimeout(int32_t ms) { (void)ms; return waited(); }
-int aclrtSynchronizeStream(void *stream) { (void)stream; return waited(); }
-int aclrtSynchronizeStreamWithTimeout(void *stream, int32_t ms) { (void)stream; (void)ms; return waited(); }
-int aclrtCreateStream(void **stream) { return make(stream); }
-int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag) { (void)priority; (void)flag; return make(stream); }
-int aclrtDestroyStream(void *stream) { free(stream); return OK; }
-int aclrtDestroyStreamForce(void *stream) { free(stream); return OK; }
-int aclrtStreamQuery(void *stream, int *status) { (void)stream; *status = 0; return OK; }
-int aclrtStreamGetId(void *stream, int32_t *id) { (void)stream; *id = 0; return OK; }
-int aclrtGetStreamOverflowSwitch(void *stream, uint32_t *flag) { (void)stream; *flag = 0; return OK; }
-int aclrtCreateEventWithFlag(void **event, uint32_t flag) { (void)flag; return make(event); }
-int aclrtCreateEventExWithFlag(void **event, uint32_t flag) { (void)flag; return make(event); }
-int aclrtDestroyEvent(void *event) { free(event); return OK; }
-int aclrtRecordEvent(void *event, void *stream) { (void)stream; *(double *)event = now_ms(); return OK; }
-int aclrtQueryEventStatus(void *event, int *status) { (void)event; *status = 1; return OK; }
-int aclrtQueryEventWaitStatus(void *event, int *status) { (void)event; *status = 0; return OK; }
-int aclrtEventElapsedTime(float *ms, void *start, void *end) {
-    *ms = (float)(*(double *)end - *(double *)start);
-    return OK;
-}
-int aclrtEventGetTimestamp(void *event, uint64_t *microseconds) { *microseconds = (uint64_t)(*(double *)event * 1e3); return OK; }
 
 /* Graphs: capture ends with a handle of its own for each, and nothing is in it. */
 struct graph { uint32_t id; };

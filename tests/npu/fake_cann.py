@@ -1,7 +1,7 @@
 """Builds the libraries of CANN that those of torch_npu and onnxruntime-cann ask for, by their undefined names.
 
-Our C gives bodies to memory, copies, events and devices; everything else becomes a stub that returns 0. Nothing
-computes, and nothing of Huawei's is used but the wheel that is tested.
+Our C gives bodies to memory, copies, streams, devices and collectives; everything else becomes a stub that returns 0.
+No kernel computes, and nothing of Huawei's is used but the wheel that is tested.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_suffix(".c")
+FOLDER = Path(__file__).parent
+SOURCES = sorted(FOLDER.glob("fake_*.c"))
 MAIN = "libascendcl.so"
 # Asked for by torch_npu 2.13 (readelf -d); empty, and they lead to the main one, where dlsym then finds everything.
 OTHERS = (
@@ -27,7 +28,7 @@ OTHERS = (
 # The kernels (aclnn...) are no part of it: torch_npu looks for them only when it would compute.
 OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z]|_ZNK?2ge|_ZNK?4gert)\w+|[a-z]+_s")
 DEFINED = re.compile(r"^(?:int|size_t|const char \*)\s*(\w+)\(", re.MULTILINE)
-FLAGS = ("-shared", "-fPIC", "-O1", "-w")
+FLAGS = ("-shared", "-fPIC", "-O1", "-w", "-pthread")
 
 
 def build(libraries: list[Path], *, cache: Path) -> Path:
@@ -35,7 +36,9 @@ def build(libraries: list[Path], *, cache: Path) -> Path:
 
     Raises RuntimeError when gcc or nm is missing or fails.
     """
-    key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes())
+    key = hashlib.sha256(Path(__file__).read_bytes())
+    for source in (*SOURCES, *FOLDER.glob("fake_*.h")):
+        key.update(source.read_bytes())
     for library in libraries:
         key.update(f"{library.name} {library.stat().st_size}".encode())
     folder = cache / f"fake-cann-{key.hexdigest()[:16]}"
@@ -62,10 +65,11 @@ def wanted_names(libraries: list[Path]) -> set[str]:
 
 
 def _compile(folder: Path, *, names: set[str]) -> None:
-    stubs = sorted(names - set(DEFINED.findall(SOURCE.read_text(encoding="ascii"))))
+    written = "".join(source.read_text(encoding="ascii") for source in SOURCES)
+    stubs = sorted(names - set(DEFINED.findall(written)))
     generated = folder / "stubs.c"
     generated.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in stubs), encoding="ascii")
-    _output("gcc", *FLAGS, f"-Wl,-soname,{MAIN}", "-o", str(folder / MAIN), str(SOURCE), str(generated))
+    _output("gcc", *FLAGS, f"-Wl,-soname,{MAIN}", "-o", str(folder / MAIN), *map(str, SOURCES), str(generated))
     empty = folder / "empty.c"
     empty.write_text("")
     for name in OTHERS:

@@ -89,8 +89,13 @@ SETTINGS = (
     "torch_npu.npu.matmul.allow_hf32",
     "npugraph_ex.configs.compiler_config.CompilerConfig.experimental_config",
 )
-# Called on an event, in runtime/devices/npu.py and base.py.
-METHODS = ("torch_npu.npu.Event.record", "torch_npu.npu.Event.synchronize", "torch_npu.npu.Event.elapsed_time")
+# Called on an event, in runtime/devices/npu.py and base.py, and on the process group, in collectives.py.
+METHODS = (
+    "torch_npu.npu.Event.record",
+    "torch_npu.npu.Event.synchronize",
+    "torch_npu.npu.Event.elapsed_time",
+    "torch_npu._C._distributed_c10d.ProcessGroupHCCL.abort_hccl_comm",
+)
 BACKENDS = ("npugraph_ex",)
 BACKEND_OPTIONS = ("frozen_parameter",)
 

@@ -17,7 +17,7 @@ import llama_adapter.app.parallel.group as group_module
 from llama_adapter import Captioner
 from llama_adapter.app.captioning.captioner import RawPrompt
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.parallel.group import RankError
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import case, model_options, picture
 

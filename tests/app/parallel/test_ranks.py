@@ -45,6 +45,7 @@ def test_a_service_answers_on_ranks(alone: Captioner) -> None:
     assert answers == texts(alone) * 2
 
 
+@pytest.mark.proves("tensor parallelism", "CPU")
 def test_the_embedded_model_answers_as_on_one_rank(alone: Captioner, pair: Captioner) -> None:
     assert "2 ranks" in pair.info.operators
     assert texts(pair) == texts(alone)

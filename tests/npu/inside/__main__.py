@@ -8,7 +8,7 @@ import torch
 
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
-from tests.npu.inside import decoder, device, few_bits, graphs, in_fork, wheel_facts
+from tests.npu.inside import decoder, device, few_bits, graphs, in_fork, ranks, wheel_facts
 from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL
 
 
@@ -30,6 +30,8 @@ def main() -> None:
     reports["wheel"] = in_fork(wheel_facts.facts, FAKE_SOC=SOC)
     reports["graphs"] = in_fork(functools.partial(graphs.comparison, dtype=torch.float32), FAKE_SOC=SOC)
     reports["graphs of few bits"] = in_fork(few_bits.graph_runs, FAKE_SOC=SOC)
+    reports["ranks"] = in_fork(ranks.model, FAKE_SOC=SOC, FAKE_DEVICES="2")
+    reports["queue"] = in_fork(ranks.queue, FAKE_SOC=SOC, FAKE_DEVICES="2")
     reports["profiled"] = in_fork(device.profiled, FAKE_SOC=SOC)
     print(json.dumps(reports))
 

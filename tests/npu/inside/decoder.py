@@ -16,7 +16,8 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.devices import Backend, CpuBackend
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.state import convert_precision
-from tests.llm.toys import CONFIG, answers, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm import toys
+from tests.llm.toys import CONFIG, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
 # Heads of 64, as the fused rotation wants them; and of 16, which it refuses.
@@ -48,7 +49,7 @@ def results(
     engine.submit(ScoreRequest(id=90, prompt_ids=prompts[1], prefix=prefixes[1], continuations=continuations))
     outputs = drain(engine)
     scores = [output.logprobs for output in outputs if output.logprobs]
-    given = answers(outputs)
+    given = toys.answers(outputs)
     return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
 
 
@@ -106,8 +107,11 @@ def planted_mixes() -> dict[str, str]:
     return outcomes
 
 
-def captions(device: str) -> list[tuple[str, list[int], str]]:
-    captioner = Captioner.load(device=device, dtype="float32", batch_size=3)
+def load(device: str, **options: Any) -> Captioner:
+    return Captioner.load(device=device, dtype="float32", batch_size=3, **options)
+
+
+def answers(captioner: Captioner) -> list[tuple[str, list[int], str]]:
     pictures = sorted(sample_pictures().iterdir())[:NUM_REQUESTS]
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(pictures))]
     given = captioner.generate(pictures, prompts, max_new_tokens=20)
@@ -117,12 +121,12 @@ def captions(device: str) -> list[tuple[str, list[int], str]]:
 
 @functools.cache
 def captions_on_cpu() -> list[tuple[str, list[int], str]]:
-    return captions("cpu")
+    return answers(load("cpu"))
 
 
 def captions_of_both() -> dict[str, Any]:
     expected = captions_on_cpu()
     mode = HostOps()
     with mode:
-        given = captions("npu:0")
+        given = answers(load("npu:0"))
     return {"expected": expected, "given": given, "calls": mode.calls}

@@ -36,6 +36,7 @@ NATIVE = (
 )
 # torch_npu decides in these what to call; the mode sees what that is.
 ROUTED = ("aten::scaled_dot_product_attention",)
+COLLECTIVES = "c10d::"  # torch_npu hands these to HCCL itself
 MAY_COPY = ("aten::contiguous",)  # looks like a view
 
 
@@ -73,6 +74,9 @@ class HostOps(TorchDispatchMode):
                 with self:
                     return func.decompose(*args, **kwargs)
         if (func.is_view and name not in MAY_COPY) or name in NATIVE:
+            return func(*args, **kwargs)
+        if name.startswith(COLLECTIVES):
+            self.sequence.append(name)
             return func(*args, **kwargs)
         self.sequence.append(name)
         return self._compute(func, name, args, kwargs)

@@ -1,0 +1,158 @@
+"""What goes wrong with a rank while ranks meet, load or compute: one sentence that names it, and no orphans."""
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from llama_adapter import Captioner
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.parallel import group as group_module
+from llama_adapter.app.parallel import rendezvous
+from llama_adapter.app.parallel.errors import RankError
+from llama_adapter.app.parallel.group import RankGroup
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import describe
+from tests.app.command import Run
+
+SAMPLES = sorted(sample_pictures().glob("*.png"))[:6]
+LONG = "What is this? " * 60
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rank processes that are started."""
+    started: list[Any] = []
+
+    class Child(group_module.ChildProcess):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.process)
+
+    monkeypatch.setattr(group_module, "ChildProcess", Child)
+    return started
+
+
+def starve(process: int) -> None:
+    """Let a process have no more memory than it has."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
+    resource.prlimit(process, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+
+
+def assert_ended(processes: list[Any]) -> None:
+    assert processes
+    assert all(process.poll() is not None for process in processes)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_for_its_share_is_named(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    load = RankGroup.load
+
+    def starved(self: RankGroup, *arguments: Any, **options: Any) -> None:
+        starve(processes[0].pid)
+        load(self, *arguments, **options)
+
+    monkeypatch.setattr(RankGroup, "load", starved)
+    with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough") as caught:
+        Captioner.load(tensor_parallel=2)
+    assert describe(caught.value).exit_code == ExitCode.FAILED
+    assert_ended(processes)
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_for_a_step_is_named(processes: list[Any]) -> None:
+    with Captioner.load(tensor_parallel=2, batch_size=6) as captioner:
+        captioner.caption(SAMPLES[0])
+        starve(processes[0].pid)
+        with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough"):
+            captioner.generate(SAMPLES, LONG)
+    assert_ended(processes)
+
+
+@pytest.mark.slow
+def test_ranks_that_find_no_way_to_each_other_say_so(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    monkeypatch.setattr(group_module, "_NAMING_S", 0.1)
+    with pytest.raises(RankError, match=r"^The 2 ranks of the decoder cannot reach each other: .*nosuch0"):
+        Captioner.load(tensor_parallel=2)
+    assert_ended(processes)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with Captioner.load(tensor_parallel=2) as captioner:
+        assert captioner.caption(SAMPLES[0]).error is None
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, rank: int, *, address: str, port: int) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("MASTER_ADDR", address), ("MASTER_PORT", port)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+
+COMMAND = ("caption", str(SAMPLES[0]), "--tensor-parallel", "2", "--parallel-timeout", "1")
+
+
+def test_a_port_that_is_taken_is_named(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, 0, address="127.0.0.1", port=taken)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    assert f"error: Rank 0 of 2 cannot listen on port {taken}, which MASTER_PORT names: it is taken" in ran.err
+    assert "hint: set MASTER_PORT to a free port" in ran.err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch(monkeypatch, rank, address="127.0.0.1", port=port)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    assert f"error: Rank {rank} of 2 did not meet the others at 127.0.0.1, port {port}, within 1 s: " in ran.err
+    assert "MASTER_ADDR and MASTER_PORT" in ran.err
+
+
+def test_a_wrong_name_of_the_first_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, 1, address="no-such-machine.invalid", port=29500)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    assert "error: Rank 1 of 2 did not meet the others at no-such-machine.invalid, port 29500, within 1 s: " in ran.err
+
+
+def test_nobody_can_take_our_own_port_between_choice_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+    open_store = rendezvous.TCPStore
+
+    def store(address: str, port: int, *arguments: Any, **options: Any) -> Any:
+        with socket.socket() as other:
+            try:
+                other.bind((address, port))
+            except OSError as error:
+                refused.append(error.errno)
+        return open_store(address, port, *arguments, **options)
+
+    monkeypatch.setattr(rendezvous, "TCPStore", store)
+    rendezvous.host_store(2)
+    assert [os.strerror(number) for number in refused] == ["Address already in use"]
+
+
+def test_variables_are_those_of_before_once_ranks_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "9")
+    with rendezvous._environment({"GLOO_SOCKET_IFNAME": "lo", "HCCL_EXEC_TIMEOUT": "60"}):
+        assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("lo", "9")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert os.environ["HCCL_EXEC_TIMEOUT"] == "9"
