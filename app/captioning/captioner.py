@@ -556,9 +556,9 @@ class Captioner:
                 ood_detector=self._ood_detector,
             )
             try:
-                yield loop
+                with closing(loop):  # which fails if ranks have
+                    yield loop
             finally:
-                loop.close()
                 self._running_in = None
 
     def _refuse_own_thread(self) -> None:
