@@ -24,6 +24,19 @@ def is_ours(data: Mapping[str, Any]) -> bool:
     return "exe_mode" in data or ("model_path" in data and bool(_OTHERS & data.keys()))
 
 
+_MODES = one_of(
+    {mode: {"computation.mode": mode} for mode in ("eager", "ge_graph", "acl_graph", "npugraph_ex")},
+    otherwise="ModelRunner has no other modes",
+)
+
+
+def _mode(imported: Import, key: str, value: Any) -> None:
+    if value in ("ge_graph", "acl_graph", "npugraph_ex") and imported.value("world_size", 1) != 1:
+        imported.ignore(key, "several ranks run operator by operator: no graph holds the sums over them")
+    else:
+        _MODES(imported, key, value)
+
+
 def _profiler(imported: Import, key: str, value: Any) -> None:
     if value is True:
         imported.take(key, {"profiling.trace": "prof"}, "its folder, as there")
@@ -72,10 +85,7 @@ def _checkpoint(imported: Import, key: str, value: Any) -> None:
 RULES: dict[str, Rule] = {
     "model_name": ignored("it names nothing here: records have the name of the model's folder"),
     "model_path": model,
-    "exe_mode": one_of(
-        {mode: {"computation.mode": mode} for mode in ("eager", "ge_graph", "acl_graph", "npugraph_ex")},
-        otherwise="ModelRunner has no other modes",
-    ),
+    "exe_mode": _mode,
     "world_size": _world_size,
     "model_config.enable_profiler": _profiler,
     "model_config.enable_online_split_weight": _split_weights,

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -18,6 +19,7 @@ import pytest
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.process import READY, ServerProcess
 from tests.app.http_api.requests import chat, data_uri, image, user
+from tests.app.parallel.processes import ranks_of
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix == ".png")
 KEY = "open-sesame"
@@ -141,3 +143,30 @@ def test_no_request_is_lost_by_ctrl_c_if_stderr_is_closed() -> None:
 
     assert code == 130
     assert len(replies) >= accepted
+
+
+def test_a_service_whose_rank_is_killed_loads_its_model_again() -> None:
+    with ServerProcess("--tensor-parallel", "2") as server:
+        before = ask(address_of(server))["choices"]
+        [rank] = ranks_of(server.pid)
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            ask(address_of(server))
+        failed.value.close()
+        after, refused = None, set()
+        while after is None:
+            try:
+                after = ask(address_of(server))["choices"]
+            except urllib.error.HTTPError as error:  # it is being loaded
+                refused.add(error.code)
+                error.close()
+                time.sleep(0.2)
+        [other] = ranks_of(server.pid)
+        code, said = ended(server, signal.SIGTERM)
+
+    assert failed.value.code == 503
+    assert refused <= {503}
+    assert after == before
+    assert f"Rank 1 of 2 (process {rank}) failed: ended by SIGKILL" in said
+    assert code == 0
+    assert not Path(f"/proc/{other}").exists()

@@ -137,6 +137,12 @@ def test_a_model_on_several_devices_becomes_ranks(text: str, size: int, tmp_path
     assert not found.refused
 
 
+def test_a_graph_mode_on_several_devices_is_told_and_not_taken(tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.yaml", "model_path: x\nexe_mode: ge_graph\nworld_size: 2")
+    assert found.settings["computation"] == {"tensor_parallel": 2}
+    assert "several ranks run operator by operator" in found.format_report()
+
+
 RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_path: a"
 
 

@@ -20,6 +20,7 @@ from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import case, model_options, picture
+from tests.app.parallel.processes import ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -161,12 +162,6 @@ def test_ranks_end_when_the_first_one_is_killed(tmp_path: Path) -> None:
     while Path(f"/proc/{rank}").exists() and time.monotonic() < until:
         time.sleep(0.1)
     assert not Path(f"/proc/{rank}").exists()
-
-
-def ranks_of(process: int) -> list[int]:
-    """The rank processes that a process has started."""
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in found if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_random_models_are_the_same_on_all_ranks() -> None:
