@@ -11,9 +11,11 @@ import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -22,6 +24,9 @@ settings.load_profile("repeatable")
 # A script that starts tests in the background has them ignore these signals, and every process would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Processes with another HOME have the kernels that are compiled already.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
 
@@ -62,18 +67,55 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that no process works alone at the end: e2e, then others with slow tests, then the rest.
+ROOT = Path(__file__).resolve().parents[1]
+# Files with most processor time, by measurement. Those that start Ray are apart from each other: two clusters that
+# start at once, beside mypy, are slow.
+LONGEST = (
+    "tests/test_docs.py",
+    "tests/npu/test_chips.py",
+    "tests/e2e/test_ascend_route.py",
+    "tests/e2e/test_openai_client.py",
+    "tests/app/parallel/test_groups.py",
+    "tests/e2e/test_jobs.py",
+    "tests/test_kernel_wheel.py",
+    "tests/e2e/test_replicas.py",
+    "tests/e2e/test_browser_chat.py",
+    "tests/app/doctor/test_environment.py",
+    "tests/e2e/test_ray.py",
+    "tests/app/models/test_load_peak.py",
+)
+# Files that share what takes a process minutes to compute.
+TOGETHER = {"tests/npu/test_few_bits.py": "tests/npu/test_chips.py"}
 
-    Files of the same kind come by their number of tests.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that no process works alone at the end.
+
+    First those of `LONGEST`, then e2e, then others with slow tests, then the rest; of the same kind by their number of
+    tests.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
+    first = {ROOT / name: number for number, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in first), "LONGEST names a file that is no more"
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int, Path]:
-        return "e2e" not in item.path.parts, item.path not in slow, -sizes[item.path], item.path
+    def place(item: pytest.Item) -> tuple[int, bool, bool, int, Path]:
+        rank = first.get(item.path, len(first))
+        return rank, "e2e" not in item.path.parts, item.path not in slow, -sizes[item.path], item.path
 
     items.sort(key=place)
+
+
+class FileScheduling(LoadFileScheduling):
+    """Tests of a file, and of files that go together, run in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return TOGETHER.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    return FileScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

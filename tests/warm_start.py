@@ -5,8 +5,10 @@
 
 The command hands its arguments, standard streams, current folder, variables, umask and ignored signals to the warm
 process, through a socket. A fork of that runs the command line and ends as an interpreter does. The command passes on
-the signals that it gets, and ends as the fork did. What stays unshown is how an interpreter starts: tests in
-`tests/e2e` start real ones.
+the signals that it gets, and ends as the fork did.
+
+What stays unshown is how an interpreter starts: tests in `tests/e2e` start real ones. What takes long is done once in a
+test run: tracing the embedded model's encoder for `export`, and looking at the environment for `doctor`.
 """
 
 import io
@@ -147,8 +149,35 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv[1:] = request["arguments"]
+    if request["arguments"] and (share := _SHARED.get(request["arguments"][0])):
+        share()
     given = os.environ.get("PYTHONPATH")
     sys.path[:1] = [os.getcwd(), *(os.path.abspath(folder) for folder in (given.split(os.pathsep) if given else []))]
+
+
+def _share_encoder() -> None:
+    from tests.app.exported import shared_encoder
+
+    shared_encoder().__enter__()
+
+
+def _share_environment() -> None:
+    from dataclasses import asdict
+
+    from llama_adapter.app.doctor import command
+    from llama_adapter.app.doctor.environment import Probe, look_at_environment
+    from tests.fakes.exported import made_once
+
+    def look() -> list[Probe]:
+        with made_once("environment.json") as (path, is_missing):
+            if is_missing:
+                path.write_text(json.dumps([asdict(probe) for probe in look_at_environment()]))
+        return [Probe(**values) for values in json.loads(path.read_text())]
+
+    command.look_at_environment = look
+
+
+_SHARED = {"export": _share_encoder, "doctor": _share_environment}
 
 
 def _load() -> None:
@@ -158,12 +187,8 @@ def _load() -> None:
     from llama_adapter.runtime.torch_import import prepare_imports
 
     prepare_imports()
-    for name in (
-        "torch.onnx._internal.exporter._core",
-        "torch._dynamo",
-        *(f"llama_adapter.app.{one}" for one in _USED),
-    ):
-        importlib.import_module(name)
+    for name in _USED:
+        importlib.import_module(f"llama_adapter.app.{name}")
 
 
 if __name__ == "__main__":

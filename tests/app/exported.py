@@ -4,8 +4,8 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,12 +13,13 @@ from unittest import mock
 
 from torch import Tensor
 
-from llama_adapter.app.graph_export import decoder
+from llama_adapter.app.graph_export import decoder, to_onnx
 from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.graph_export.to_om import OmJob, run_export_om
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
+from llama_adapter.runtime.graphs.defaults import OPSET
 from llama_adapter.vision.config import VisionConfig
 from tests.app.golden import model_options
 from tests.fakes.exported import ROOT, SOC, embedded_onnx, made_once, open_onnx
@@ -46,20 +47,32 @@ def exported_embedded(**options: Any) -> str:
     return str(path)
 
 
-def shared_encoder() -> AbstractContextManager[object]:
-    """Exported decoders of the embedded model have the encoder of `embedded_onnx`, as tracing it takes most of an
-    export's time."""
-    return mock.patch.object(decoder, "export_onnx", _copy_encoder)
+@contextmanager
+def shared_encoder() -> Iterator[None]:
+    """Exports of the embedded model have the encoder of `embedded_onnx`, as tracing it takes most of their time."""
+    with (
+        mock.patch.object(decoder, "export_onnx", _copy_encoder),
+        mock.patch.object(to_onnx, "export_onnx", _copy_encoder),
+    ):
+        yield
 
 
 def _copy_encoder(
-    config: VisionConfig, state: Mapping[str, Tensor], path: Path, *, name: str, dtype: GraphDtype
+    config: VisionConfig,
+    state: Mapping[str, Tensor],
+    path: Path,
+    *,
+    name: str,
+    dtype: GraphDtype,
+    opset: int = OPSET,
+    check: Callable[[Path], None] = lambda made: None,
 ) -> None:
     """As `export_onnx` for the embedded model."""
     made = embedded_onnx(dtype)
     card = open_onnx(made, threads=1).card
     assert card is not None
-    assert (card.vision, card.fingerprint) == (config, fingerprint(state))
+    assert (card.vision, card.fingerprint, card.opset) == (config, fingerprint(state), opset)
+    check(made)
     shutil.copy(made, path)
 
 

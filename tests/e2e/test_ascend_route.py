@@ -1,13 +1,12 @@
 """The Ascend guide to its end: adapter file -> ONNX -> OM -> captions, on stand-ins for atc, ais_bench and a 310P3."""
 
-import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,32 +114,47 @@ ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-Captions = Callable[[str], dict[str, list[str]]]
+@pytest.fixture(scope="module")
+def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ended]:
+    """How the captions of each route ended, and in 2024 those by torch, over prefixes, and of an adapter's file."""
+    prefixes = tmp_path_factory.mktemp("encoded") / "prefixes"
+    llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
+    of_adapter = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
+    commands: dict[tuple[str, str], Sequence[str | Path]] = {
+        (encoder, generation): (*CAPTION, "--encoder", encoders / encoder, *flags)
+        for (encoder, generation), flags in ROUTES.items()
+    } | {
+        ("torch", "2024"): CAPTION,
+        ("encode", "2024"): ("encode", *PICTURES, "--encoder", encoders / "fixed", "--out", prefixes, *OPTIONS),
+        ("prefixes", "2024"): ("caption", prefixes, *OPTIONS),
+        # CLIP's weights are inside the OM: the decoder is all that is read beside it.
+        ("adapter_bs2.om", "2024"): (*of_adapter, "--encoder", encoders / "adapter_bs2.om"),
+        ("adapter by torch", "2024"): (*of_adapter, *CLIP),
+    }
+    ended: dict[tuple[str, str], Ended] = {}
+    for generation in ("2023", "2024"):
+        asked = {route: command for route, command in commands.items() if route[1] == generation}
+        ended |= zip(asked, run_several(asked.values(), generation=generation), strict=True)
+    return ended
 
 
 @pytest.fixture(scope="module")
-def captions(encoders: Path) -> Captions:
-    """The captions of the pictures: by torch, and by each encoder of a generation of ais_bench."""
-
-    @functools.cache
-    def captions(generation: str) -> dict[str, list[str]]:
-        routes = {encoder: flags for (encoder, when), flags in ROUTES.items() if when == generation}
-        by_encoder = [(*CAPTION, "--encoder", encoders / encoder, *flags) for encoder, flags in routes.items()]
-        ended = run_several([CAPTION, *by_encoder], generation=generation)
-        return dict(zip(("torch", *routes), (one.lines for one in ended), strict=True))
-
-    return captions
+def by_torch(ended: dict[tuple[str, str], Ended]) -> list[str]:
+    """The captions of the pictures by torch."""
+    return ended["torch", "2024"].lines
 
 
-@pytest.mark.parametrize(("encoder", "generation"), ROUTES)
+@pytest.mark.parametrize("route", ROUTES, ids="-".join)
 @pytest.mark.proves("embedded model", "OM")
-def test_every_encoder_gives_the_captions_of_torch(encoder: str, generation: str, captions: Captions) -> None:
-    assert captions(generation)[encoder] == captions(generation)["torch"]
-    assert len(captions(generation)["torch"]) == 12
+def test_every_encoder_gives_the_captions_of_torch(
+    route: tuple[str, str], ended: dict[tuple[str, str], Ended], by_torch: list[str]
+) -> None:
+    assert ended[route].lines == by_torch
+    assert len(by_torch) == 12
 
 
 def test_the_demo_runs_the_om_that_the_guides_variable_names(
-    encoders: Path, captions: Captions, tmp_path: Path
+    encoders: Path, by_torch: list[str], tmp_path: Path
 ) -> None:
     for picture in PICTURES:
         shutil.copy(picture, tmp_path)
@@ -153,28 +167,19 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
     )
     assert ran.returncode == 0, ran.stderr
     results = sorted(line.split(": ", 2)[2] for line in ran.stdout.splitlines() if line.startswith("[result]"))
-    assert results == sorted(line.split(": ", 1)[1] for line in captions("2024")["torch"])
+    assert results == sorted(line.split(": ", 1)[1] for line in by_torch)
     assert "encoder by ais_bench (device 0), batch size 5" in ran.stdout
 
 
 @pytest.mark.proves("prefix files", "OM")
-def test_an_om_encodes_for_a_decoder_elsewhere(encoders: Path, captions: Captions, tmp_path: Path) -> None:
-    encode = ("encode", *PICTURES, "--encoder", encoders / "fixed", "--out", tmp_path / "prefixes", *OPTIONS)
-
-    _, answered = run_several([encode, ("caption", tmp_path / "prefixes", *OPTIONS)])
-
-    assert answered.lines == captions("2024")["torch"]
+def test_an_om_encodes_for_a_decoder_elsewhere(ended: dict[tuple[str, str], Ended], by_torch: list[str]) -> None:
+    assert ended["encode", "2024"].code == 0
+    assert ended["prefixes", "2024"].lines == by_torch
 
 
 @pytest.mark.proves("BIAS adapters", "OM")
-def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(encoders: Path) -> None:
-    llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
-    caption = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
-
-    # CLIP's weights are inside the OM: the decoder is all that is read beside it.
-    ours, reference = run_several([(*caption, "--encoder", encoders / "adapter_bs2.om"), (*caption, *CLIP)])
-
-    assert ours.lines == reference.lines
+def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(ended: dict[tuple[str, str], Ended]) -> None:
+    assert ended["adapter_bs2.om", "2024"].lines == ended["adapter by torch", "2024"].lines
 
 
 # The commands of the Ascend guide. One flag is ours: the visual blocks of the golden adapter are smaller than 7B's.
