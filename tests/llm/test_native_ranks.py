@@ -120,7 +120,7 @@ def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
         (torch.float32, "int8", 0.005),
         (torch.float32, "int4", 0.005),
     ],
-    ids=str,
+    ids=["float32", "bfloat16", "int8", "int4"],
 )
 def test_all_ranks_have_the_whole_decoders_logits(
     dtype: torch.dtype, precision: Precision, tolerance: float, size: int
