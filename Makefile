@@ -7,12 +7,13 @@ OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clien
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clients mindspore test-mindspore arm fuzz audit clean
+.PHONY: demo test check clients mindspore test-mindspore arm arm-short fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients` and `mindspore`.
+# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients`,
+# `mindspore` and `arm-short`.
 test: .venv/.programs
 check test: .venv/.installed-dev
 	$(BIN)/ruff format --check .
@@ -22,6 +23,7 @@ check test: .venv/.installed-dev
 	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
 	$(if $(filter test,$@),$(MAKE) --no-print-directory clients)
 	$(if $(filter test,$@),$(MAKE) --no-print-directory mindspore)
+	$(if $(filter test,$@),$(MAKE) --no-print-directory arm-short)
 
 # Format, lint, types, import contracts and the quick tests.
 check: OWN_TESTS += -m "not slow"
@@ -41,10 +43,11 @@ mindspore: .venv/.installed-dev
 test-mindspore: .venv/mindspore/.installed
 	OMP_NUM_THREADS=1 .venv/mindspore/bin/python -m pytest tests/mindspore
 
-# The kernels on emulated ARM processors, with a Python and torch for them in .venv/arm64 (800 MB on disk).
-arm: .venv/.installed-dev
+# The kernels on emulated ARM processors, with a Python and torch for them in .venv/arm64 (800 MB on disk). `arm-short` is
+# what `make test` runs of it.
+arm arm-short: .venv/.installed-dev
 	scripts/get_programs.sh arm
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.arm
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.arm $(if $(filter arm-short,$@),short)
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

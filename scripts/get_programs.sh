@@ -14,9 +14,11 @@ has_any() {
 }
 
 packages=()
+hint="install them; a browser elsewhere is named by: make test CHROMIUM=/path/to/chromium"
 if [ "${1:-}" = arm ] && [ "$(uname -m)" = aarch64 ]; then
     exit 0
 elif [ "${1:-}" = arm ]; then
+    hint="install them; \`make check\` runs the tests that need no emulated processor"
     has_any aarch64-linux-gnu-gcc || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     has_any qemu-aarch64 || packages+=(qemu-user)
 else
@@ -27,14 +29,21 @@ fi
 if [ ${#packages[@]} = 0 ]; then
     exit 0
 fi
-if ! has_any apt-get; then
-    echo "error: the tests need the programs of these Debian packages, and there is no apt-get: ${packages[*]}" >&2
-    echo "hint: install them; a browser elsewhere is named by: make test CHROMIUM=/path/to/chromium" >&2
+fail() {
+    echo "error: the tests need the programs of these Debian packages: ${packages[*]}" >&2
+    echo "$1" >&2
+    echo "hint: $hint" >&2
     exit 1
+}
+if ! has_any apt-get || { [ "$(id -u)" != 0 ] && ! has_any sudo; }; then
+    fail "They are installed by apt-get as root or with sudo, and one of these is missing here."
 fi
 as_root=()
 if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
 fi
-"${as_root[@]}" apt-get update -qq
-DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+# At most a quarter of an hour for each, also where another process holds apt's lock.
+apt=(timeout 900 env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600)
+"${as_root[@]}" "${apt[@]}" update || fail "apt-get could not read the lists of packages; is there a network?"
+"${as_root[@]}" "${apt[@]}" install -y --no-install-recommends "${packages[@]}" >/dev/null ||
+    fail "apt-get could not install them; is there a network?"

@@ -1,4 +1,7 @@
-"""The tests of the kernels on emulated ARM processors: `python -m tests.arm [run ...]`."""
+"""The tests of the kernels on emulated ARM processors: `python -m tests.arm [short | run ...]`, else all runs.
+
+`short` are two runs of few tests, for `make test`.
+"""
 
 import os
 import platform
@@ -12,32 +15,56 @@ from typing import NamedTuple
 from scripts.build_wheel import target_options
 from tests.arm.environment import FOLDER, PYTHON, ROOT, describe_processor, install
 
-KERNELS = ("tests/arm", "tests/runtime/kernels/test_linear.py")
-# Without tests that wait for threads: minutes when emulated, and no question of instructions.
-EMULATED = "not threads_release_their_memory and not two_callers_at_once"
+CAPTIONS, LINEAR = "tests/arm/test_captions.py", "tests/runtime/kernels/test_linear.py"
+ROUNDING = "tests/runtime/schemes/test_int4_rounding.py"
+DECODER, RANKS = "tests/llm/test_native_runner.py", "tests/llm/test_native_ranks.py"
+ENCODER = "tests/vision/test_native_encoder.py"
+QUERY = f"{ENCODER}::test_the_visual_query_is_that_of_torchs_modules"
+KERNELS = (CAPTIONS, LINEAR, ROUNDING)
+# Of each module of the kernels a part.
+QUICK_KERNELS = (
+    f"{CAPTIONS}::test_the_kernels_are_in_use_with_the_processors_extras",
+    *(f"{CAPTIONS}::test_the_known_answer_is_given_in_each_number_format[{kind}]" for kind in ("bfloat16", "int8")),
+    LINEAR,
+    f"{DECODER}::test_prefill_and_steps_give_the_plain_decoders_logits[torch.float32-heads of 64]",
+    f"{DECODER}::test_prefill_equals_single_steps_bitwise",
+    f"{DECODER}::test_weights_of_few_bits_run_in_kernels_or_are_dequantised",
+    f"{RANKS}::test_all_ranks_have_the_whole_decoders_logits[int8-2]",
+    *(f"{QUERY}[{case}]" for case in ("torch.float32-2e-05-heads of 80", "torch.bfloat16-0.1-heads of 32 and 48")),
+    f"{ENCODER}::test_a_picture_has_the_same_bits_alone_and_among_others",
+)
+# Without those of x86, and those that wait for threads: minutes when emulated, and no question of instructions.
+EMULATED = "not avx and not threads_release_their_memory and not two_callers_at_once"
+QUICK = f"{EMULATED} and not captions_are_torchs and not long_rows and not 9000"  # captions by torch take a minute
 GCC = "aarch64-linux-gnu-gcc"
 # The Clang that compiles wheels. Not by its Python module: variables of the emulated Python would reach this machine's.
 CLANG = shlex.join([str(resources.files("ziglang") / "zig"), "cc", *target_options("aarch64")])
+HINT = """\
+hint: a network is needed. Debian's packages for arm64 come by apt-get and dpkg-deb (not as root), wheels for AArch64 by
+pip; both take the mirrors of this machine. All other tests of `make test` have run before these, and `make check` has
+none of these."""
 
 
 class Run(NamedTuple):
     """Tests on a processor of QEMU. torch needs ARMv8.1."""
 
     processor: str
-    features: tuple[str, ...]  # that Linux lists there
+    extras: tuple[str, ...]  # the optional features of the kernels that it has
     compiler: str = GCC
     tests: tuple[str, ...] = KERNELS
+    selected: str = EMULATED  # of the tests, by pytest's -k
+    limit_s: float = 5400.0
 
 
 RUNS = {
-    "plain": Run("a64fx", ("fp", "asimd")),
-    "dotprod": Run(
-        "neoverse-n1",
-        ("fp", "asimd", "asimddp"),
-        tests=(*KERNELS, "tests/llm/test_native_runner.py", "tests/vision/test_native_encoder.py"),
-    ),
-    "bf16": Run("max,sve=off", ("fp", "asimd", "asimddp", "bf16")),
-    "clang": Run("max,sve=off", ("fp", "asimd", "asimddp", "bf16"), compiler=CLANG),
+    "plain": Run("a64fx", ()),
+    "dotprod": Run("neoverse-n1", ("asimddp",), tests=(*KERNELS, DECODER, RANKS, ENCODER)),
+    "bf16": Run("max,sve=off", ("asimddp", "bf16")),
+    "clang": Run("max,sve=off", ("asimddp", "bf16"), compiler=CLANG),
+}
+SHORT = {
+    "plain, in short": Run("a64fx", (), tests=KERNELS, selected=QUICK, limit_s=1200.0),
+    "bf16, in short": Run("max,sve=off", ("asimddp", "bf16"), tests=QUICK_KERNELS, selected=QUICK, limit_s=1800.0),
 }
 
 
@@ -46,17 +73,32 @@ def main(names: list[str]) -> int:
     if platform.machine() == "aarch64":
         print("this machine is an ARM one: its own processor runs these tests")
         return 0
-    install()
-    failed = 0
-    for name in names or RUNS:
-        run = RUNS[name]
-        describe_processor(run.features)
-        started = time.perf_counter()
-        command = [str(PYTHON), "-m", "pytest", "-m", "not slow", "-k", EMULATED, "-p", "no:cacheprovider", *run.tests]
-        variables = {"QEMU_CPU": run.processor, "CC": run.compiler, "XDG_CACHE_HOME": str(FOLDER / "cache")}
-        failed += subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False).returncode != 0
-        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    return min(failed, 1)
+    started = time.perf_counter()
+    try:
+        install()
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"error: Python and torch for ARM processors could not be installed: {error}\n{HINT}", file=sys.stderr)
+        return 1
+    print(f"Python and torch for ARM processors: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    runs = SHORT if names == ["short"] else {name: RUNS[name] for name in names or RUNS}
+    failed = [name for name, run in runs.items() if not passes(name, run)]
+    return 1 if failed else 0
+
+
+def passes(name: str, run: Run) -> bool:
+    describe_processor(("fp", "asimd", *run.extras))
+    started = time.perf_counter()
+    command = [str(PYTHON), "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", "--durations", "10"]
+    command += ["-k", run.selected, *run.tests]
+    variables = {"QEMU_CPU": run.processor, "CC": run.compiler, "XDG_CACHE_HOME": str(FOLDER / "cache")}
+    variables["EXTRAS"] = " ".join(run.extras)
+    try:
+        ran = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, timeout=run.limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"error: the tests on {run.processor} were stopped after {run.limit_s:.0f} s", file=sys.stderr)
+        return False
+    print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return ran.returncode == 0
 
 
 if __name__ == "__main__":

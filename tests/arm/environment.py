@@ -5,6 +5,7 @@ they are. Everything else is wheels of pip.
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,15 +26,17 @@ PACKAGES = (
 )
 _WHEELS = ("--platform", "manylinux_2_28_aarch64", "--platform", "manylinux2014_aarch64", "--only-binary", ":all:")
 
-# QEMU leaves `sys.executable` to its option -0, and Python finds its library by PYTHONHOME then.
+# QEMU leaves `sys.executable` to its option -0, and Python finds its library by PYTHONHOME then. It writes no bytecode:
+# that could land among this machine's own modules.
 _LAUNCHER = """#!/bin/sh
-exec env PYTHONHOME=/usr PYTHONPATH='{site}:{root}' qemu-aarch64 -0 "$0" -L '{system}' '{python}' "$@"
+exec env PYTHONHOME=/usr PYTHONPATH='{site}:{root}' PYTHONDONTWRITEBYTECODE=1 \\
+  qemu-aarch64 -0 "$0" -L '{system}' '{python}' "$@"
 """
 
 
 def install() -> None:
     """Make the environment unless it is there with these packages. Raises RuntimeError."""
-    wanted, stamp = "\n".join((*DEBIAN, TORCH, *PACKAGES)), FOLDER / "installed.txt"
+    wanted, stamp = "\n".join((*DEBIAN, TORCH, *PACKAGES, _LAUNCHER)), FOLDER / "installed.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -43,6 +46,7 @@ def install() -> None:
     pip += [*_WHEELS, "--python-version", python.name.removeprefix("python")]
     _run(*pip, *PACKAGES)
     _run(*pip, "--no-deps", TORCH)  # pip takes what its requirements say of this machine
+    _compile_modules(python.name)
     PYTHON.write_text(_LAUNCHER.format(site=SITE, root=ROOT, system=SYSTEM, python=python), encoding="utf-8")
     PYTHON.chmod(0o755)
     stamp.write_text(wanted, encoding="utf-8")
@@ -68,8 +72,17 @@ def _unpack_system() -> None:
     shutil.rmtree(FOLDER / "apt")
 
 
+def _compile_modules(version: str) -> None:
+    """Write bytecode by this machine's Python of that version, else each emulated import of torch takes a minute."""
+    own = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if python := sys.executable if own == version else shutil.which(version):
+        # Some files are of other versions on purpose, so the exit code says nothing.
+        subprocess.run([python, "-m", "compileall", "-qq", "-j", "0", str(FOLDER)], timeout=INSTALL_S, check=False)
+
+
 def _run(*command: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, env=environment)
     if ran.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-1000:]}{ran.stderr[-3000:]}")
+        said = (ran.stderr + ran.stdout).strip().splitlines()[-5:]
+        raise RuntimeError("\n".join([f"{shlex.join(command)} failed:", *said]))

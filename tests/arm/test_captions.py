@@ -8,9 +8,10 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.library import find_library
 
-SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:3]
+SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:2]
 
 
 def ids(pictures: list[str], *, batch_size: int, **options: Any) -> list[tuple[int, ...]]:
@@ -18,11 +19,14 @@ def ids(pictures: list[str], *, batch_size: int, **options: Any) -> list[tuple[i
     return [tuple(answer.token_ids) for answer in captioner.generate(pictures)]
 
 
-def test_the_kernels_are_in_use() -> None:
+def test_the_kernels_are_in_use_with_the_processors_extras() -> None:
     finding = find_library()
 
     assert finding.library is not None, finding.reason
     assert finding.library.instruction_set == "neon"
+    instructions = choose_instructions()
+    assert not isinstance(instructions, str)
+    assert instructions.extras() == tuple(os.environ["EXTRAS"].split())
 
 
 def test_captions_are_torchs_alone_and_in_a_batch() -> None:
@@ -32,8 +36,12 @@ def test_captions_are_torchs_alone_and_in_a_batch() -> None:
     assert ids(SAMPLES, batch_size=1, dtype="float32") == expected
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"precision": "int8"}, {"precision": "int4"}], ids=str)
-def test_fewer_bits_know_the_answer(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"precision": "int8"}, {"precision": "int4"}],
+    ids=["float32", "bfloat16", "int8", "int4"],
+)
+def test_the_known_answer_is_given_in_each_number_format(options: dict[str, Any]) -> None:
     known = json.loads((embedded_model() / "known_answer.json").read_text(encoding="utf-8"))
 
     made = ids([os.fspath(embedded_model() / known["picture"])], batch_size=1, **options)

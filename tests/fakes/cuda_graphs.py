@@ -120,7 +120,7 @@ class FakeCuda:
         patch.setattr("torch.cuda.graph", self._graph)
         patch.setattr("torch.cuda.synchronize", lambda device=None: None)
 
-        patch.setattr("torch.cuda.get_device_name", lambda index: "Paper GPU")
+        patch.setattr("torch.cuda.get_device_name", lambda index: "Simulated GPU")
         patch.setattr("torch.cuda.get_device_capability", lambda device: self.capability)
         patch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
         patch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))

@@ -1,4 +1,4 @@
-"""Plays torch_npu 2.13.0 on a machine where it cannot work. On PYTHONPATH, `import torch` finds it.
+"""Simulates torch_npu 2.13.0 on a machine where it cannot work. On PYTHONPATH, `import torch` finds it.
 
 FAKE_TORCH_NPU says what is wrong: `libraries` (default: CANN is absent, or its set_env.sh was not sourced), `home`
 (ASCEND_HOME_PATH leads nowhere), `cuda` (torch is a build for CUDA), `version` (built for another torch), `device`

@@ -1,4 +1,4 @@
-"""Plays aclruntime, the compiled half of Ascend's ais_bench: runs the fake OM files of `tests.fakes.om_format`.
+"""Simulates aclruntime, the compiled half of Ascend's ais_bench: runs the fake OM files of `tests.fakes.om_format`.
 
 Keeps the rules that its users meet: numbers of bytes are all it compares, memory is read through bare pointers, a
 context of its own stays current in the calling thread, useful words go to C's stdout only, and errors are codes.

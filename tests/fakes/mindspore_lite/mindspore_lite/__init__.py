@@ -1,4 +1,4 @@
-"""Plays MindSpore Lite 2.10: the documented classes over MindSpore, which runs the same MindIR on the CPU.
+"""Simulates MindSpore Lite 2.10: the documented classes over MindSpore, which runs the same MindIR on the CPU.
 
 Types and orders of arguments are checked as the documentation says. Environment: FAKE_ASCENDS is the number of Ascend
 devices, FAKE_FAIL=predict makes predictions fail. `RECORD` has what was built and resized.

@@ -1,1 +1,1 @@
-"""Plays the package that PyPI's ais-bench-benchmark installs under the same name."""
+"""Simulates the package that PyPI's ais-bench-benchmark installs under the same name."""

@@ -1,0 +1,145 @@
+"""Shares of a decoder by the kernels, which call back for sums over ranks, give the whole decoder's logits.
+
+The ranks are threads of this process.
+"""
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.split import take_all
+from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.ranks import ALONE, Alone, CollectiveError
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from tests.llm.test_native_runner import CONFIG
+from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
+
+pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+
+TIMEOUT_S = 120.0
+
+
+class Meeting:
+    """Where the threads of all ranks exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+        self.tensors = [torch.empty(0)] * size
+
+
+class ThreadRank(Alone):
+    """A rank that is a thread; sums are taken in the order of the ranks."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.size = rank, len(meeting.tensors)
+        self._meeting = meeting
+
+    def _exchange(self, own: Tensor) -> list[Tensor]:
+        self._meeting.tensors[self.rank] = own.clone()
+        self._meeting.barrier.wait()
+        tensors = list(self._meeting.tensors)
+        self._meeting.barrier.wait()
+        return tensors
+
+    def sum(self, partial: Tensor) -> Tensor:
+        total, *others = self._exchange(partial)
+        total = total.clone()
+        for other in others:
+            total += other
+        return total
+
+    def join(self, part: Tensor, *, width: int) -> Tensor:
+        return torch.cat(self._exchange(part), dim=-1)[..., :width]
+
+    def from_first(self, values: Tensor) -> Tensor:
+        return self._exchange(values)[0]
+
+
+class BrokenRank(Alone):
+    """The first of two ranks, whose second sum fails."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.num_sums = 0
+
+    def sum(self, partial: Tensor) -> Tensor:
+        self.num_sums += 1
+        if self.num_sums == 2:
+            raise CollectiveError("a rank ended")
+        return partial
+
+
+def stored(dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
+    decoder = toy_decoder(CONFIG)
+    linears = linear_weights(decoder)
+    return dict(quantise(decoder.state_dict().items(), linears=linears, dtype=dtype, precision=precision))
+
+
+def runner(state: dict[str, Tensor], ranks: Alone = ALONE) -> NativeRunner:
+    share = CONFIG.share(ranks.rank, ranks.size)
+    config = EngineConfig(decoder=share, dtype=state["embedding.weight"].dtype)
+    parts = take_all(state.items(), whole=CONFIG, share=share)
+    made = place_decoder(config, parts, backend=CpuBackend(), ranks=ranks).runner(4)
+    if not isinstance(made, NativeRunner):
+        pytest.skip(f"this processor has no kernels for {config.dtype}")
+    return made
+
+
+def logits(runner: NativeRunner) -> Tensor:
+    """Of prompts, of steps behind them, and scores of continuations."""
+    prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(toy_visual_queries(4, config=CONFIG))
+    found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
+    found += [runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
+    scores = runner.score(ScorePlan(range(4), prompts, [((3, 4), (5,))] * 4, pictures))
+    return torch.cat([*map(torch.flatten, found), torch.tensor(scores).flatten()])
+
+
+def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
+    runners = list(runners)
+    with ThreadPoolExecutor(len(runners)) as threads:
+        return list(threads.map(logits, runners))
+
+
+@pytest.mark.parametrize("size", [2, 3])  # of 4 heads and 3 blocks of hidden units
+@pytest.mark.parametrize(
+    ("dtype", "precision", "tolerance"),
+    [
+        (torch.float32, "float", 1e-6),
+        (torch.bfloat16, "float", 0.02),
+        (torch.float32, "int8", 0.005),
+        (torch.float32, "int4", 0.005),
+    ],
+    ids=["float32", "bfloat16", "int8", "int4"],
+)
+def test_all_ranks_have_the_whole_decoders_logits(
+    dtype: torch.dtype, precision: Precision, tolerance: float, size: int
+) -> None:
+    state = stored(dtype, precision)
+    meeting = Meeting(size)
+
+    first, *others = of_all_ranks(runner(state, ThreadRank(rank, meeting)) for rank in range(size))
+
+    assert all(torch.equal(first, other) for other in others)
+    whole = logits(runner(state))
+    assert (first - whole).norm() <= tolerance * whole.norm()
+
+
+def test_a_sum_that_fails_ends_the_call_and_is_raised() -> None:
+    ranks = BrokenRank()
+    broken = runner(stored(torch.float32, "float"), ranks)
+
+    with pytest.raises(CollectiveError, match="a rank ended"):
+        logits(broken)
+
+    assert ranks.num_sums == 2  # of the embeddings, and within the kernels
