@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.errors import TooLittleMemoryError
 
 _FLOAT32_BYTES = 4
 SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves alone
@@ -69,7 +69,7 @@ def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most
 
 
 def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, device: str) -> None:
-    """Raise DeviceError if the plan needs more than `free` bytes; None means that they are not known."""
+    """Raise TooLittleMemoryError if the plan needs more than `free` bytes; None means that they are not known."""
     if free is None or plan.total <= free:
         return
     parts = f"{plan.slots / 1e9:.1f} GB for keys and values and {plan.activations / 1e9:.1f} GB for computing"
@@ -78,7 +78,7 @@ def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, de
     weights = f"{plan.weights / 1e9:.1f} GB for weights, " if plan.weights else ""
     slots = "1 slot" if config.num_slots == 1 else f"{config.num_slots} slots"
     smaller = "--batch-size or --context" if config.num_slots > 1 else "--context"
-    raise DeviceError(
+    raise TooLittleMemoryError(
         f"{slots} with a context of {config.decoder.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
         f"{free / 1e9:.1f} GB are free on {device}",
         hint=f"try a smaller {smaller}" + (", or a half --dtype" if plan.weights else ""),

@@ -57,6 +57,10 @@ class DeviceError(LlamaAdapterError):
     exit_code = ExitCode.USAGE
 
 
+class TooLittleMemoryError(DeviceError):
+    """A model that does not fit into the free memory of its device."""
+
+
 class CheckpointError(LlamaAdapterError):
     """Weights or a tokenizer that are damaged, do not fit together, or belong to another model."""
 

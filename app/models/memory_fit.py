@@ -60,7 +60,7 @@ def place_model(
 
     With `ranks`, `tensors` are the share of this process, `ranks_here` of them take the memory that is free here, and
     `lead` makes this rank's runner the runner of all. Empties the model's `vision_state`, see `place_encoder`. Raises
-    DeviceError, before `tensors` are made, if the model does not fit into the device's memory.
+    TooLittleMemoryError, before `tensors` are made, if the model does not fit into the device's memory.
     """
     config = engine_config(model, spec, ranks, mode=mode)
     sizes = config.decoder

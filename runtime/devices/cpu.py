@@ -1,4 +1,4 @@
-"""The CPU as a device, its linear layers, and the memory of the host and of its container."""
+"""The CPU as a device, and its linear layers."""
 
 import ctypes
 import functools
@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity
 from llama_adapter.runtime.devices.base import Capabilities, Program, require_mode
 from llama_adapter.runtime.devices.cpu_linear import install_kernels, takes_types
 from llama_adapter.runtime.devices.tracing import torch_trace
+from llama_adapter.runtime.host_memory import free_host_bytes, total_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import processor_flags
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
@@ -22,7 +23,6 @@ from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
-_CGROUP = Path("/sys/fs/cgroup")
 _MAPS = Path("/proc/self/maps")
 
 
@@ -149,24 +149,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 _CHECKS = {torch.float32: None, torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
-def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that can still be allocated on the machine, or in the container if that allows less; None if unknown."""
-    free, limit = _machine_bytes("MemAvailable"), _number(cgroup / "memory.max")
-    used = _number(cgroup / "memory.current")
-    if limit is None or used is None:
-        return free
-    # The page cache counts as used, but the kernel can reclaim it, mapped weights too.
-    cached = sum(_statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
-    left = max(limit - used + cached, 0)
-    return left if free is None else min(free, left)
-
-
-def total_host_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Memory of the machine, or of the container if that allows less, in bytes; None if unknown."""
-    amounts = [amount for amount in (_machine_bytes("MemTotal"), _number(cgroup / "memory.max")) if amount is not None]
-    return min(amounts, default=None)
-
-
 def is_file_backed(tensors: Sequence[Tensor]) -> list[bool]:
     """For each tensor on the host whether its memory is a mapped file, which the kernel can drop and read again.
 
@@ -183,24 +165,3 @@ def is_file_backed(tensors: Sequence[Tensor]) -> list[bool]:
         return index >= 0 and address < ends[index] and lines[index][4] != "0"  # the file's inode
 
     return [is_mapped(tensor.data_ptr()) for tensor in tensors]
-
-
-def _machine_bytes(name: str) -> int | None:
-    kibibytes = _statistic(Path("/proc/meminfo"), f"{name}:")
-    return None if kibibytes is None else kibibytes * 1024
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file of cgroup v2; None for a missing file and for "max"."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _statistic(file: Path, name: str) -> int | None:
-    try:
-        rows = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
-    except (OSError, ValueError):
-        return None
-    return next((int(row[1]) for row in rows if len(row) >= 2 and row[0] == name), None)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.runtime.device_failures import tells_shortage
-from llama_adapter.runtime.devices.cpu import free_host_bytes, total_host_bytes
+from llama_adapter.runtime.host_memory import free_host_bytes, plan_with, total_host_bytes
 
 GIB = 2**30
 
@@ -37,6 +37,18 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     free = free_host_bytes(tmp_path)
     assert free is not None
     assert 0 < free < alone
+
+
+def test_a_process_plans_with_its_part_of_the_machine(tmp_path: Path) -> None:
+    small = group(tmp_path, limit=str(GIB), used=GIB // 2)
+    try:
+        plan_with(GIB // 4)
+        assert free_host_bytes(small) == GIB // 4
+        plan_with(GIB)
+        assert free_host_bytes(small) == GIB // 2, "a part of what is not there is none"
+    finally:
+        plan_with(None)
+    assert free_host_bytes(small) == GIB // 2
 
 
 @pytest.mark.parametrize(
