@@ -42,7 +42,7 @@ from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.problems import describe, is_out_of_memory
 
 _WATCH_S = 0.1  # period of the check for deadlines
 _LATE_S = 5.0  # grace period in which the engine thread ends a late request
@@ -571,7 +571,10 @@ class Service:
             running = list(self._running.values())
             self._running.clear()
             self._changed.notify_all()
-        code = "out_of_memory" if problem.http_status == 503 else "engine_failed"
+        if is_out_of_memory(error):
+            code = "out_of_memory"
+        else:  # such as a lost rank: no fault of the request
+            code = "unavailable" if problem.http_status == 503 else "engine_failed"
         for entry in running:
             self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
         self._tell(self._observer.restarted)

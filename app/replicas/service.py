@@ -357,9 +357,9 @@ class ReplicatedService:
                     break
                 continue
             is_unavailable = answer.error is not None and answer.error.code == "unavailable"
-            if not (is_unavailable and may_try_again):
+            if entry.has_text or not (is_unavailable and may_try_again):
                 return answer
-            session = ""  # the engine of its replica restarts, so any other one may answer
+            session = ""  # the engine of its replica restarts or has lost a rank, so any other one may answer
         return entry.failed(_LOST)
 
     async def _ask(self, entry: _Entry, *, session: str) -> Answer:

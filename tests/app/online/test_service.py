@@ -25,6 +25,7 @@ from llama_adapter.app.online.service import (
     ServiceLimits,
     UnavailableError,
 )
+from llama_adapter.app.parallel.group import RankError
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -404,7 +405,7 @@ def test_deadline_of_a_running_request(start: Starter) -> None:
     assert code_of(answer) == "deadline"
 
 
-def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int, error: Exception | None = None) -> None:
     """The next steps of any engine fail."""
     left = [times]
     step = CaptionLoop.step
@@ -412,27 +413,39 @@ def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     def failing(loop: CaptionLoop) -> Any:
         if left[0]:
             left[0] -= 1
-            raise RuntimeError("the device is gone")
+            raise error or RuntimeError("the device is gone")
         return step(loop)
 
     monkeypatch.setattr(CaptionLoop, "step", failing)
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("engine_failed", RuntimeError("the device is gone")),
+        ("unavailable", RankError("the device is gone")),
+        ("out_of_memory", MemoryError("the device is gone")),
+    ],
+)
 def test_failed_engine_is_replaced_and_only_running_requests_fail(
-    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    code: str,
+    error: Exception,
+    start: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = Gate()
     service = start(observer=gate, batch_size=1)
     gate.open()
-    failing_steps(monkeypatch, times=1)
+    failing_steps(monkeypatch, times=1, error=error)
     handles = [service.submit(ask(number)) for number in range(4)]
     answers = [handle.result() for handle in handles]
 
-    assert [answer.error.code for answer in answers if answer.error is not None] == ["engine_failed"]
+    assert [answer.error.code for answer in answers if answer.error is not None] == [code]
     status = service.status()
     assert (status.state, status.restarts) == ("ready", 1)
     assert status.last_error is not None
-    assert "RuntimeError" in status.last_error
+    assert type(error).__name__ in status.last_error
     assert "the device is gone" not in status.last_error  # that is for the log
     assert "the device is gone" in caplog.text
     assert gate.num_restarts == 1

@@ -181,6 +181,16 @@ def test_a_replica_whose_engine_restarts_leaves_its_pictures_to_others() -> None
     assert [bool(session) for _, session in replicas.asked] == [True, False]
 
 
+def test_a_request_whose_replica_lost_a_rank_is_tried_elsewhere_unless_its_text_has_begun() -> None:
+    lost = answer("", error=AnswerError(code="unavailable", message="The engine failed during this request."))
+    replicas = StubReplicas(failures([TextDelta(index=0, text="red"), lost], [lost]))
+    with service_of(replicas) as service:
+        assert error_of(service.submit(ask()).result()) == "unavailable"
+        assert service.submit(ask()).result().error is None
+
+    assert len(replicas.asked) == 3
+
+
 def test_requests_wait_here_until_a_replica_has_room_and_clients_take_turns() -> None:
     gate = Gate()
     replicas = StubReplicas(gate, names="a", most=2)
