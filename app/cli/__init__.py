@@ -19,7 +19,7 @@ from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
 from llama_adapter.app.cli.values import spec_from
-from llama_adapter.app.parallel.launch import Launched, launched_follower
+from llama_adapter.app.parallel.launch import Launched, launched_follower, refuse_launch
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.torch_import import prepare_imports
@@ -52,8 +52,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         check_required(options)
         num_ranks = vars(options).get("tensor_parallel")
-        if isinstance(num_ranks, int) and (place := launched_follower(num_ranks)) is not None:
-            return _follow(options, place)
+        if isinstance(num_ranks, int):
+            if vars(options).get("engine") == "ray":
+                refuse_launch(num_ranks)
+            if (place := launched_follower(num_ranks)) is not None:
+                return _follow(options, place)
         return command(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)

@@ -178,11 +178,6 @@ def _replicas(options: argparse.Namespace) -> dict[str, Any]:
                 hint="one process answers without it",
             )
         return {}
-    if (vars(options).get("tensor_parallel") or 1) > 1:
-        raise UsageError(
-            "--tensor-parallel does not go with --engine ray yet: a replica has one device",
-            hint="serve without --engine ray, once for each group of devices, behind a proxy",
-        )
     deployment = {**given, "graceful_shutdown_timeout_s": options.drain_s, "effective": options.effective}
     ray = {"address": options.ray_address, "effective": options.effective}
     return {

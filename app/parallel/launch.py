@@ -34,6 +34,16 @@ def launched_follower(num_ranks: int) -> Launched | None:
     return place if num_ranks > 1 and place is not None and place.rank > 0 else None
 
 
+def refuse_launch(num_ranks: int) -> None:
+    """Raise UsageError if this process is one of several of `torchrun`: on a Ray cluster, models start their ranks."""
+    place = launched()
+    if num_ranks > 1 and place is not None and place.size > 1:
+        raise UsageError(
+            "torchrun has started this process, and --engine ray starts the ranks of its models itself",
+            hint="start the command once, without torchrun",
+        )
+
+
 def checked_launch(num_ranks: int) -> Launched | None:
     """As `launched`, None for a single process. Raises UsageError unless there are `num_ranks` processes."""
     place = launched()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _MOST_AUTO_ROWS = 64  # of a batch whose size is found out when the model is loaded
 _HEALTH_CHECK_PERIOD_S = 1.0  # until a replica that has ended is missed
-_CHECK_S = 0.2  # between two looks at replicas that load
+_CHECK_S = 0.5  # between two looks at replicas that load
 _REPORT_S = 5.0  # for replicas to tell how they are
 
 
@@ -131,6 +131,7 @@ def deployment_options(
         "name": "Replica",
         **number,
         "ray_actor_options": place.actor_options(),
+        "max_replicas_per_node": place.most_per_machine,
         "request_router_config": RequestRouterConfig(**router),
         "max_ongoing_requests": max_ongoing_requests,
         "max_constructor_retry_count": 1,  # an error of loading is told at once

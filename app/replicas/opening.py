@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.types import Observer, ServiceLimits
 from llama_adapter.app.replicas.deployment import deployed
-from llama_adapter.app.replicas.placement import plan_replica
+from llama_adapter.app.replicas.placement import memory_shares, plan_replica
 from llama_adapter.app.replicas.service import ReplicatedService
 from llama_adapter.app.replicas.types import DeploymentSettings, ReplicaSettings
-from llama_adapter.app.scale.cluster import RayOptions, joined_cluster, machines
+from llama_adapter.app.scale.cluster import RayOptions, free_bytes_of, joined_cluster, machines
 from llama_adapter.app.scale.drive import check_alike
 
 
@@ -33,17 +33,20 @@ def open_replicas(
 
     Raises UsageError without Ray Serve or with too few devices, WorkersFailedError, and what loading the model raises.
     """
-    deployment = settings.deployment
+    deployment, spec = settings.deployment, settings.spec
     with joined_cluster(settings.ray, package="ray.serve", extra="replicas") as where:
         flag = "--replicas" if deployment.max_replicas is None else "--max-replicas"
-        place = plan_replica(machines(), device=settings.spec.device, replicas=deployment.most, flag=flag)
-        number = "1 replica" if deployment.replicas == 1 else f"{deployment.replicas} replicas"
-        tell(f"{where}, {number}" + (f" to {deployment.most}" if deployment.most > deployment.replicas else ""))
+        ranks = spec.tensor_parallel
+        place = plan_replica(machines(), device=spec.device, replicas=deployment.most, flag=flag, ranks=ranks)
+        tell(f"{where}, {_described(deployment, ranks=ranks)}")
+        shared = place.sharing_memory
         replica = ReplicaSettings(
-            spec=replace(settings.spec, device=place.device),
+            spec=replace(spec, device=place.device),
             limits=settings.limits,
             folder=os.getcwd(),
             threads=place.threads,
+            # Of what is free before the first replica loads: later, nobody can tell whose memory is free.
+            memory=memory_shares(shared, free_bytes_of(list(shared))),
         )
         with (
             deployed(deployment, replica, place, tell=tell) as replicas,
@@ -57,3 +60,9 @@ def open_replicas(
             for note in first.info.notes:
                 tell(f"note: {note}")
             yield service
+
+
+def _described(deployment: DeploymentSettings, *, ranks: int) -> str:
+    number = "1 replica" if deployment.replicas == 1 else f"{deployment.replicas} replicas"
+    most = f" to {deployment.most}" if deployment.most > deployment.replicas else ""
+    return number + most + (f" of {ranks} ranks" if ranks > 1 else "")

@@ -4,26 +4,31 @@ import asyncio
 import base64
 import dataclasses
 import json
+import logging
 import os
 import re
 import socket
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
+from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.http_api.errors import of_refusal
 from llama_adapter.app.http_api.metrics import Metrics
 from llama_adapter.app.online.loading import load_warm
 from llama_adapter.app.online.request_handle import Ask
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.replicas.types import ReplicaReport, ReplicaSettings
+from llama_adapter.app.replicas.types import MemoryShare, ReplicaReport, ReplicaSettings
+from llama_adapter.app.scale.places import HOST
 from llama_adapter.app.scale.reading import enter_folder
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
-from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, TooLittleMemoryError
+from llama_adapter.runtime.host_memory import plan_with
 from llama_adapter.runtime.problems import Problem, describe
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+_log = logging.getLogger("llama_adapter.service")
 _MARK = re.compile(r"\[problem:([A-Za-z0-9+/=]+)\]")
 _PAUSE_S = 0.02  # in which pieces of an answer travel together: a message of Ray costs about as much as a short step
 
@@ -50,18 +55,24 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         """Raises NotLoadedError."""
+        import ray
         from ray import serve
 
         self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._settings, self._has_loaded = settings, False
+        # Ray Serve has sys.stderr go to its own log, below the level that is kept.
+        logging.getLogger("llama_adapter").handlers[:] = logging.getLogger("ray.serve").handlers
         enter_folder(settings.folder)
         if settings.threads is not None and settings.spec.decoder is None:
-            import torch
+            from llama_adapter.app.parallel.cores import compute_with  # imports torch
 
-            torch.set_num_threads(settings.threads)
+            ranks_here = settings.spec.tensor_parallel if settings.spec.device == HOST else 1
+            self._cores = compute_with(settings.threads, ranks=ranks_here)
+        share = settings.memory.get(ray.get_runtime_context().get_node_id())
+        if share is not None:
+            plan_with(share.num_bytes)
         self._metrics = Metrics()
-        self._service = Service(
-            lambda: load_warm(settings.spec, tell=lambda text: None), limits=settings.limits, observer=self._metrics
-        )
+        self._service = Service(self._load, limits=settings.limits, observer=self._metrics)
         self._metrics.watch(self._service)
         self._service.start()
         try:
@@ -69,7 +80,16 @@ class Replica:
             self._spec, self._info = self._service.spec, self._service.info
         except Exception as error:
             self._service.close()
-            raise NotLoadedError(describe(error), host=socket.gethostname()) from None
+            raise NotLoadedError(not_loaded(error, share), host=socket.gethostname()) from None
+
+    def _load(self) -> Captioner:
+        """Load the model. Of several ranks, only once: their groups start afresh in the processes of a new replica."""
+        if self._has_loaded and self._settings.spec.tensor_parallel > 1:
+            _log.error("this replica ends with its ranks; Ray Serve starts another one")
+            os._exit(ExitCode.FAILED)
+        captioner = load_warm(self._settings.spec, tell=lambda text: None)
+        self._has_loaded = True
+        return captioner
 
     async def answer(self, ask: Ask) -> AsyncGenerator[list[Event]]:
         """The events of a request, in groups; the last one is the answer, also to a refused request."""
@@ -125,4 +145,16 @@ def _refused(ask: Ask, error: Exception) -> Answer:
         token_ids=(),
         finish="error",
         error=AnswerError(code=refusal.code, message=refusal.message),
+    )
+
+
+def not_loaded(error: Exception, share: MemoryShare | None) -> Problem:
+    """Why the model is not loaded. Memory that others share is said to be shared."""
+    problem = describe(error)
+    if share is None or not isinstance(error, TooLittleMemoryError):
+        return problem
+    return dataclasses.replace(
+        problem,
+        sentence=f"{problem.sentence} for each of {share.num_replicas} replicas on this machine",
+        hint=f"{problem.hint}; or fewer replicas by --replicas or --max-replicas, or more machines",
     )

@@ -18,6 +18,14 @@ class ReplicaLostError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryShare:
+    """A replica's part of the memory of a machine that several replicas share."""
+
+    num_bytes: int
+    num_replicas: int  # on that machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaSettings:
     """The settings of one replica."""
 
@@ -25,6 +33,7 @@ class ReplicaSettings:
     limits: ServiceLimits
     folder: str  # the current folder of the command, for relative names
     threads: int | None  # that a CPU computes with; None: torch's default
+    memory: Mapping[str, MemoryShare]  # by Ray's id of the machine; elsewhere a replica takes what is free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

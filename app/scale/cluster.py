@@ -6,14 +6,15 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from llama_adapter.app.scale.places import Machine
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.problems import Problem
 
 # Read by Ray when it is imported. Values of the user stay.
@@ -26,6 +27,7 @@ _ENVIRONMENT = {
 }
 
 _CONNECT_S = 10.0
+_ANSWER_S = 30.0  # for a machine to say how much memory is free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +114,24 @@ def machines() -> list[Machine]:
 
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [Machine(id=node["NodeID"], resources=dict(node["Resources"])) for node in found if node["Alive"]]
+
+
+def free_bytes_of(machine_ids: Sequence[str]) -> dict[str, int | None]:
+    """The free memory of some machines, by their ids; a machine that does not say is missing."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    free = {here: free_host_bytes()} if here in machine_ids else {}
+    task = ray.remote(free_host_bytes)
+    asked = {
+        machine: task.options(num_cpus=0, label_selector={"ray.io/node-id": machine}).remote()
+        for machine in machine_ids
+        if machine != here
+    }
+    for machine, answer in asked.items():
+        with suppress(ray.exceptions.RayError):
+            free[machine] = ray.get(answer, timeout=_ANSWER_S)
+    return free
 
 
 def _check_reachable(address: str) -> None:

@@ -46,10 +46,14 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
     return kind if any(machine.count(kind) for machine in machines) else "GPU"
 
 
-def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None, flag: str = "--actors") -> list[Place]:
-    """A place for each of `actors` captioners, by default for each device (CPU: for each machine).
+def plan_places(
+    machines: Sequence[Machine], *, device: str, actors: int | None, flag: str = "--actors", ranks: int = 1
+) -> list[Place]:
+    """A place for each of `actors` captioners, by default for as many as there are devices for.
 
-    Raises UsageError, which names the number of actors by its `flag`, if the cluster lacks the resources.
+    A captioner of several `ranks` takes as many devices of one machine. On processors the default is one captioner for
+    each machine. Raises UsageError, which names the number of actors by its `flag`, if the cluster lacks the
+    resources.
     """
     resource = resource_of(device, machines)
     fit = sorted((machine for machine in machines if machine.count(resource)), key=lambda machine: machine.id)
@@ -60,18 +64,37 @@ def plan_places(machines: Sequence[Machine], *, device: str, actors: int | None,
         )
     if resource == "CPU":
         return _on_processors(fit, actors=actors)
-    slots = [machine for machine in fit for _ in range(machine.count(resource))]
-    if actors is not None and actors > len(slots):
-        raise UsageError(
-            f"{flag} {actors} needs as many devices, and the cluster has {len(slots)} {resource}",
-            hint=f"pass {flag} {len(slots)} or leave it out",
-        )
-    # A worker sees its own device only, so numbers of devices mean nothing to it.
+    slots = [machine for machine in fit for _ in range(machine.count(resource) // ranks)]
+    if not slots or (actors is not None and actors > len(slots)):
+        raise _too_few_devices(fit, resource, actors=actors, flag=flag, ranks=ranks, most=len(slots))
+    # A worker sees its own devices only, counted from 0, so numbers of devices mean nothing to it.
     kind = device.partition(":")[0]
     return [
-        Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: 1.0}, threads=None)
+        Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: float(ranks)}, threads=None)
         for machine in slots[:actors]
     ]
+
+
+def _too_few_devices(
+    machines: Sequence[Machine], resource: str, *, actors: int | None, flag: str, ranks: int, most: int
+) -> UsageError:
+    """What to say of a cluster that has devices for `most` captioners."""
+    if ranks == 1:
+        return UsageError(
+            f"{flag} {actors} needs as many devices, and the cluster has {most} {resource}",
+            hint=f"pass {flag} {most} or leave it out",
+        )
+    if not most:
+        largest = max(machine.count(resource) for machine in machines)
+        return UsageError(
+            f"--tensor-parallel {ranks} needs {ranks} {resource} of one machine, and none has more than {largest}",
+            hint=f"pass --tensor-parallel {largest}, or add a larger machine",
+        )
+    return UsageError(
+        f"{flag} {actors} with --tensor-parallel {ranks} needs {ranks} {resource} of one machine for each, and the "
+        f"cluster has them for {most}",
+        hint=f"pass {flag} {most} or less, or a smaller --tensor-parallel",
+    )
 
 
 def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[Place]:

@@ -49,7 +49,9 @@ class RayRunner:
             stack.enter_context(last_words(job))
             where = stack.enter_context(joined_cluster(self._options))
             prepare_context()
-            places = plan_places(machines(), device=job.spec.device, actors=self._options.actors)
+            places = plan_places(
+                machines(), device=job.spec.device, actors=self._options.actors, ranks=job.spec.tensor_parallel
+            )
             if not job.quiet:
                 say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
             self._job, self._crew = job, Crew(job, places, os.getcwd())

@@ -89,9 +89,9 @@ class CaptionWorker:
     def _loaded(self) -> Captioner:
         if self._captioner is None:
             if self._threads is not None:
-                import torch
+                from llama_adapter.app.parallel.cores import compute_with  # imports torch
 
-                torch.set_num_threads(self._threads)
+                self._cores = compute_with(self._threads, ranks=self._job.spec.tensor_parallel)
             captioner = Captioner.from_spec(dataclasses.replace(self._job.spec, device=self._device))
             check_questions(self._job, captioner)
             warm_up(self._job, captioner)

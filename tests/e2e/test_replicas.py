@@ -1,42 +1,55 @@
-"""`llama-adapter serve --engine ray` with two replicas on a cluster of its own: where pictures go, and what is lost.
+"""`llama-adapter serve --engine ray`: two replicas, where pictures go, and what is lost; replicas of two ranks.
 
-That its answers are those of one process is in test_openai_client.py.
+The first server has a cluster of its own, which the others join: most of a start is that of Ray's processes.
 """
 
 import asyncio
+import dataclasses
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from llama_adapter import Captioner
+from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.client import Connection, Reply
 from scripts.service_bench.load import shown_outcome
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
 from scripts.service_bench.replicas import flags_of, replicas_of, wait_for_replicas
 from tests.app.online.waiting import wait_for
+from tests.e2e import test_openai_client as openai_client
 
 pytestmark = pytest.mark.slow
 
-REPLICAS = flags_of(2)
 SAMPLE = re.compile(r"^(llama_adapter_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+CLUSTER = re.compile(rb"--gcs-address=([\d.]+:\d+)")
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", autouse=True)
+def environ() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environ:
         environ.delenv("LLAMA_ADAPTER_API_KEY", raising=False)
         environ.setenv("OMP_NUM_THREADS", "1")
-        server = ServerProcess(*REPLICAS)
+        environ.setenv("RAY_worker_niceness", "0")  # else replicas wait for everything else that a machine does
+        environ.setenv("RAY_AUTH_MODE", "token")
+        environ.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else only who starts a cluster can join it
+        yield
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(*flags)
     before = descendants(server.pid)
     try:
         yield server
@@ -45,6 +58,49 @@ def server() -> Iterator[ServerProcess]:
         for pid in before:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """Two replicas, which reserve what four would: so the cluster has room for others, whatever the machine."""
+    with started(*flags_of(2), "--max-replicas", "4", "--max-waiting", "200") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(server: ServerProcess) -> str:
+    """The address of the first server's cluster."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid)]
+    return next(match[1].decode() for command in commands if (match := CLUSTER.search(command)))
+
+
+@pytest.fixture(scope="module")
+def split(cluster: str) -> Iterator[ServerProcess]:
+    """Two replicas of two ranks each."""
+    number = ("--replicas", "2", "--max-replicas", "4")
+    flags = ("--engine", "ray", "--ray-address", cluster, *number, "--tensor-parallel", "2")
+    with started(*flags) as server:
+        yield server
+
+
+# OpenAI's client: questions whose answers come another way than from one process.
+
+captioner, client = openai_client.captioner, openai_client.client
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    return f"http://{server.host}:{server.port}/v1"
+
+
+test_streams = openai_client.test_a_stream_gives_the_same_text_piece_by_piece
+test_answers = openai_client.test_answers_are_those_of_the_captioner_for_the_same_seed_and_settings
+test_choices = openai_client.test_choices_are_scored_as_the_captioner_scores_them
+test_json = openai_client.test_json_of_a_model_is_parsed_by_both_routes
+test_log_probabilities = openai_client.test_several_answers_with_log_probabilities
+test_texts = openai_client.test_a_question_without_a_picture_is_answered
+test_responses = openai_client.test_a_response_streams
+test_errors = openai_client.test_errors_are_those_that_the_client_knows
 
 
 def descendants(pid: int) -> list[int]:
@@ -92,19 +148,106 @@ async def ask_all(server: ServerProcess, questions: list[Question], *, clients: 
     return replies
 
 
+def ask_while(server: ServerProcess, questions: list[Question], act: Callable[[], object]) -> list[tuple[str, Reply]]:
+    """Questions of 8 clients; after half a second, something is done."""
+
+    async def ask() -> list[tuple[str, Reply]]:
+        asking = asyncio.create_task(ask_all(server, questions, clients=8))
+        await asyncio.sleep(0.5)
+        act()
+        return await asking
+
+    return asyncio.run(ask())
+
+
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_a_picture_stays_with_its_replica(server: ServerProcess) -> None:
-    pictures = captions()
+    # Other files than those of the tests above.
+    pictures = [dataclasses.replace(question, picture=question.picture + b"sticky") for question in captions()]
+    name = "llama_adapter_replica_pictures_total"
 
+    def counts() -> list[Counter[str]]:
+        return [metric(server, name, outcome=outcome) for outcome in ("encoded", "reused")]
+
+    before = counts()
     replies = asyncio.run(ask_all(server, pictures * 3, clients=4))
 
     assert {reply.outcome for _, reply in replies} == {"answered"}
-    name = "llama_adapter_replica_pictures_total"
-    encoded, reused = (metric(server, name, outcome=outcome) for outcome in ("encoded", "reused"))
+    encoded, reused = (now - then for now, then in zip(counts(), before, strict=True))
     assert encoded.total() == len(pictures), "each picture is encoded by one replica alone"
     assert reused.total() == 2 * len(pictures)
     assert set(encoded) == set(replicas_of(server))
     assert min(encoded.values()) > 0, "both replicas have pictures"
+
+
+def test_replicas_that_are_too_large_for_one_machine_together_are_refused_before_they_load(cluster: str) -> None:
+    flags = ("--engine", "ray", "--ray-address", cluster, "--max-replicas", "2", "--batch-size", "1000000")
+    command = [sys.executable, "-m", "llama_adapter", "serve", "--port", "0", *flags]
+
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert ran.returncode == 2, ran.stderr
+    assert "GB are free on cpu for each of 2 replicas on this machine" in ran.stderr
+    assert "fewer replicas by --replicas or --max-replicas" in ran.stderr
+    assert ran.stderr.count("error:") == 1
+    assert "Traceback" not in ran.stderr
+
+
+def ranks_of(process: int) -> list[int]:
+    """The rank processes that a process has started."""
+    return [pid for pid in descendants(process) if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.proves("serve: replicas", "CPU")
+def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
+    questions = captions()
+    paths = [sample_pictures() / question.name for question in questions]
+    answers = captioner.generate(paths, [question.prompt for question in questions])
+    expected = {question.name: answer.text for question, answer in zip(questions, answers, strict=True)}
+
+    replies = asyncio.run(ask_all(split, questions * 2, clients=4))
+
+    assert [reply.text for name, reply in replies] == [expected[name] for name, _ in replies]
+    replicas = list(replicas_of(split).values())
+    assert len(set(replicas)) == 2
+    for replica in replicas:
+        (rank,) = ranks_of(replica)
+        if (os.cpu_count() or 1) > 1:
+            assert not os.sched_getaffinity(replica) & os.sched_getaffinity(rank)
+    assert len(metric(split, "llama_adapter_replica_pictures_total", outcome="reused")) == 2, "both have answered"
+
+
+def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess) -> None:
+    pictures = captions()
+    expected = {name: reply.text for name, reply in asyncio.run(ask_all(split, pictures, clients=2))}
+    lost, kept = list(replicas_of(split).values())
+    (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
+
+    replies = ask_while(split, pictures * 4, lambda: os.kill(rank, signal.SIGKILL))
+
+    outcomes = Counter(shown_outcome(reply) for _, reply in replies)
+    failures = {f"refused {status} {code}" for status in (200, 503) for code in ("unavailable", "replica_lost")}
+    assert set(outcomes) <= {"answered", *failures}, outcomes
+    # At most what one replica had at once: of 8 clients. What had sent nothing was asked again.
+    assert outcomes.total() - outcomes["answered"] <= 8, outcomes
+    assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
+    wait_for_replicas(split, 3)
+    assert not is_alive(lost)
+    assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
+    assert not any("Traceback" in line for line in split.lines)
+    replies = asyncio.run(ask_all(split, pictures, clients=4))
+    assert {reply.outcome for _, reply in replies} == {"answered"}
+
+
+def test_ranks_end_with_their_server(split: ServerProcess) -> None:
+    replicas = list(replicas_of(split).values())[-2:]
+    ranks = [rank for replica in replicas for rank in ranks_of(replica)]
+    assert len(ranks) == 2
+
+    split.terminate()
+
+    assert split.wait(timeout_s=TIMEOUT_S) == 0
+    wait_for(lambda: not any(is_alive(pid) for pid in (*replicas, *ranks)))
 
 
 @pytest.mark.proves("serve: replicas", "CPU")
@@ -113,13 +256,7 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(server:
     expected = {name: reply.text for name, reply in asyncio.run(ask_all(server, pictures, clients=2))}
     before = replicas_of(server)
 
-    async def kill_in_between() -> list[tuple[str, Reply]]:
-        asking = asyncio.create_task(ask_all(server, pictures * 20, clients=8))
-        await asyncio.sleep(0.5)
-        os.kill(next(iter(before.values())), signal.SIGKILL)
-        return await asking
-
-    replies = asyncio.run(kill_in_between())
+    replies = ask_while(server, pictures * 20, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
     assert outcomes.total() == 20 * len(pictures)
@@ -154,14 +291,3 @@ def test_sigterm_answers_what_is_accepted_and_leaves_no_process(server: ServerPr
     assert server.wait(timeout_s=TIMEOUT_S) == 0
     wait_for(lambda: not any(is_alive(pid) for pid in started))
     assert not any("Traceback" in line for line in server.lines)
-
-
-def test_a_model_that_does_not_load_is_told_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "llama_adapter", "serve", "--port", "0", *REPLICAS, "--model", "no-such-bundle"]
-
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-    assert ran.returncode == 1, ran.stderr
-    assert "no-such-bundle" in ran.stderr
-    assert ran.stderr.count("error:") == 1
-    assert "Traceback" not in ran.stderr

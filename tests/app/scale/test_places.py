@@ -75,6 +75,34 @@ def test_a_device_that_the_cluster_has_not_is_a_usage_error(device: str, actors:
     assert caught.value.hint
 
 
+def test_ranks_of_a_captioner_are_on_one_machine() -> None:
+    large, small = machine("large", CPU=16, GPU=5), machine("small", CPU=16, GPU=2)
+
+    places = plan_places([HEAD, large, small], device="gpu-like", actors=None, ranks=2)
+
+    assert [(place.machine, place.devices) for place in places] == [
+        ("large", {"GPU": 2.0}),
+        ("large", {"GPU": 2.0}),
+        ("small", {"GPU": 2.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("actors", "ranks", "words", "hint"),
+    [
+        (1, 4, "--tensor-parallel 4 needs 4 GPU of one machine, and none has more than 2", "--tensor-parallel 2"),
+        (None, 3, "--tensor-parallel 3 needs 3 GPU of one machine", "--tensor-parallel 2"),
+        (2, 2, "--actors 2 with --tensor-parallel 2 needs 2 GPU of one machine for each, .* for 1", "--actors 1"),
+    ],
+)
+def test_devices_of_several_machines_are_not_those_of_one(
+    actors: int | None, ranks: int, words: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        plan_places([A, B], device="gpu-like", actors=actors, ranks=ranks)
+    assert hint in refused.value.hint
+
+
 def test_readers_are_as_many_as_captioners_can_use_and_take_half_of_the_processors() -> None:
     assert num_reading_tasks([machine("a", CPU=64)], num_captioners=2) == 8
     assert num_reading_tasks([machine("a", CPU=8)], num_captioners=8) == 4
