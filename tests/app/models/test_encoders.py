@@ -14,7 +14,7 @@ import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.cli import main
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources, read_encoder
+from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -24,10 +24,9 @@ from llama_adapter.runtime.graphs.card import GraphCard, fingerprint, is_same
 from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.export import export_onnx
 from tests.app.assembled import assemble_sources
 from tests.app.golden import model_options, picture
-from tests.fakes.exported import golden_onnx, without_card
+from tests.fakes.exported import golden_bgr_onnx, golden_onnx, without_card
 
 pytestmark = pytest.mark.slow
 
@@ -144,9 +143,7 @@ def test_the_order_of_colours_is_that_in_which_the_encoder_computes_as_torch_doe
     encoder: Path, tmp_path: Path
 ) -> None:
     """An export of a bgr model takes RGB; nothing but a comparison tells that, once its names are gone."""
-    state = read_encoder(model_options()["adapter"], clip=model_options()["clip"], visual_heads=4, channel_order="bgr")
-    export_onnx(state.config, state.state, tmp_path / "bgr.onnx", name="bgr")
-    file = without_card(tmp_path / "bgr.onnx", tmp_path / "foreign.onnx")
+    file = without_card(golden_bgr_onnx(), tmp_path / "foreign.onnx")
     with Captioner.load(**model_options(), channel_order="bgr", encoder=file) as exported:
         ours = exported.generate(PICTURES, max_new_tokens=8)
     reference = Captioner.load(**model_options(), channel_order="bgr").generate(PICTURES, max_new_tokens=8)
