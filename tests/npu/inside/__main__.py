@@ -22,14 +22,25 @@ def chip(soc: str) -> dict[str, Any]:
     return report
 
 
+def compilers() -> dict[str, Any]:
+    """What the wheel says of itself before a device is open, and decode steps as graphs.
+
+    In one fork, as the compilers of graphs take seconds to import.
+    """
+    wheel = wheel_facts.facts()
+    return {
+        "wheel": wheel,
+        "graphs": graphs.comparison(dtype=torch.float32),
+        "graphs of few bits": few_bits.graph_runs(),
+    }
+
+
 def main() -> None:
     load_torch_npu()
     decoder.compute_expected()
     few_bits.compute_expected()
     reports = {soc: in_fork(functools.partial(chip, soc), FAKE_SOC=soc) for soc in CHIPS}
-    reports["wheel"] = in_fork(wheel_facts.facts, FAKE_SOC=SOC)
-    reports["graphs"] = in_fork(functools.partial(graphs.comparison, dtype=torch.float32), FAKE_SOC=SOC)
-    reports["graphs of few bits"] = in_fork(few_bits.graph_runs, FAKE_SOC=SOC)
+    reports |= in_fork(compilers, FAKE_SOC=SOC)
     reports["ranks"] = in_fork(ranks.model, FAKE_SOC=SOC, FAKE_DEVICES="2")
     reports["queue"] = in_fork(ranks.queue, FAKE_SOC=SOC, FAKE_DEVICES="2")
     reports["profiled"] = in_fork(device.profiled, FAKE_SOC=SOC)
