@@ -85,7 +85,7 @@ LONGEST = (
     "tests/app/models/test_load_peak.py",
 )
 # Files that share what takes a process minutes to compute.
-TOGETHER = {"tests/npu/test_few_bits.py": "tests/npu/test_chips.py"}
+TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
     first = {ROOT / name: number for number, name in enumerate(LONGEST)}
-    assert all(path.exists() for path in first), "LONGEST names a file that is no more"
+    assert all((ROOT / name).exists() for name in (*LONGEST, *TOGETHER)), "a file that is named here is no more"
 
     def place(item: pytest.Item) -> tuple[int, bool, bool, int, Path]:
         rank = first.get(item.path, len(first))
