@@ -19,7 +19,7 @@ from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
 from llama_adapter.app.cli.values import spec_from
-from llama_adapter.app.parallel.launch import Launched, launched_follower, refuse_launch
+from llama_adapter.app.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
 from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.torch_import import prepare_imports
@@ -52,7 +52,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         check_required(options)
         num_ranks = vars(options).get("tensor_parallel")
-        if isinstance(num_ranks, int):
+        if isinstance(num_ranks, int) and num_ranks > 1:
+            quieten_torch()
             if vars(options).get("engine") == "ray":
                 refuse_launch(num_ranks)
             if (place := launched_follower(num_ranks)) is not None:

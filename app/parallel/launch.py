@@ -34,6 +34,11 @@ def launched_follower(num_ranks: int) -> Launched | None:
     return place if num_ranks > 1 and place is not None and place.rank > 0 else None
 
 
+def quieten_torch() -> None:
+    """Before torch is imported: it prints no stack traces while it looks for other ranks. An error says what it found."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
 def refuse_launch(num_ranks: int) -> None:
     """Raise UsageError if this process is one of several of `torchrun`: on a Ray cluster, models start their ranks."""
     place = launched()
