@@ -35,7 +35,7 @@ def launched_follower(num_ranks: int) -> Launched | None:
 
 
 def quieten_torch() -> None:
-    """Before torch is imported: it prints no stack traces while it looks for other ranks. An error says what it found."""
+    """Before torch is imported: it prints no stack traces while it looks for other ranks; an error says why."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
