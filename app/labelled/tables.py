@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, Row, read_rows
 from llama_adapter.app.labelled.example import Examples
-from llama_adapter.app.labelled.rows import Columns, row_examples, with_classes, without_copies
+from llama_adapter.app.labelled.rows import Columns, row_examples, without_copies
 from llama_adapter.runtime.text import shown_name
 
 _WHAT = "table of labelled pictures"
@@ -40,7 +40,6 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
         except ValueError as error:
             found.refuse(place, str(error))
     without_copies(found, question=columns.question, name_of=lambda example: f"line {example.line}")
-    with_classes(found, place=path)
     return found
 
 

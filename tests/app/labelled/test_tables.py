@@ -8,13 +8,16 @@ import pytest
 
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.labelled.example import Example, Examples
-from llama_adapter.app.labelled.rows import Columns
+from llama_adapter.app.labelled.rows import Columns, with_classes
 from llama_adapter.app.labelled.tables import table_examples
 from tests.app.labelled.tables import brief, reasons, write_lines
 
 
 def read(folder: Path, *rows: dict[str, Any], **columns: Any) -> Examples:
-    return table_examples(str(write_lines(folder / "data.jsonl", *rows)), columns=Columns(**columns))
+    path = str(write_lines(folder / "data.jsonl", *rows))
+    found = table_examples(path, columns=Columns(**columns))
+    with_classes(found, place=path)
+    return found
 
 
 def only(folder: Path, row: dict[str, Any], **columns: Any) -> Example:
