@@ -1,10 +1,12 @@
 """Digests of pictures: which are copies of each other, and which are missing or unreadable. Decodes nothing."""
 
 import hashlib
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 
-from llama_adapter.app.labelled.example import Examples
+from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, read_picture_file
@@ -54,3 +56,20 @@ def _digest(source: str | bytes | FileSlice) -> str:
     if not source:
         raise PictureError("empty", "Wanted a picture, got zero bytes; save or copy it again.")
     return hashlib.sha256(source).hexdigest()
+
+
+def data_digest(examples: Iterable[Example]) -> str:
+    """SHA-256 of what the examples ask about which pictures, and of their answers, hexadecimal.
+
+    Names of files and the order of the examples do not matter.
+    """
+    texts = sorted(
+        json.dumps(
+            [
+                *(example.digest, example.question.instruction, example.question.input),
+                *(example.answers, example.choices, sorted(example.item.columns.items())),
+            ]
+        )
+        for example in examples
+    )
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -127,9 +127,9 @@ def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Ro
     near = Path(file).parent
     others = [near / name, *sorted(near.parent.glob(f"*/{name}"))]
     annotated = next(filter(Path.is_file, others), others[0])
-    answers = {entry.get("question_id"): entry for entry in _entries(str(annotated), "annotations", of="VQAv2")}
+    answers = {str(entry.get("question_id")): entry for entry in _entries(str(annotated), "annotations", of="VQAv2")}
     for number, entry in enumerate(_entries(file, "questions", of="VQAv2"), start=1):
-        annotation = answers.get(entry.get("question_id"), {})
+        annotation = answers.get(str(entry.get("question_id")), {})
         found = annotation.get("answers")
         given = [one.get("answer") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
         # The commonest one is to be learnt; the others keep their number, which the measure of VQA counts.
@@ -149,13 +149,13 @@ def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Ro
 def _coco_captions(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
     """`images` with their `file_name`, and `annotations` with a `caption` each, of the picture `image_id`."""
     split, year = match.groups()
-    captions: dict[object, list[object]] = {}
+    captions: dict[str, list[object]] = {}
     for entry in _entries(file, "annotations", of="captions of COCO"):
-        captions.setdefault(entry.get("image_id"), []).append(entry.get("caption"))
+        captions.setdefault(str(entry.get("image_id")), []).append(entry.get("caption"))
     for number, entry in enumerate(_entries(file, "images", of="captions of COCO"), start=1):
         values = {
             "picture": pictures.path(str(entry.get("file_name")), f"{split}{year}"),
-            "captions": captions.get(entry.get("id"), []),
+            "captions": captions.get(str(entry.get("id")), []),
             "split": split,
         }
         yield _Row(f"{file}, picture {number}", values)
@@ -170,7 +170,7 @@ def _science(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator
     for number, entry in problems.items():
         choices, answer, image, split = (entry.get(name) for name in ("choices", "answer", "image", "split"))
         values = {
-            "picture": pictures.path(image, f"images/{split}/{number}", f"{split}/{number}") if image else None,
+            "picture": pictures.path(str(image), f"images/{split}/{number}", f"{split}/{number}") if image else None,
             "question": entry.get("question"),
             "input": entry.get("hint"),
             "choices": choices,
@@ -207,7 +207,7 @@ class _KnownSet(NamedTuple):
 
 _SETS = (
     _KnownSet("POPE", re.compile(r"(?:([a-z]+)_)?pope_(random|popular|adversarial)\.jsonl?"), _pope),
-    _KnownSet("VQAv2", re.compile(r"v2_OpenEnded_mscoco_([a-z-]+)(\d{4})_questions\.json"), _vqa),
-    _KnownSet("captions of COCO", re.compile(r"captions_([a-z]+)(\d{4})\.json"), _coco_captions),
+    _KnownSet("VQAv2", re.compile(r"v2_OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("captions of COCO", re.compile(r"captions_(train|val)(\d{4})\.json"), _coco_captions),
     _KnownSet("ScienceQA", re.compile(r"problems\.json"), _science),
 )

@@ -3,11 +3,14 @@
 import os
 from dataclasses import replace
 
-from llama_adapter.app.inputs import natural_key
+from llama_adapter.app.inputs import InputsError, natural_key
 from llama_adapter.app.inputs.archives import archive_inputs
 from llama_adapter.app.inputs.folders import folder_inputs, is_folder
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, split_name
+from llama_adapter.runtime.text import shown_name
+
+MAX_COMPRESSED_BYTES = 2**30
 
 
 def sub_folders(folder: str) -> list[str]:
@@ -57,10 +60,19 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     """The samples of a tar archive in the style of webdataset.
 
     The answer is a column of `.json`, or the text of `.txt`, `.caption` or `.cls`; of lists in `.json` nothing is read.
-    A sample without an answer, and a damaged archive, are errors.
+    A sample without an answer, and a damaged archive, are errors. Pictures of a compressed archive are held in memory.
+
+    Raises InputsError for more than 1 GiB of these.
     """
-    found = Examples()
+    found, num_bytes = Examples(), 0
     for item in archive_inputs(path):
+        num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+        if num_bytes > MAX_COMPRESSED_BYTES:
+            raise InputsError(
+                f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+                f"`{shown_name(path)}`, which has more.",
+                hint="decompress it: pictures of a plain .tar are read where they lie",
+            )
         try:
             if item.error is not None:
                 raise ValueError(item.error.message)

@@ -64,8 +64,8 @@ def _named(path: str, *, columns: Columns, pictures: str | None) -> Examples:
 
 
 def _folder(folder: str, *, columns: Columns) -> Examples:
-    found, has_any = Examples(), False
-    for place, split in split_folders(folder):
+    found, has_any, tables = Examples(), False, list[str]()
+    for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         for name in sorted(os.listdir(place), key=natural_key):
             path = os.path.join(place, name)
             if name in _METADATA:
@@ -73,13 +73,17 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
             elif is_archive_name(name):
                 found.extend(archive_examples(path, columns=columns, split=split))
             else:
+                tables += [path] * is_table_name(name)
                 continue
             has_any = True
     if has_any:
         return found
-    if any(sub_folders(place) for place, _ in split_folders(folder)):
+    num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
+    if num_classes > 1 or (num_classes and not tables):
         return class_examples(folder, columns=columns)
     raise InputsError(
-        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which has neither folders nor tables.",
-        hint="put the pictures of each class into a folder with its name",
+        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
+        hint=f"name the table itself: {shown_name(tables[0])}"
+        if tables
+        else "put the pictures of each class into a folder with its name",
     )

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.inputs import PictureInput, QuestionFields, natural_key
 from llama_adapter.app.inputs.addresses import ADDRESS
 from llama_adapter.app.inputs.fields import PICTURE_COLUMNS, as_columns, first_column, question_columns, question_fields
 from llama_adapter.app.labelled.example import Example, Examples, Task
@@ -74,25 +74,22 @@ def row_examples(
 
 
 def with_classes(found: Examples, *, place: str) -> None:
-    """Give examples whose answer is a class all classes of the data as choices, in the order of their first example.
+    """Give examples whose answer is a class all classes of the data as choices, in natural order.
 
     A single class is an error of `place`.
     """
-    is_open = [example.task == "choice" and example.choices is None for example in found.examples]
     classes = tuple(
-        dict.fromkeys(
-            answer
-            for example, is_one in zip(found.examples, is_open, strict=True)
-            if is_one
-            for answer in example.answers
+        sorted(
+            {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
+            key=natural_key,
         )
     )
     if len(classes) == 1:
         found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
     found.examples[:] = [
-        replace(example, choices=classes) if is_one else example
-        for example, is_one in zip(found.examples, is_open, strict=True)
-        if not is_one or len(classes) > 1
+        replace(example, choices=classes) if _needs_classes(example) else example
+        for example in found.examples
+        if len(classes) > 1 or not _needs_classes(example)
     ]
 
 
@@ -110,7 +107,7 @@ def without_copies(
         earlier = kept.setdefault(key, example)
         if earlier is example:
             continue
-        if earlier.task == example.task == "caption":
+        if example.task == "caption":
             kept[key] = replace(earlier, answers=tuple(dict.fromkeys(earlier.answers + example.answers)))
         elif contradict(earlier, example):
             what = "label" if example.task == "choice" else "answer"
@@ -124,12 +121,16 @@ def what_is_asked(example: Example, *, question: str | None) -> tuple[object, ..
     asked = example.question
     instruction = question if asked.instruction is None else asked.instruction
     columns = frozenset(example.item.columns.items()) if "{" in f"{instruction} {asked.input}" else frozenset()
-    return instruction, asked.input, columns, example.part
+    return instruction, asked.input, columns, example.part, example.task
 
 
 def contradict(one: Example, other: Example) -> bool:
-    """Whether no right answer of one is right by the other. Captions never contradict each other."""
-    return "caption" not in (one.task, other.task) and set(one.answers).isdisjoint(other.answers)
+    """Whether no right answer of one is right by the other, of two that ask the same. Captions never contradict."""
+    return one.task != "caption" and set(one.answers).isdisjoint(other.answers)
+
+
+def _needs_classes(example: Example) -> bool:
+    return example.task == "choice" and example.choices is None
 
 
 def _picture(row: Mapping[str, object], *, columns: Columns, root: str, place: str) -> PictureInput:

@@ -173,3 +173,9 @@ def test_damaged_files_are_refused(tmp_path: Path, data: Any) -> None:
 
     with pytest.raises(InputsError, match="with a list `questions`"):
         read(tmp_path)
+
+
+def test_questions_of_vqa_without_answers_do_not_count(tmp_path: Path) -> None:
+    write(vqa(tmp_path) / "v2_OpenEnded_mscoco_test2015_questions.json", {"questions": []})
+
+    assert len(read(tmp_path).examples) == 1

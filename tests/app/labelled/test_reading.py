@@ -8,6 +8,7 @@ import pytest
 
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.labelled.checks import check_lengths
+from llama_adapter.app.labelled.digests import data_digest
 from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import Columns
@@ -210,3 +211,57 @@ def test_several_paths_are_read_one_after_the_other(tmp_path: Path) -> None:
 
     found = read_examples(str(tmp_path / "classes"), str(table))
     assert [example.answers[0] for example in found.examples] == ["cat", "dog", "4"]
+
+
+def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
+    pictures(tmp_path, "images/a.png")
+    write_lines(tmp_path / "labels.jsonl", {"picture": "images/a.png", "label": "cat"})
+
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the table itself: {tmp_path}/labels.jsonl"
+
+
+def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.app.labelled.pictures.MAX_COMPRESSED_BYTES", 5)
+    members = {f"{name}.{kind}": b"four" for name in "ab" for kind in ("png", "txt")}
+    for name, mode in (("a.tar.gz", "w:gz"), ("a.tar", "w")):
+        (tmp_path / name).write_bytes(tar_bytes(members, mode=mode))
+
+    assert len(read_examples(str(tmp_path / "a.tar")).examples) == 2
+    with pytest.raises(InputsError, match="at most 5 bytes"):
+        read_examples(str(tmp_path / "a.tar.gz"))
+
+
+def test_a_picture_may_have_a_caption_and_an_answer(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png")
+    rows = [{"picture": "a.png", "caption": "A star."}, {"picture": "a.png", "answer": "star"}]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+
+    assert [example.task for example in found.examples] == ["caption", "answer"]
+    assert not found.problems
+
+
+def test_the_digest_of_data_goes_by_pictures_and_answers(tmp_path: Path) -> None:
+    def digest(*rows: dict[str, str]) -> str:
+        return data_digest(read_examples(str(write_lines(tmp_path / "data.jsonl", *rows))).examples)
+
+    for name in ("a.png", "copy.png"):
+        (tmp_path / name).write_bytes(b"same")
+    pictures(tmp_path, "b.png")
+    one, two = ({"picture": f"{name}.png", "answer": name} for name in "ab")
+
+    assert digest(one, two) == digest(two, {**one, "picture": "copy.png"})
+    assert digest(one, two) != digest(one, {**two, "answer": "a"})
+    assert digest(one, two) != digest(one)
+
+
+def test_metadata_may_lie_above_the_folders_of_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/a.png", "test/b.png")
+    rows = [
+        {"file_name": f"{split}/{name}.png", "text": name, "split": split}
+        for split, name in (("train", "a"), ("test", "b"))
+    ]
+    write_lines(tmp_path / "metadata.jsonl", *rows)
+
+    assert [example.split for example in read_examples(str(tmp_path)).examples] == ["train", "test"]

@@ -62,7 +62,7 @@ def test_choices_of_the_command_win(tmp_path: Path) -> None:
 def test_labels_have_all_labels_of_the_table_as_choices(tmp_path: Path) -> None:
     found = read(tmp_path, *({"picture": f"{name}.png", "label": name} for name in ("cat", "dog", "axolotl")))
 
-    assert {example.choices for example in found.examples} == {("cat", "dog", "axolotl")}
+    assert {example.choices for example in found.examples} == {("axolotl", "cat", "dog")}
     assert [example.answers for example in found.examples] == [("cat",), ("dog",), ("axolotl",)]
 
 
