@@ -28,7 +28,16 @@ DEFAULTED_ELSEWHERE = {
     ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
 }
 # Here every public constant of that form is a limit.
-ROOMS = ("app/inputs", "app/reading", "app/settings", "app/http_api", "app/online", "app/web", "vision/image.py")
+ROOMS = (
+    "app/inputs",
+    "app/labelled",
+    "app/reading",
+    "app/settings",
+    "app/http_api",
+    "app/online",
+    "app/web",
+    "vision/image.py",
+)
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
 
 

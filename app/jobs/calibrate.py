@@ -13,11 +13,13 @@ import numpy as np
 
 from llama_adapter.app.calibration.file import Calibration, write_calibration
 from llama_adapter.app.calibration.fitting import Examples, calibrate
-from llama_adapter.app.calibration.labelled import Labelled, read_labelled
 from llama_adapter.app.calibration.report import Mistake, format_calibration, write_plot
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
-from llama_adapter.app.inputs import expand_inputs
+from llama_adapter.app.inputs import InputsError, expand_inputs
 from llama_adapter.app.jobs.questions import fill, picture_variables
+from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.labelled.rows import Columns
+from llama_adapter.app.labelled.tables import table_examples
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.isolated import open_reader
@@ -76,13 +78,13 @@ def run_calibration(job: CalibrationJob) -> int:
     if not answered:
         say(f"error: none of the {num_unreadable} labelled pictures was answered")
         return ExitCode.FAILED
-    pictures = {one.picture: index for index, one in enumerate(labelled)}
+    pictures = {one.item.label: index for index, one in enumerate(labelled)}
     shown = {question.shown(default) for question in questions}
     calibration = calibrate(
         Examples(
             probabilities_NC=np.array([[choice[name] for name in job.choices] for _, choice in answered]),
-            labels_N=np.array([one.label for one, _ in answered], dtype=np.int64),
-            groups_N=np.array([pictures[one.picture] for one, _ in answered], dtype=np.int64),
+            labels_N=np.array([job.choices.index(one.answers[0]) for one, _ in answered], dtype=np.int64),
+            groups_N=np.array([pictures[one.item.label] for one, _ in answered], dtype=np.int64),
         ),
         choices=job.choices,
         question=shown.pop() if len(shown) == 1 else None,
@@ -97,6 +99,20 @@ def run_calibration(job: CalibrationJob) -> int:
     return ExitCode.PICTURE_ERRORS if num_unreadable else ExitCode.OK
 
 
+def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
+    """The rows of a table, without duplicates. Pictures are relative to the table's folder.
+
+    Raises InputsError, which names the line of an invalid row, and OSError.
+    """
+    found = table_examples(path, columns=Columns(answer=("label",), choices=choices, need_pictures=True))
+    for problem in found.problems:
+        where = problem.place.removeprefix(path)
+        raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
+    if not found.examples:
+        raise InputsError(f"Wanted labelled pictures in `{shown_name(path)}`, which has none.")
+    return found.examples
+
+
 def _check_outputs(job: CalibrationJob) -> None:
     """Raise UsageError for output files that cannot be written."""
     paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
@@ -107,16 +123,16 @@ def _check_outputs(job: CalibrationJob) -> None:
         check_plot(job.plot)
 
 
-def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
+def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
     """The selected rows of the table, grouped by picture."""
-    if job.question is None and any(one.prompt is None for one in labelled):
+    if job.question is None and any(one.question.instruction is None for one in labelled):
         raise UsageError(
             f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
         )
     if job.pictures:
         inputs = expand_inputs(job.pictures, recursive=job.recursive)
         named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
-        chosen = [one for one in labelled if os.path.realpath(one.picture) in named]
+        chosen = [one for one in labelled if os.path.realpath(one.item.label) in named]
         if not chosen:
             raise UsageError(
                 f"None of these pictures is in `{job.calibrate}`", hint="name no pictures to use the whole table"
@@ -124,22 +140,23 @@ def _chosen(job: CalibrationJob, labelled: list[Labelled]) -> list[Labelled]:
         if not job.quiet:
             say(f"note: {len(chosen)} of {len(labelled)} labelled pictures are used")
         labelled = chosen
-    together: dict[str, list[Labelled]] = {}
+    together: dict[str, list[Example]] = {}
     for one in labelled:
-        together.setdefault(one.picture, []).append(one)
+        together.setdefault(one.item.label, []).append(one)
     return list(itertools.chain.from_iterable(together.values()))
 
 
-def _question(job: CalibrationJob, one: Labelled) -> Question:
-    instruction = job.question if one.prompt is None else one.prompt
+def _question(job: CalibrationJob, one: Example) -> Question:
+    own = one.question.instruction
+    instruction = job.question if own is None else own
     question = Question(instruction=instruction, input=job.input, task=OneOf(job.choices))
-    return fill(question, picture_variables(one.picture, {}))
+    return fill(question, picture_variables(one.item.label, {}))
 
 
 def _ask(
     job: CalibrationJob,
     captioner: Captioner,
-    labelled: Sequence[Labelled],
+    labelled: Sequence[Example],
     questions: Sequence[Question],
     *,
     reader: Reader,
@@ -155,7 +172,7 @@ def _ask(
                 for index in group
             ),
         )
-        for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].picture)
+        for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].item.label)
     )
     num_done = 0
     for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
@@ -172,13 +189,13 @@ def _ask(
             say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
 
 
-def _mistakes(answered: Sequence[tuple[Labelled, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
+def _mistakes(answered: Sequence[tuple[Example, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
     """The wrong answers, most confident first."""
     mistakes = []
     for one, choice in answered:
-        scaled, label = calibration.apply(choice), calibration.choices[one.label]
+        scaled, label = calibration.apply(choice), one.answers[0]
         best = max(scaled, key=lambda name: scaled[name])
         if best != label:
-            picture, probability = shown_name(one.picture), scaled[best]
+            picture, probability = shown_name(one.item.label), scaled[best]
             mistakes.append(Mistake(picture=picture, answer=best, label=label, probability=probability, line=one.line))
     return sorted(mistakes, key=lambda mistake: -mistake.probability)

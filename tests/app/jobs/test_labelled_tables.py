@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.calibration.labelled import read_labelled
 from llama_adapter.app.inputs import InputsError
+from llama_adapter.app.jobs.calibrate import read_labelled
 
 CHOICES = ("Yes", "No")
 
@@ -21,7 +21,14 @@ class Table:
         path = self.folder / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         labelled = read_labelled(str(path), choices=CHOICES)
-        return [(str(Path(one.picture).relative_to(self.folder)), one.label, one.prompt) for one in labelled]
+        return [
+            (
+                str(Path(one.item.label).relative_to(self.folder)),
+                CHOICES.index(one.answers[0]),
+                one.question.instruction,
+            )
+            for one in labelled
+        ]
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def test_the_same_line_again_counts_once(table: Table) -> None:
 def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_bytes(b"picture,label\n\xff.png,yes\n")
 
-    assert read_labelled(str(tmp_path / "labels.csv"), choices=CHOICES)[0].picture == str(tmp_path / "\udcff.png")
+    assert read_labelled(str(tmp_path / "labels.csv"), choices=CHOICES)[0].item.source == str(tmp_path / "\udcff.png")
 
 
 REFUSED = {

@@ -1,0 +1,1 @@
+"""Labelled data: pictures with questions and right answers. Opens no picture and imports no model."""

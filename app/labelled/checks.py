@@ -1,0 +1,78 @@
+"""What is wrong with examples when they are seen together. Loads no model."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.labelled.rows import contradict, what_is_asked
+from llama_adapter.runtime.text import shown_excerpt
+
+
+def check_examples(found: Examples, *, question: str | None = None) -> None:
+    """Add what is wrong with examples that have digests.
+
+    Copies of a picture with other answers to the same question are errors. Warnings are classes with one picture, and
+    copies of a picture in two splits of the data. `question` is that of examples without one.
+    """
+    _check_copies(found, question=question)
+    _check_classes(found)
+    _check_splits(found)
+
+
+def check_lengths(found: Examples, *, count_tokens: Callable[[Example], int], context: int) -> None:
+    """Refuse examples whose prompt and answer have more tokens, by `count_tokens`, than the `context`."""
+    kept = []
+    for example in found.examples:
+        num_tokens = count_tokens(example)
+        if num_tokens > context:
+            found.refuse(
+                example.place, f"its prompt and answer have {num_tokens:,} tokens, and the context {context:,}"
+            )
+        else:
+            kept.append(example)
+    found.examples[:] = kept
+
+
+def picture_key(example: Example) -> str:
+    """Equal for copies of a picture, and without pictures for equal questions."""
+    return example.digest or f"{example.question.instruction}\n{example.question.input}"
+
+
+def _check_copies(found: Examples, *, question: str | None) -> None:
+    first: dict[object, Example] = {}
+    for example in found.examples:
+        earlier = first.setdefault((picture_key(example), *what_is_asked(example, question=question)), example)
+        if contradict(earlier, example):
+            one, other = (shown_excerpt(each.answers[0]) for each in (earlier, example))
+            shown = "it asks" if not example.digest else f"{example.item.label} is a copy of {earlier.item.label}, with"
+            found.refuse(
+                example.place,
+                f"{shown} the same question as {earlier.place}, with the answer {other} in place of {one}",
+            )
+
+
+def _check_classes(found: Examples) -> None:
+    asked = [example for example in found.examples if example.choices is not None]
+    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
+        dict
+    )  # of each class: choices, and answer
+    num_asked = Counter(example.choices for example in asked)
+    for example in asked:
+        for answer in example.answers:
+            pictures[example.choices, answer].setdefault(picture_key(example), example)
+    for choices, answer in pictures:
+        of_class = pictures[choices, answer]
+        # Choices of few questions, as in ScienceQA, are no classes.
+        if len(of_class) == 1 and num_asked[choices] * 10 >= len(asked):
+            reason = f"the class {shown_excerpt(answer)} has one example, so it cannot be both learnt and held out"
+            found.warn(next(iter(of_class.values())).place, reason)
+
+
+def _check_splits(found: Examples) -> None:
+    splits = defaultdict[str, set[str]](set)
+    for example in found.examples:
+        if example.split and example.digest:
+            splits[example.digest].add(example.split)
+    both = Counter(" and ".join(sorted(names)) for names in splits.values() if len(names) > 1)
+    for names, number in sorted(both.items()):
+        found.warn("the splits of the data", f"pictures that are in {names}: {number:,}")

@@ -1,0 +1,75 @@
+"""Digests of pictures: which are copies of each other, and which are missing or unreadable. Decodes nothing."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import DEFAULT_MAX_BYTES, read_picture_file
+
+
+def without_missing(found: Examples) -> None:
+    """Refuse examples whose pictures are no files: each picture by name, once. Opens none."""
+    exists: dict[str, bool] = {}
+    kept = []
+    for example in found.examples:
+        source = example.item.source
+        if isinstance(source, str) and source not in exists:
+            exists[source] = os.path.isfile(source)
+            if not exists[source]:
+                found.refuse(example.place, f"its picture {source} does not exist")
+        if not isinstance(source, str) or exists[source]:
+            kept.append(example)
+    found.examples[:] = kept
+
+
+def with_digests(found: Examples) -> None:
+    """Give examples the SHA-256 of their pictures' bytes. Pictures that cannot be read, and empty ones, are errors."""
+    digests: dict[object, str] = {}
+    kept = []
+    for example in found.examples:
+        source = example.item.source
+        if source is None:
+            kept.append(example)
+            continue
+        assert isinstance(source, str | bytes | FileSlice), "labelled data have no prefix files"
+        if source not in digests:
+            try:
+                digests[source] = _digest(source)
+            except PictureError as error:
+                digests[source] = ""
+                found.refuse(example.place, error.message)
+        if digests[source]:
+            kept.append(replace(example, digest=digests[source]))
+    found.examples[:] = kept
+
+
+def _digest(source: str | bytes | FileSlice) -> str:
+    if isinstance(source, FileSlice):
+        source = source.read(max_bytes=DEFAULT_MAX_BYTES)
+    elif isinstance(source, str):
+        source = read_picture_file(source)
+    if not source:
+        raise PictureError("empty", "Wanted a picture, got zero bytes; save or copy it again.")
+    return hashlib.sha256(source).hexdigest()
+
+
+def data_digest(examples: Iterable[Example]) -> str:
+    """SHA-256 of what the examples ask about which pictures, and of their answers, hexadecimal.
+
+    Names of files and the order of the examples do not matter.
+    """
+    texts = sorted(
+        json.dumps(
+            [
+                *(example.digest, example.question.instruction, example.question.input),
+                *(example.answers, example.choices, sorted(example.item.columns.items())),
+            ]
+        )
+        for example in examples
+    )
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

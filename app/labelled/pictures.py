@@ -1,0 +1,83 @@
+"""Pictures whose answers are not in a table: folders by class, and archives of samples."""
+
+import os
+from dataclasses import replace
+
+from llama_adapter.app.inputs import InputsError, natural_key
+from llama_adapter.app.inputs.archives import archive_inputs
+from llama_adapter.app.inputs.folders import folder_inputs, is_folder
+from llama_adapter.app.labelled.example import Examples
+from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, split_name
+from llama_adapter.runtime.text import shown_name
+
+MAX_COMPRESSED_BYTES = 2**30
+
+
+def sub_folders(folder: str) -> list[str]:
+    """Names of the folders in a folder, in natural order, without hidden ones. Raises OSError."""
+    with os.scandir(folder) as listing:
+        return sorted(
+            (entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")), key=natural_key
+        )
+
+
+def split_folders(folder: str) -> list[tuple[str, str]]:
+    """The folders named by a split, as `train`, with that split; or the folder itself if it has others too."""
+    names = sub_folders(folder)
+    if names and all(map(is_split_name, names)):
+        return [(os.path.join(folder, name), split_name(name)) for name in names]
+    return [(folder, "")]
+
+
+def class_examples(folder: str, *, columns: Columns) -> Examples:
+    """The pictures in a folder's folders, whose names are the classes, also below folders named by a split.
+
+    The question is the command's. A class without pictures, and pictures outside of classes are errors.
+    """
+    found = Examples()
+    for place, split in split_folders(folder):
+        for name in sub_folders(place):
+            inside = os.path.join(place, name)
+            items = list(folder_inputs(inside, recursive=True))
+            if items[0].source == inside:
+                found.refuse(inside, "the folder of this class has no pictures")
+                continue
+            for item in items:
+                try:
+                    found.examples += row_examples(
+                        {"label": name}, columns=columns, place=item.label, item=item, split=split
+                    )
+                except ValueError as error:
+                    found.refuse(inside, str(error))
+                    break
+        num_outside = sum(item.source != place for item in folder_inputs(place, recursive=False))
+        if num_outside:
+            found.refuse(place, f"pictures outside of the folders of classes: {num_outside:,}")
+    return found
+
+
+def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
+    """The samples of a tar archive in the style of webdataset.
+
+    The answer is a column of `.json`, or the text of `.txt`, `.caption` or `.cls`; of lists in `.json` nothing is read.
+    A sample without an answer, and a damaged archive, are errors. Pictures of a compressed archive are held in memory.
+
+    Raises InputsError for more than 1 GiB of these.
+    """
+    found, num_bytes = Examples(), 0
+    for item in archive_inputs(path):
+        num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+        if num_bytes > MAX_COMPRESSED_BYTES:
+            raise InputsError(
+                f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+                f"`{shown_name(path)}`, which has more.",
+                hint="decompress it: pictures of a plain .tar are read where they lie",
+            )
+        try:
+            if item.error is not None:
+                raise ValueError(item.error.message)
+            picture = replace(item, columns={})
+            found.examples += row_examples(item.columns, columns=columns, place=item.label, item=picture, split=split)
+        except ValueError as error:
+            found.refuse(item.label, str(error))
+    return found

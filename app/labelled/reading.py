@@ -1,0 +1,89 @@
+"""DATA as users name them -> checked examples: tables, folders by class, archives, and known sets."""
+
+import os
+
+from llama_adapter.app.inputs import InputsError, natural_key
+from llama_adapter.app.inputs.archives import is_archive_name
+from llama_adapter.app.inputs.patterns import expand_pattern, is_pattern
+from llama_adapter.app.labelled.checks import check_examples
+from llama_adapter.app.labelled.digests import with_digests, without_missing
+from llama_adapter.app.labelled.example import Examples
+from llama_adapter.app.labelled.known_sets import known_examples
+from llama_adapter.app.labelled.pictures import archive_examples, class_examples, split_folders, sub_folders
+from llama_adapter.app.labelled.rows import Columns, with_classes
+from llama_adapter.app.labelled.tables import is_table_name, table_examples
+from llama_adapter.runtime.text import shown_name
+
+_EVERYTHING = Columns()
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv")
+_FORMS = "a table, a folder of folders by class or with metadata.jsonl, a tar archive, or a known set"
+
+
+def read_examples(
+    *paths: str, columns: Columns = _EVERYTHING, pictures: str | None = None, digests: bool = True
+) -> Examples:
+    """The examples of each path, and what is wrong with the data. Decodes no picture.
+
+    A path is a table, a folder with a `metadata.jsonl`, a folder of folders by class, a tar archive or a folder of
+    such, a known set, or a pattern of these. Labels without choices have those of their path. `pictures` is the folder
+    with the pictures of known sets, if these do not lie where they usually do. Without `digests`, pictures are looked
+    for but not read, and copies are not recognised.
+
+    Raises InputsError for what is none of these or unusable as a whole, and OSError.
+    """
+    found = Examples()
+    for path in paths:
+        one = Examples()
+        names = list(expand_pattern(path)) if is_pattern(path) else [path]
+        if not names:
+            raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
+        for name in names:
+            one.extend(_named(name, columns=columns, pictures=pictures))
+        with_classes(one, place=path)
+        found.extend(one)
+    without_missing(found)
+    if digests:
+        with_digests(found)
+        check_examples(found, question=columns.question)
+    return found
+
+
+def _named(path: str, *, columns: Columns, pictures: str | None) -> Examples:
+    known = known_examples(path, columns=columns, pictures=pictures)
+    if known is not None:
+        return known
+    if os.path.isdir(path):
+        return _folder(path, columns=columns)
+    if not os.path.exists(path):
+        raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
+    if is_archive_name(path):
+        return archive_examples(path, columns=columns)
+    if is_table_name(path):
+        return table_examples(path, columns=columns)
+    raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
+
+
+def _folder(folder: str, *, columns: Columns) -> Examples:
+    found, has_any, tables = Examples(), False, list[str]()
+    for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
+        for name in sorted(os.listdir(place), key=natural_key):
+            path = os.path.join(place, name)
+            if name in _METADATA:
+                found.extend(table_examples(path, columns=columns, split=split))
+            elif is_archive_name(name):
+                found.extend(archive_examples(path, columns=columns, split=split))
+            else:
+                tables += [path] * is_table_name(name)
+                continue
+            has_any = True
+    if has_any:
+        return found
+    num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
+    if num_classes > 1 or (num_classes and not tables):
+        return class_examples(folder, columns=columns)
+    raise InputsError(
+        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
+        hint=f"name the table itself: {shown_name(tables[0])}"
+        if tables
+        else "put the pictures of each class into a folder with its name",
+    )

@@ -1,0 +1,214 @@
+"""A row of named values -> examples: of a table, a JSON list or a sample of an archive."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llama_adapter.app.inputs import PictureInput, QuestionFields, natural_key
+from llama_adapter.app.inputs.addresses import ADDRESS
+from llama_adapter.app.inputs.fields import PICTURE_COLUMNS, as_columns, first_column, question_columns, question_fields
+from llama_adapter.app.labelled.example import Example, Examples, Task
+from llama_adapter.runtime.text import shown_excerpt
+
+CLASS_COLUMNS = ("label", "cls")
+CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
+ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
+_QUESTIONS, _PART, _SPLIT = "questions", "part", "split"
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """How rows are read."""
+
+    answer: tuple[str, ...] = ANSWER_COLUMNS  # the first that a row has is its answer
+    choices: tuple[str, ...] | None = None  # of all rows; None: a row's own
+    question: str | None = None  # of rows without one; here it only tells whether rows ask the same
+    need_pictures: bool = False  # whether rows without a picture are refused
+
+
+def split_name(name: str) -> str:
+    """The name of a split: train, validation or test for their usual names, else the name itself in lower case."""
+    name = name.strip().lower()
+    return _SPLITS.get(name, name)
+
+
+def is_split_name(name: str) -> bool:
+    """Whether a name is one of the usual ones of a split."""
+    return name.strip().lower() in _SPLITS
+
+
+def row_examples(
+    values: Mapping[str, object],
+    *,
+    columns: Columns,
+    place: str,
+    line: int = 0,
+    item: PictureInput | None = None,
+    root: str = "",
+    split: str = "",
+) -> list[Example]:
+    """The examples of a row: one, or one for each object of its list `questions`.
+
+    Names of columns are compared without case. `item` is the picture, by default that of the row's column, relative to
+    the folder `root`; without one, the example is text alone and needs a question. The row's `split` wins over
+    `split`. An example of the task "choice" without choices has a class of the whole table: see `with_classes`.
+
+    Raises ValueError with the reason for a malformed row.
+    """
+    row = {name.lower(): value for name, value in values.items()}
+    if item is None:
+        item = _picture(row, columns=columns, root=root, place=place)
+    if (several := row.pop(_QUESTIONS, None)) is None:
+        rows = [row]
+    elif isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
+        rows = [{**row, **{name.lower(): value for name, value in one.items()}} for one in several]
+    else:
+        raise ValueError("its `questions` are no list of objects")
+    return [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
+
+
+def with_classes(found: Examples, *, place: str) -> None:
+    """Give examples whose answer is a class all classes of the data as choices, in natural order.
+
+    A single class is an error of `place`.
+    """
+    classes = tuple(
+        sorted(
+            {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
+            key=natural_key,
+        )
+    )
+    if len(classes) == 1:
+        found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
+    found.examples[:] = [
+        replace(example, choices=classes) if _needs_classes(example) else example
+        for example in found.examples
+        if len(classes) > 1 or not _needs_classes(example)
+    ]
+
+
+def without_copies(
+    found: Examples, *, question: str | None = None, name_of: Callable[[Example], str] = lambda example: example.place
+) -> None:
+    """Merge the examples of one picture and question.
+
+    Several captions become one example with several right answers. The same answer again counts once. Another answer is
+    an error.
+    """
+    kept: dict[object, Example] = {}
+    for example in found.examples:
+        key = (example.item.source, *what_is_asked(example, question=question))
+        earlier = kept.setdefault(key, example)
+        if earlier is example:
+            continue
+        if example.task == "caption":
+            kept[key] = replace(earlier, answers=tuple(dict.fromkeys(earlier.answers + example.answers)))
+        elif contradict(earlier, example):
+            what = "label" if example.task == "choice" else "answer"
+            of = "question" if example.item.source is None else "picture and question"
+            found.refuse(example.place, f"{name_of(earlier)} has another {what} for the same {of}")
+    found.examples[:] = kept.values()
+
+
+def what_is_asked(example: Example, *, question: str | None) -> tuple[object, ...]:
+    """What two examples have in common that ask the same; `question` is that of examples without one."""
+    asked = example.question
+    instruction = question if asked.instruction is None else asked.instruction
+    columns = frozenset(example.item.columns.items()) if "{" in f"{instruction} {asked.input}" else frozenset()
+    return instruction, asked.input, columns, example.part, example.task
+
+
+def contradict(one: Example, other: Example) -> bool:
+    """Whether no right answer of one is right by the other, of two that ask the same. Captions never contradict."""
+    return one.task != "caption" and set(one.answers).isdisjoint(other.answers)
+
+
+def _needs_classes(example: Example) -> bool:
+    return example.task == "choice" and example.choices is None
+
+
+def _picture(row: Mapping[str, object], *, columns: Columns, root: str, place: str) -> PictureInput:
+    name = next((row[name] for name in PICTURE_COLUMNS if row.get(name) not in (None, "")), None)
+    if name is None and not columns.need_pictures:
+        return PictureInput(source=None, label=place, found_in=(place,))
+    if not isinstance(name, str):
+        raise ValueError(f"it has no picture in a column {_named(PICTURE_COLUMNS)}")
+    if ADDRESS.match(name):
+        raise ValueError(f"its picture {shown_excerpt(name)} is an address; wanted a file")
+    path = os.path.join(root, name)
+    return PictureInput(source=path, label=path, root=root or ".", found_in=(place,))
+
+
+def _example(
+    row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
+) -> Example:
+    row = {name: value for name, value in row.items() if not _is_blank(value)} | {
+        name: "" for name in columns.answer if name in row and _is_blank(row[name])
+    }
+    question = question_fields(row if columns.choices is None else {**row, "choices": None}) or QuestionFields()
+    column = first_column(row, of=columns.answer)
+    answers = () if column is None else _texts(row[column], name=column)
+    if column is None or not answers:
+        where = f" in a column {_named(columns.answer)}" if len(columns.answer) > 1 else ""
+        raise ValueError(f"it has no {columns.answer[0]}{where}")
+    choices = question.choices if columns.choices is None else columns.choices
+    if choices is not None:
+        answers = _among(choices, answers, shown=f"{column} {shown_excerpt(repr(row[column]))}")
+    if item.source is None and question.instruction is None and question.input is None:
+        raise ValueError("it has neither a picture nor a question")
+    spoken_for = {*question_columns(row), *columns.answer, *PICTURE_COLUMNS, _PART, _SPLIT}
+    own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
+    return Example(
+        item=replace(item, columns={**item.columns, **own}),
+        question=replace(question, choices=None),
+        task=_task(column, choices=choices, question=question),
+        answers=answers,
+        choices=choices,
+        part=str(row.get(_PART, "")).strip(),
+        split=split_name(str(row.get(_SPLIT, split))),
+        place=place,
+        line=line,
+    )
+
+
+def _task(column: str, *, choices: Sequence[str] | None, question: QuestionFields) -> Task:
+    if choices is not None or column in CLASS_COLUMNS:
+        return "choice"
+    return "caption" if column in CAPTION_COLUMNS and question.instruction is None else "answer"
+
+
+def _texts(value: object, *, name: str) -> tuple[str, ...]:
+    """The texts of a cell that are not blank; numbers become text."""
+    texts = []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, list | dict):
+            raise ValueError(f"its {name} is not text")
+        text = one if isinstance(one, str) else "" if one is None else json.dumps(one)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"its {name} is not UTF-8") from None
+        texts.append(text.strip())
+    return tuple(filter(None, texts))
+
+
+def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
+    """Answers as the choices spell them. Raises ValueError for an answer that is none of them."""
+    folded = [choice.strip().casefold() for choice in choices]
+    if not all(answer.casefold() in folded for answer in answers):
+        raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")
+    return tuple(answer if answer in choices else choices[folded.index(answer.casefold())] for answer in answers)
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _named(columns: Sequence[str]) -> str:
+    return f"{', '.join(columns[:-1])} or {columns[-1]}"

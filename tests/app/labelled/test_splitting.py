@@ -1,0 +1,114 @@
+"""Examples are shared out by picture: no leak, stratified, and the same everywhere."""
+
+import hashlib
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.labelled.splitting import split_examples
+
+SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+
+def example(picture: int | str, answer: str = "yes", *, split: str = "", question: str | None = None) -> Example:
+    return Example(
+        item=PictureInput(source=f"{picture}.png", label=f"{picture}.png"),
+        question=QuestionFields(instruction=question),
+        task="answer",
+        answers=(answer,),
+        split=split,
+        place="data.jsonl",
+        digest=hashlib.sha256(str(picture).encode()).hexdigest(),
+    )
+
+
+def digests(parts: dict[str, list[Example]]) -> dict[str, set[str]]:
+    return {name: {one.digest for one in examples} for name, examples in parts.items()}
+
+
+def sizes(parts: dict[str, list[Example]]) -> dict[str, int]:
+    return {name: len(examples) for name, examples in parts.items()}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from("abcd")), max_size=120), st.integers(0, 9))
+def test_no_picture_is_in_two_parts_and_no_example_is_lost(pairs: list[tuple[int, str]], seed: int) -> None:
+    examples = [example(picture, answer) for picture, answer in pairs]
+    parts = split_examples(examples, shares=SHARES, seed=seed)
+
+    assert list(parts) == list(SHARES)
+    of_parts = digests(parts)
+    assert sum(map(len, of_parts.values())) == len(set.union(*of_parts.values()))
+    assert sum(map(len, parts.values())) == len(examples)
+
+
+def test_every_answer_is_in_every_part_by_its_share() -> None:
+    examples = [example(number, "rare" if number < 100 else "common") for number in range(1000)]
+    parts = split_examples(examples, shares=SHARES, seed=1)
+
+    assert sizes(parts) == {"train": 800, "validation": 100, "test": 100}
+    for name, share in SHARES.items():
+        counts = Counter(one.answers[0] for one in parts[name])
+        assert counts["rare"] == pytest.approx(100 * share, abs=1)
+
+
+def test_every_class_of_two_is_learnt() -> None:
+    examples = [example(number, f"class {number // 2}") for number in range(200)]
+    parts = split_examples(examples, shares={"train": 0.6, "test": 0.4}, seed=3)
+
+    assert {one.answers[0] for one in parts["train"]} == {f"class {number}" for number in range(100)}
+    assert sizes(parts)["test"] == pytest.approx(80, abs=1)
+
+
+def test_the_order_and_names_do_not_matter_and_the_seed_does() -> None:
+    examples = [example(number, str(number % 3)) for number in range(300)]
+    shuffled = random.Random(5).sample(examples, len(examples))
+    one = digests(split_examples(examples, shares=SHARES, seed=1))
+
+    assert digests(split_examples(shuffled, shares=SHARES, seed=1)) == one
+    assert digests(split_examples(examples, shares=SHARES, seed=2)) != one
+
+
+def test_the_split_is_the_same_on_every_machine() -> None:
+    parts = split_examples([example(number) for number in range(20)], shares={"train": 0.7, "test": 0.3}, seed=7)
+
+    assert [one.item.label.removesuffix(".png") for one in parts["test"]] == ["2", "5", "11", "17", "18", "19"]
+
+
+def test_a_split_of_the_data_wins() -> None:
+    marked = [example(number, split="test" if number % 2 else "train") for number in range(100)]
+    parts = split_examples(marked, shares={"train": 0.9, "test": 0.1}, seed=1)
+
+    assert {one.split for one in parts["train"]} == {"train"}
+    assert {one.split for one in parts["test"]} == {"test"}
+
+
+def test_parts_that_the_data_lack_are_taken_from_their_train() -> None:
+    marked = [example(number, split="test" if number < 20 else "train") for number in range(110)]
+    parts = split_examples(marked, shares=SHARES, seed=1)
+
+    assert sizes(parts) == {"train": 80, "validation": 10, "test": 20}
+    assert {one.split for one in parts["test"]} == {"test"}
+    assert {one.split for one in parts["validation"]} == {"train"}
+
+
+def test_copies_of_a_held_out_picture_are_held_out_too() -> None:
+    examples = [
+        example(1, split="test", question="?"),
+        example(1, question="!"),
+        example(2),
+        example(3, split="dev set"),
+    ]
+    parts = split_examples(examples, shares={"train": 0.9, "test": 0.1}, seed=1)
+
+    assert sizes(parts) == {"train": 1, "test": 2, "dev set": 1}
+
+
+@pytest.mark.parametrize("shares", [{}, {"train": 1.0, "test": 0.0}, {"train": 0.5, "test": 0.6}])
+def test_shares_that_are_none_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="shares"):
+        split_examples([], shares=shares, seed=1)
