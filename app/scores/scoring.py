@@ -47,7 +47,7 @@ class Scores:
     model: str
     task: Task
     num_examples: int
-    num_pictures: int
+    num_pictures: int  # a text alone counts as one
     draws: Draws
     figures: dict[str, Figure]
     parts: dict[str, dict[str, Figure]]  # by part, with `all` first; empty without parts and questions of yes or no
@@ -115,7 +115,10 @@ def _parts(task: Task, outcomes: Sequence[Outcome], draws: Draws) -> dict[str, d
         given = {}
     if given or (task == "choices" and read_choices(outcomes).positive is not None):
         given = {ALL_PARTS: list(outcomes), **given}
-    return {name: _part(task, own, draws) for name, own in given.items()}
+    found = {name: _part(task, own, draws) for name, own in given.items()}
+    if len(found) > 1:
+        found[ALL_PARTS].pop("MME score", None)  # MME adds the scores of parts; it has no score of all questions
+    return found
 
 
 def _part(task: Task, outcomes: Sequence[Outcome], draws: Draws) -> dict[str, Figure]:
