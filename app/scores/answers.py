@@ -8,11 +8,11 @@ import re
 import string
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from llama_adapter.app.scores.intervals import Statistic, mean_of
 from llama_adapter.app.scores.outcome import Floats, Outcome
 
 NUM_VQA_ANSWERS: Final = 10  # people who answered each question
@@ -39,6 +39,7 @@ _CONTRACTIONS: Final = {whole.replace("'", ""): whole for whole in _CONTRACTED}
 _APOSTROPHES: Final = dict.fromkeys(map(ord, "‘’ʼ`´"), "'")
 
 
+@lru_cache(maxsize=2**16)  # VQAv2 has ten answers to each question, mostly the same ones
 def normalised(text: str) -> str:
     """An answer in the form in which VQA's evaluation compares answers.
 
@@ -77,11 +78,6 @@ def answer_scores(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
     if outcomes and all(len(one.references) == NUM_VQA_ANSWERS for one in outcomes):
         found["VQA"] = [vqa_score(one.answer, one.references) for one in outcomes]
     return {name: np.array(values, dtype=np.float64) for name, values in found.items()}
-
-
-def answer_statistics(outcomes: Sequence[Outcome]) -> dict[str, Statistic]:
-    """The figures of all examples by name."""
-    return {name: mean_of(values_N) for name, values_N in answer_scores(outcomes).items()}
 
 
 def _is_punctuation(letter: str) -> bool:

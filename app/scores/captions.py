@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from llama_adapter.app.scores.intervals import Statistic, mean_of
+from llama_adapter.app.scores.intervals import mean
 from llama_adapter.app.scores.outcome import Floats, Ints, Outcome
 
 MAX_ORDER: Final = 4
@@ -145,14 +145,10 @@ def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
     )
 
 
-def caption_statistics(scores: CaptionScores) -> dict[str, Statistic]:
-    """The figures of all examples by name. Draws keep the weights that CIDEr-D has from all examples."""
-    found: dict[str, Statistic] = {f"BLEU-{order}": _bleu_of(scores.bleu, order) for order in _ORDERS}
-    return found | {"ROUGE-L": mean_of(scores.rouge_N), "CIDEr-D": mean_of(scores.cider_N)}
-
-
-def _bleu_of(counts: BleuCounts, order: int) -> Statistic:
-    return lambda chosen: bleu(counts, chosen, order=order)
+def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float | None]:
+    """The figures of some examples by name. CIDEr-D keeps the weights that n-grams have in all examples."""
+    found = {f"BLEU-{order}": bleu(scores.bleu, chosen, order=order) for order in _ORDERS}
+    return found | {"ROUGE-L": mean(scores.rouge_N[chosen]), "CIDEr-D": mean(scores.cider_N[chosen])}
 
 
 def _longest_common(one: Tokens, other: Tokens) -> int:

@@ -1,20 +1,32 @@
-"""Figures of answers that are one of a fixed set. N examples, C choices.
+"""Figures of answers that are one of a fixed set. N examples, C choices, M drawn examples, S sets of questions.
 
 POPE's table is from Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023); accuracy+ and
 the score of a part from Fu et al., "MME: A Comprehensive Evaluation Benchmark for Multimodal Large Language Models"
 (2023). ROC-AUC of several classes is the mean over one class against the rest.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.calibration.measures import measure
-from llama_adapter.app.scores.intervals import Statistic, mean_of
+from llama_adapter.app.calibration.measures import calibration_error
+from llama_adapter.app.scores.intervals import mean
 from llama_adapter.app.scores.outcome import YES_NO, Floats, Ints, Outcome, picture_groups
 from llama_adapter.runtime.errors import UsageError
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sureness:
+    """What figures need of the probabilities of choices."""
+
+    rank_NC: Ints  # of each probability among those of its choice; equal ones have one rank
+    highest_N: Floats  # the probability of the likeliest choice
+    is_right_N: Flags  # whether the likeliest choice is right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +36,12 @@ class Choices:
     classes: tuple[str, ...] | None
     label_N: Ints
     answer_N: Ints  # -1: the answer names no choice
-    probabilities_NC: Floats | None  # a smaller number of choices is filled up with zeros
-    group_N: Ints  # numbers of the pictures
+    is_right_N: Flags
+    sureness: Sureness | None  # None unless all outcomes have probabilities
+    set_N: Ints  # numbers of the questions' sets: those of one picture in one part
 
     @property
-    def right_N(self) -> NDArray[np.bool_]:
-        """Whether each answer is right."""
-        found: NDArray[np.bool_] = self.answer_N == self.label_N
-        return found
-
-    @property
-    def positive(self) -> int | None:
+    def yes(self) -> int | None:
         """The index of `yes` among yes and no."""
         names = [name.strip().casefold() for name in self.classes or ()]
         return names.index("yes") if len(names) == 2 and set(names) == YES_NO else None
@@ -42,7 +49,7 @@ class Choices:
     @property
     def has_sets(self) -> bool:
         """Whether a picture has several questions."""
-        return len(self.group_N) > len(np.unique(self.group_N))
+        return len(self.set_N) > len(np.unique(self.set_N))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,78 +62,106 @@ class Confusion:
 
 
 def read_choices(outcomes: Sequence[Outcome]) -> Choices:
-    """Raises UsageError if the right answer of an outcome is none of its choices."""
-    first = outcomes[0].choices
-    if first is None or any(one.choices is None for one in outcomes):
+    """Raises UsageError for outcomes without choices, and if a right answer is none of the choices."""
+    if not outcomes or any(one.choices is None for one in outcomes):
         raise UsageError("Wanted choices for all examples, but some have none")
+    first = outcomes[0].choices or ()
     classes = first if all(sorted(one.choices or ()) == sorted(first) for one in outcomes) else None
-    num_choices = max(len(one.choices or ()) for one in outcomes)
     label_N = np.zeros(len(outcomes), dtype=np.int64)
-    answer_N = np.zeros(len(outcomes), dtype=np.int64)
-    probabilities_NC = np.zeros((len(outcomes), num_choices))
+    answer_N = np.full(len(outcomes), -1, dtype=np.int64)
+    # A smaller number of choices is filled up with zeros.
+    probabilities_NC = np.zeros((len(outcomes), max(len(one.choices or ()) for one in outcomes)))
+    class_places = {name: index for index, name in enumerate(classes or ())}
     for index, one in enumerate(outcomes):
         own = one.choices or ()
-        place = [classes.index(choice) for choice in own] if classes else list(range(len(own)))
+        place = [class_places[choice] for choice in own] if classes else list(range(len(own)))
         named = one.chosen(one.answer)
         label_N[index] = place[one.label]
-        answer_N[index] = -1 if named is None else place[named]
+        if named is not None:
+            answer_N[index] = place[named]
         if one.probabilities is not None:
             probabilities_NC[index, place] = one.probabilities
     has_all = all(one.probabilities is not None for one in outcomes)
+    sets: dict[tuple[int, str], int] = {}
+    keys = zip(picture_groups(outcomes).tolist(), (one.part for one in outcomes), strict=True)
     return Choices(
         classes=classes,
         label_N=label_N,
         answer_N=answer_N,
-        probabilities_NC=probabilities_NC if has_all else None,
-        group_N=picture_groups(outcomes),
+        is_right_N=answer_N == label_N,
+        sureness=_sureness(probabilities_NC, label_N) if has_all else None,
+        set_N=np.array([sets.setdefault(key, len(sets)) for key in keys], dtype=np.int64),
     )
 
 
-def choice_statistics(table: Choices) -> dict[str, Statistic]:
-    """The figures of all examples by name, those that the examples allow."""
-    right_N = table.right_N.astype(np.float64)
-    found: dict[str, Statistic] = {"accuracy": mean_of(right_N)}
+def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
+    """The figures of some examples by name, those that the table allows."""
+    found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
     if table.classes is not None:
-        found["balanced accuracy"] = lambda chosen: balanced_accuracy(table, chosen)
-        found["macro F1"] = lambda chosen: macro_f1(table, chosen)
-    probabilities_NC = table.probabilities_NC
-    if probabilities_NC is not None:
+        shares = class_shares(answer_counts(table, chosen))
+        found["balanced accuracy"] = _mean_defined(shares["recall"])
+        found["macro F1"] = _mean_defined(shares["F1"])
+    if table.sureness is not None:
         if table.classes is not None:
-            found["ROC-AUC"] = lambda chosen: mean_roc_auc(probabilities_NC[chosen], table.label_N[chosen])
-        found["ECE"] = lambda chosen: measure(probabilities_NC[chosen], table.label_N[chosen]).ece
+            found["ROC-AUC"] = mean_roc_auc(table.sureness.rank_NC[chosen], table.label_N[chosen])
+        highest_M = table.sureness.highest_N[chosen]
+        found["ECE"] = calibration_error(highest_M, table.sureness.is_right_N[chosen]) if len(chosen) else None
     return found
 
 
-def class_statistics(table: Choices, index: int) -> dict[str, Statistic]:
-    """Precision, recall and F1 of one class."""
+def class_figures(table: Choices, chosen: Ints) -> dict[tuple[str, str], float | None]:
+    """Precision, recall and F1 by class and name; none where the examples have no common choices."""
+    if table.classes is None:
+        return {}
+    shares = class_shares(answer_counts(table, chosen))
     return {
-        "precision": lambda chosen: precision(table, index, chosen),
-        "recall": lambda chosen: recall(table, index, chosen),
-        "F1": lambda chosen: f1(table, index, chosen),
+        (one, name): _defined(share_C[index])
+        for index, one in enumerate(table.classes)
+        for name, share_C in shares.items()
     }
 
 
-def part_statistics(table: Choices) -> dict[str, Statistic]:
-    """The figures of one part: POPE's row for yes and no, accuracy+ where pictures have several questions."""
-    right_N = table.right_N.astype(np.float64)
-    found: dict[str, Statistic] = {"accuracy": mean_of(right_N)}
-    yes = table.positive
-    if yes is not None:
-        found |= class_statistics(table, yes)
-        found["share of yes"] = mean_of((table.answer_N == yes).astype(np.float64))
-        if table.has_sets:
-            found["accuracy+"] = lambda chosen: accuracy_plus(table, chosen)
-            found["MME score"] = lambda chosen: mme_score(table, chosen)
+def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
+    """The figures of one part: POPE's row for yes and no, and MME's where pictures have several questions."""
+    found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
+    if table.yes is None:
+        return found
+    shares = class_shares(answer_counts(table, chosen))
+    found |= {name: _defined(share_C[table.yes]) for name, share_C in shares.items()}
+    found["share of yes"] = mean((table.answer_N[chosen] == table.yes).astype(np.float64))
+    if table.has_sets:
+        plus = found["accuracy+"] = accuracy_plus(table, chosen)
+        accuracy = found["accuracy"]
+        found["MME score"] = None if accuracy is None or plus is None else 100.0 * (accuracy + plus)
     return found
+
+
+def answer_counts(table: Choices, chosen: Ints) -> Ints:
+    """Counts (C, C + 1) of right and given answers; the last column counts answers that name no choice."""
+    num_classes = len(table.classes or ())
+    columns = num_classes + 1
+    answer_M = np.where(table.answer_N[chosen] < 0, num_classes, table.answer_N[chosen])
+    counted = np.bincount(table.label_N[chosen] * columns + answer_M, minlength=num_classes * columns)
+    return counted.reshape(num_classes, columns).astype(np.int64)
+
+
+def class_shares(counts: Ints) -> dict[str, Floats]:
+    """Precision, recall and F1 of each class, (C,), from `answer_counts`; not a number where they are undefined.
+
+    Precision is undefined for a class that is never given, recall for one that is never right, F1 for one that is
+    neither: 2 TP / (2 TP + FP + FN).
+    """
+    hits_C = np.diagonal(counts).astype(np.float64)
+    given_C, right_C = counts[:, :-1].sum(axis=0), counts.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return {"precision": hits_C / given_C, "recall": hits_C / right_C, "F1": 2 * hits_C / (given_C + right_C)}
 
 
 def confusion(table: Choices) -> Confusion | None:
     """Counts of right and given answers; None where the choices differ between examples."""
     if table.classes is None:
         return None
-    num_classes = len(table.classes)
-    counts = np.zeros((num_classes, num_classes + 1), dtype=np.int64)
-    np.add.at(counts, (table.label_N, table.answer_N), 1)  # -1 is the last column
+    counts = answer_counts(table, np.arange(len(table.label_N)))
     has_other = bool(counts[:, -1].any())
     return Confusion(
         rows=table.classes,
@@ -135,80 +170,59 @@ def confusion(table: Choices) -> Confusion | None:
     )
 
 
-def precision(table: Choices, index: int, chosen: Ints) -> float | None:
-    """The share of right ones among the answers of a class; None without such answers."""
-    is_answer = table.answer_N[chosen] == index
-    return float((table.label_N[chosen][is_answer] == index).mean()) if is_answer.any() else None
-
-
-def recall(table: Choices, index: int, chosen: Ints) -> float | None:
-    """The share of a class's examples that is answered right; None without such examples."""
-    is_label = table.label_N[chosen] == index
-    return float((table.answer_N[chosen][is_label] == index).mean()) if is_label.any() else None
-
-
-def f1(table: Choices, index: int, chosen: Ints) -> float | None:
-    """2 TP / (2 TP + FP + FN); None for a class that is neither right nor given."""
-    is_answer, is_label = table.answer_N[chosen] == index, table.label_N[chosen] == index
-    total = int(is_answer.sum()) + int(is_label.sum())
-    return 2 * int((is_answer & is_label).sum()) / total if total else None
-
-
-def balanced_accuracy(table: Choices, chosen: Ints) -> float | None:
-    """The mean recall of the classes that occur."""
-    found = (recall(table, index, chosen) for index in range(len(table.classes or ())))
-    return _mean([value for value in found if value is not None])
-
-
-def macro_f1(table: Choices, chosen: Ints) -> float | None:
-    """The mean F1 of the classes that are right or given somewhere."""
-    found = (f1(table, index, chosen) for index in range(len(table.classes or ())))
-    return _mean([value for value in found if value is not None])
-
-
 def accuracy_plus(table: Choices, chosen: Ints) -> float | None:
-    """MME's accuracy+: the share of pictures whose questions are all answered right.
+    """MME's accuracy+: the share of pictures whose questions are all answered right; None without examples.
 
     A picture that was drawn several times counts as often.
     """
     if not len(chosen):
         return None
-    groups_M, right_M = table.group_N[chosen], table.right_N[chosen]
-    size_G = np.bincount(table.group_N)  # questions of each picture
-    asked_G = np.bincount(groups_M, minlength=len(size_G))
-    wrong_G = np.bincount(groups_M[~right_M], minlength=len(size_G))
-    times_G = asked_G / np.maximum(size_G, 1)
-    return float(times_G[wrong_G == 0].sum() / times_G.sum())
+    size_S = np.bincount(table.set_N)
+    asked_S = np.bincount(table.set_N[chosen], minlength=len(size_S))
+    wrong_S = np.bincount(table.set_N[chosen][~table.is_right_N[chosen]], minlength=len(size_S))
+    times_S = asked_S / size_S
+    return float(times_S[wrong_S == 0].sum() / times_S.sum())
 
 
-def mme_score(table: Choices, chosen: Ints) -> float | None:
-    """MME's score of a part: accuracy and accuracy+ in per cent, added; 0 to 200."""
-    plus = accuracy_plus(table, chosen)
-    return None if plus is None else 100.0 * (float(table.right_N[chosen].mean()) + plus)
+def roc_auc(rank_M: Ints, is_positive_M: Flags) -> float | None:
+    """The probability that a positive example has the higher rank, ties counted half; None without both kinds.
 
-
-def roc_auc(score_N: Floats, is_positive_N: NDArray[np.bool_]) -> float | None:
-    """The probability that a positive example has the higher score, ties counted half; None without both kinds.
-
-    This is the area under the ROC curve (Hanley and McNeil, 1982).
+    This is the area under the ROC curve (Hanley and McNeil, 1982). Ranks are numbers from 0.
     """
-    num_positive = int(is_positive_N.sum())
-    num_negative = len(is_positive_N) - num_positive
-    if not num_positive or not num_negative:
+    positive_R = np.bincount(rank_M[is_positive_M])
+    negative_R = np.bincount(rank_M[~is_positive_M], minlength=len(positive_R))
+    num_pairs = int(positive_R.sum()) * int(negative_R.sum())
+    if not num_pairs:
         return None
-    _, inverse_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
-    rank_U = np.cumsum(count_U) - (count_U - 1) / 2  # the mean rank of equal scores
-    rank_sum = float(rank_U[inverse_N[is_positive_N]].sum())
-    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
+    lower_R = np.cumsum(negative_R) - negative_R / 2
+    return float((positive_R * lower_R[: len(positive_R)]).sum() / num_pairs)
 
 
-def mean_roc_auc(probabilities_NC: Floats, label_N: Ints) -> float | None:
+def mean_roc_auc(rank_MC: Ints, label_M: Ints) -> float | None:
     """ROC-AUC of two classes, or the mean over each class against the rest; None if a class has no example."""
-    num_classes = probabilities_NC.shape[1]
+    num_classes = rank_MC.shape[1]
     indices = [1] if num_classes == 2 else range(num_classes)
-    found = [roc_auc(probabilities_NC[:, index], label_N == index) for index in indices]
-    return None if None in found else _mean([value for value in found if value is not None])
+    found = [roc_auc(rank_MC[:, index], label_M == index) for index in indices]
+    defined = [value for value in found if value is not None]
+    return sum(defined) / len(defined) if defined and len(defined) == len(found) else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def ranks(values_N: Floats) -> Ints:
+    """The rank of each value from 0; equal values have one rank."""
+    return np.unique(values_N, return_inverse=True)[1].astype(np.int64)
+
+
+def _sureness(probabilities_NC: Floats, label_N: Ints) -> Sureness:
+    return Sureness(
+        rank_NC=np.stack([ranks(column_N) for column_N in probabilities_NC.T], axis=1),
+        highest_N=probabilities_NC.max(axis=1),
+        is_right_N=probabilities_NC.argmax(axis=1) == label_N,
+    )
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _mean_defined(shares_C: Floats) -> float | None:
+    return mean(shares_C[~np.isnan(shares_C)])

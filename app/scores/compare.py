@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llama_adapter.app.scores.intervals import Draws, Figure, Statistic, figures
+from llama_adapter.app.scores.choices import Flags
+from llama_adapter.app.scores.intervals import Draws, Figure, Statistics, figures
 from llama_adapter.app.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
-from llama_adapter.app.scores.scoring import is_right, statistics_of
+from llama_adapter.app.scores.scoring import measure_outcomes
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -57,18 +58,18 @@ def compare(
     task = task or task_of(one)
     other = _aligned(one, other)
     groups_N = picture_groups(one)
-    mine, theirs = statistics_of(task, one), statistics_of(task, other)
-    shared = [name for name in mine if name in theirs]
+    mine, theirs = measure_outcomes(task, one), measure_outcomes(task, other)
     everything = np.arange(len(one), dtype=np.int64)
+    before, after = mine.statistics(everything), theirs.statistics(everything)
     return Comparison(
         names=names,
         task=task,
         num_examples=len(one),
         num_pictures=len(np.unique(groups_N)),
         draws=draws,
-        values={name: (mine[name](everything), theirs[name](everything)) for name in shared},
-        differences=figures({name: _difference(mine[name], theirs[name]) for name in shared}, groups_N, draws),
-        mcnemar=None if task == "captions" else _mcnemar(is_right(task, one), is_right(task, other)),
+        values={name: (value, after[name]) for name, value in before.items() if name in after},
+        differences=figures(_difference(mine.statistics, theirs.statistics), groups_N, draws),
+        mcnemar=_mcnemar(mine.is_right_N, theirs.is_right_N),
     )
 
 
@@ -83,7 +84,9 @@ def mcnemar_p(num_one_right: int, num_other_right: int) -> float:
     return min(1.0, 2.0 * float(np.exp(log_terms).sum()))
 
 
-def _mcnemar(one: np.ndarray, other: np.ndarray) -> McNemar:
+def _mcnemar(one: Flags | None, other: Flags | None) -> McNemar | None:
+    if one is None or other is None:
+        return None
     only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
     return McNemar(
         num_both_right=int((one & other).sum()),
@@ -94,12 +97,18 @@ def _mcnemar(one: np.ndarray, other: np.ndarray) -> McNemar:
     )
 
 
-def _difference(one: Statistic, other: Statistic) -> Statistic:
-    def difference(chosen: Ints) -> float | None:
+def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]:
+    """The figures that both have, of the second minus of the first."""
+
+    def difference(chosen: Ints) -> dict[str, float | None]:
         before, after = one(chosen), other(chosen)
-        return None if before is None or after is None else after - before
+        return {name: _minus(after[name], value) for name, value in before.items() if name in after}
 
     return difference
+
+
+def _minus(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
 
 
 def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:

@@ -17,8 +17,8 @@ NUM_DRAWS: Final = 1000
 LEVEL: Final = 0.95
 
 Key = TypeVar("Key", bound=Hashable)
-# A figure of some examples, given by their indices, of which some may come several times; None where it is undefined.
-Statistic = Callable[[Ints], float | None]
+# Figures by name of some examples, given by their indices, of which some may come several times. None: undefined.
+Statistics = Callable[[Ints], Mapping[Key, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,26 +43,33 @@ class Figure:
     count: int  # examples that it is computed from
 
 
-def figures(statistics: Mapping[Key, Statistic], groups_N: Ints, draws: Draws) -> dict[Key, Figure]:
-    """Each statistic of all examples, with an interval. All statistics see the same draws.
+def figures(statistics: Statistics[Key], groups_N: Ints, draws: Draws) -> dict[Key, Figure]:
+    """The figures of all examples, with intervals.
 
-    `groups_N` are the numbers of the examples' pictures, from 0 without gaps. Draws in which a statistic is undefined
-    are left out of its interval.
+    `groups_N` are the numbers of the examples' pictures. Draws in which a figure is undefined are left out of its
+    interval.
     """
-    count = len(groups_N)
-    everything = np.arange(count, dtype=np.int64)
-    values = {key: statistic(everything) for key, statistic in statistics.items()}
-    num_groups = int(groups_N.max()) + 1 if count else 0
-    drawn: dict[Key, list[float]] = {key: [] for key in statistics}
+    everything = np.arange(len(groups_N), dtype=np.int64)
+    values = statistics(everything)
+    drawn: dict[Key, list[float]] = {key: [] for key in values}
+    names, place_N = np.unique(groups_N, return_inverse=True)
     random = np.random.default_rng(draws.seed)
-    for _ in range(draws.count if num_groups > 1 else 0):
-        times = np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
-        chosen = np.repeat(everything, times[groups_N])
-        for key, statistic in statistics.items():
-            value = statistic(chosen)
+    for _ in range(draws.count if len(names) > 1 else 0):
+        times = np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
+        for key, value in statistics(np.repeat(everything, times[place_N])).items():
             if value is not None:
                 drawn[key].append(value)
-    return {key: _figure(values[key], drawn[key], count) for key in statistics}
+    return {key: _figure(value, drawn[key], len(everything)) for key, value in values.items()}
+
+
+def means(values: Mapping[str, Floats]) -> Statistics[str]:
+    """The mean of each kind of value, (N,), over the examples."""
+    return lambda chosen: {name: mean(values_N[chosen]) for name, values_N in values.items()}
+
+
+def mean(values: Floats) -> float | None:
+    """None without values."""
+    return float(values.mean()) if len(values) else None
 
 
 def _figure(value: float | None, drawn: list[float], count: int) -> Figure:
@@ -70,8 +77,3 @@ def _figure(value: float | None, drawn: list[float], count: int) -> Figure:
         return Figure(value=value, count=count)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Figure(value=value, low=float(low), high=float(high), count=count)
-
-
-def mean_of(values_N: Floats) -> Statistic:
-    """The mean of a value of each example."""
-    return lambda chosen: float(values_N[chosen].mean()) if len(chosen) else None

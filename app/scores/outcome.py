@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -105,6 +106,7 @@ def task_of(outcomes: Sequence[Outcome]) -> Task:
     return "captions" if is_long else "open"
 
 
+@lru_cache(maxsize=2**16)  # choices come with every example
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .,:;!?\"'()[]")
 

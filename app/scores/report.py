@@ -27,11 +27,11 @@ Thumbnail = Callable[[Outcome], Image.Image | None]
 
 
 def as_json(scores: Scores, comparison: Comparison | None = None) -> str:
-    """Every figure with its interval and count, and the worst answers, as JSON. A figure that is undefined is null."""
+    """Every figure with its interval and count, and the worst answers, as JSON in ASCII. Undefined figures are null."""
     written: dict[str, Any] = {"format": SCORES_FORMAT, "version": SCORES_VERSION, **asdict(scores)}
     if comparison is not None:
         written["comparison"] = asdict(comparison)
-    return json.dumps(written, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(written, indent=1, allow_nan=False) + "\n"
 
 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:

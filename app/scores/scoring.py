@@ -1,26 +1,29 @@
 """All figures of a set of outcomes: overall, by part and by class, and which answers are the worst."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llama_adapter.app.scores.answers import answer_scores, answer_statistics
-from llama_adapter.app.scores.captions import caption_scores, caption_statistics
+from llama_adapter.app.scores.answers import answer_scores
+from llama_adapter.app.scores.captions import caption_figures, caption_scores
 from llama_adapter.app.scores.choices import (
+    Choices,
     Confusion,
-    choice_statistics,
-    class_statistics,
+    Flags,
+    choice_figures,
+    class_figures,
     confusion,
-    part_statistics,
+    part_figures,
     read_choices,
 )
-from llama_adapter.app.scores.intervals import Draws, Figure, Statistic, figures
-from llama_adapter.app.scores.outcome import Outcome, Task, picture_groups, task_of
+from llama_adapter.app.scores.intervals import Draws, Figure, Statistics, figures, means
+from llama_adapter.app.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
 
-ALL_PARTS: Final = "all"
+ALL_PARTS: Final = "(all)"
+NO_PART: Final = "(none)"
 NUM_WORST: Final = 24
 
 # MME's parts, Fu et al. (2023), section 2.2; names of its folders.
@@ -50,11 +53,61 @@ class Scores:
     num_pictures: int  # a text alone counts as one
     draws: Draws
     figures: dict[str, Figure]
-    parts: dict[str, dict[str, Figure]]  # by part, with `all` first; empty without parts and questions of yes or no
+    parts: dict[str, dict[str, Figure]]  # by part, with `(all)` first; empty without parts and questions of yes or no
     classes: dict[str, dict[str, Figure]]  # by class; empty where the examples have no common choices
     confusion: Confusion | None
     totals: dict[str, float]  # MME's sums over its parts, where all are there
     worst: tuple[Mistake, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Outcomes of one task, read once: what figures are computed from."""
+
+    statistics: Statistics[str]
+    part_statistics: Statistics[str]
+    score_N: Floats  # of each answer, as in `Mistake`
+    order_N: Ints  # indices of the outcomes, the worst first
+    is_right_N: Flags | None  # None for captions, which are not right or wrong
+    choices: Choices | None  # None for other tasks
+
+
+def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
+    """Raises UsageError if the right answer of a choice is none of the choices."""
+    if task == "choices":
+        table = read_choices(outcomes)
+        score_N = table.is_right_N.astype(np.float64)
+        sure_N = np.zeros_like(score_N) if table.sureness is None else table.sureness.highest_N
+        return Measured(
+            statistics=partial(choice_figures, table),
+            part_statistics=partial(part_figures, table),
+            score_N=score_N,
+            order_N=np.lexsort((-sure_N, score_N)),
+            is_right_N=table.is_right_N,
+            choices=table,
+        )
+    statistics: Statistics[str]
+    is_right_N: Flags | None
+    if task == "open":
+        found = answer_scores(outcomes)
+        statistics = means(found)
+        score_N = found.get("VQA", found["normalised"])
+        is_right_N = found["normalised"] > 0
+        order_N = np.argsort(score_N, kind="stable")
+    else:
+        captions = caption_scores(outcomes)
+        statistics = partial(caption_figures, captions)
+        score_N = captions.cider_N
+        is_right_N = None
+        order_N = np.lexsort((captions.rouge_N, captions.cider_N))
+    return Measured(
+        statistics=statistics,
+        part_statistics=statistics,
+        score_N=score_N,
+        order_N=order_N,
+        is_right_N=is_right_N,
+        choices=None,
+    )
 
 
 def score(
@@ -71,63 +124,53 @@ def score(
     """
     task, draws = task or task_of(outcomes), draws or Draws()
     groups_N = picture_groups(outcomes)
-    parts = _parts(task, outcomes, draws)
-    classes: dict[str, dict[str, Figure]] = {}
-    table = read_choices(outcomes) if task == "choices" else None
-    for index, name in enumerate((table and table.classes) or ()):
-        assert table is not None
-        found = figures(class_statistics(table, index), groups_N, draws)
-        count = int((table.label_N == index).sum())
-        classes[name] = {key: _counted(figure, count) for key, figure in found.items()}
+    measured = measure_outcomes(task, outcomes)
+    parts = _parts(measured, outcomes, groups_N, draws)
+    table = measured.choices
     return Scores(
         model=model,
         task=task,
         num_examples=len(outcomes),
         num_pictures=len(np.unique(groups_N)),
         draws=draws,
-        figures=figures(statistics_of(task, outcomes), groups_N, draws),
+        figures=figures(measured.statistics, groups_N, draws),
         parts=parts,
-        classes=classes,
+        classes=_classes(table, groups_N, draws) if table else {},
         confusion=confusion(table) if table else None,
         totals=_totals(parts),
-        worst=_worst(task, outcomes, num_worst),
+        worst=_worst(measured, outcomes, num_worst),
     )
 
 
-def statistics_of(task: Task, outcomes: Sequence[Outcome]) -> dict[str, Statistic]:
-    """The figures of a task by name."""
-    if task == "choices":
-        return choice_statistics(read_choices(outcomes))
-    return answer_statistics(outcomes) if task == "open" else caption_statistics(caption_scores(outcomes))
-
-
-def is_right(task: Task, outcomes: Sequence[Outcome]) -> NDArray[np.bool_]:
-    """Whether each answer is right, (N,): open answers after normalisation."""
-    if task == "choices":
-        return read_choices(outcomes).right_N
-    return answer_scores(outcomes)["normalised"] > 0
-
-
-def _parts(task: Task, outcomes: Sequence[Outcome], draws: Draws) -> dict[str, dict[str, Figure]]:
-    names = list(dict.fromkeys(one.part for one in outcomes))
-    given = {name or "(none)": [one for one in outcomes if one.part == name] for name in names}
-    if len(names) < 2 and not any(names):
-        given = {}
-    if given or (task == "choices" and read_choices(outcomes).positive is not None):
-        given = {ALL_PARTS: list(outcomes), **given}
-    found = {name: _part(task, own, draws) for name, own in given.items()}
-    if len(found) > 1:
+def _parts(
+    measured: Measured, outcomes: Sequence[Outcome], groups_N: Ints, draws: Draws
+) -> dict[str, dict[str, Figure]]:
+    places: dict[str, list[int]] = {}
+    for place, one in enumerate(outcomes):
+        places.setdefault(one.part, []).append(place)
+    is_divided = places.keys() != {""}
+    if not is_divided and (measured.choices is None or measured.choices.yes is None):
+        return {}
+    found = {ALL_PARTS: figures(measured.part_statistics, groups_N, draws)}
+    for name, given in places.items() if is_divided else ():
+        own = np.array(given, dtype=np.int64)
+        found[name or NO_PART] = figures(_of(measured.part_statistics, own), groups_N[own], draws)
+    if is_divided:
         found[ALL_PARTS].pop("MME score", None)  # MME adds the scores of parts; it has no score of all questions
     return found
 
 
-def _part(task: Task, outcomes: Sequence[Outcome], draws: Draws) -> dict[str, Figure]:
-    statistics = part_statistics(read_choices(outcomes)) if task == "choices" else statistics_of(task, outcomes)
-    return figures(statistics, picture_groups(outcomes), draws)
+def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
+    """The same figures for a part of the examples, given by their indices."""
+    return lambda chosen: statistics(own[chosen])
 
 
-def _counted(figure: Figure, count: int) -> Figure:
-    return Figure(value=figure.value, low=figure.low, high=figure.high, count=count)
+def _classes(table: Choices, groups_N: Ints, draws: Draws) -> dict[str, dict[str, Figure]]:
+    found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes or ()}
+    for (one, name), figure in figures(partial(class_figures, table), groups_N, draws).items():
+        index = (table.classes or ()).index(one)
+        found[one][name] = replace(figure, count=int((table.label_N == index).sum()))
+    return found
 
 
 def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
@@ -139,20 +182,15 @@ def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
     }
 
 
-def _worst(task: Task, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
-    """Wrong answers with the surest first; captions by CIDEr-D, then ROUGE-L. Equal ones stay in order."""
-    if task == "captions":
-        captions = caption_scores(outcomes)
-        order = np.lexsort((captions.rouge_N, captions.cider_N))
-        return tuple(_mistake(outcomes[place], float(captions.cider_N[place])) for place in order[:count])
-    if task == "open":
-        found = answer_scores(outcomes)
-        score_N = found.get("VQA", found["normalised"])
-    else:
-        score_N = read_choices(outcomes).right_N.astype(np.float64)
-    mistakes = [_mistake(one, float(value)) for one, value in zip(outcomes, score_N, strict=True) if value < 1.0]
-    return tuple(sorted(mistakes, key=lambda one: (one.score, -(one.confidence or 0.0)))[:count])
-
-
-def _mistake(outcome: Outcome, value: float) -> Mistake:
-    return Mistake(outcome=outcome, score=value, confidence=max(outcome.probabilities or (), default=None))
+def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
+    """Wrong answers, the surest first; captions by CIDEr-D, then ROUGE-L. Equal ones stay in order."""
+    is_caption = measured.is_right_N is None
+    order = [place for place in measured.order_N.tolist() if is_caption or measured.score_N[place] < 1.0]
+    return tuple(
+        Mistake(
+            outcome=outcomes[place],
+            score=float(measured.score_N[place]),
+            confidence=max(outcomes[place].probabilities or (), default=None),
+        )
+        for place in order[:count]
+    )

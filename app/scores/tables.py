@@ -4,12 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from llama_adapter.app.scores.choices import Confusion
 from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.intervals import Draws, Figure
 from llama_adapter.app.scores.scoring import Scores
 
 # Figures that are no shares of examples are plain numbers; all others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
+_MAX_MATRIX: Final = 30  # classes of a matrix, and confusions of a list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +39,7 @@ def score_tables(scores: Scores) -> list[Table]:
     if scores.classes:
         tables.append(_grid("Classes", "class", scores.classes))
     if scores.confusion is not None:
-        found = scores.confusion
-        rows = zip(found.rows, found.counts, strict=True)
-        tables.append(
-            Table(
-                title="Confusion matrix",
-                header=("right answer", *found.columns),
-                rows=tuple((name, *map(_counted, counts)) for name, counts in rows),
-                note="Rows are right answers, columns are given ones.",
-            )
-        )
+        tables.append(_confusion_table(scores.confusion))
     return tables
 
 
@@ -79,6 +72,29 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             )
         )
     return tables
+
+
+def _confusion_table(found: Confusion) -> Table:
+    """The matrix, or the most frequent confusions where it has many classes."""
+    if len(found.rows) <= _MAX_MATRIX:
+        return Table(
+            title="Confusion matrix",
+            header=("right answer", *found.columns),
+            rows=tuple((name, *map(_counted, counts)) for name, counts in zip(found.rows, found.counts, strict=True)),
+            note="Rows are right answers, columns are given ones.",
+        )
+    confused = [
+        (-count, row, column)
+        for row, counts in zip(found.rows, found.counts, strict=True)
+        for column, count in zip(found.columns, counts, strict=True)
+        if count and row != column
+    ]
+    return Table(
+        title="Most frequent confusions",
+        header=("right answer", "given answer", "n"),
+        rows=tuple((row, column, _counted(-count)) for count, row, column in sorted(confused)[:_MAX_MATRIX]),
+        note=f"The whole matrix of {len(found.rows)} classes is in the JSON report.",
+    )
 
 
 def _grid(title: str, what: str, rows: Mapping[str, Mapping[str, Figure]], *, note: str = "") -> Table:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from llama_adapter.app.scores.captions import (
     bleu,
     bleu_counts,
+    caption_figures,
     caption_scores,
-    caption_statistics,
     cider_d,
     rouge_l,
     tokens_of,
@@ -47,8 +47,7 @@ def captioned(order: tuple[int, ...] = (0, 1, 2, 3)) -> list[Outcome]:
 
 
 def all_figures(outcomes: list[Outcome]) -> dict[str, float | None]:
-    found = caption_statistics(caption_scores(outcomes))
-    return {name: statistic(np.arange(len(outcomes))) for name, statistic in found.items()}
+    return caption_figures(caption_scores(outcomes), np.arange(len(outcomes)))
 
 
 def test_figures_are_those_of_cocos_code() -> None:

@@ -1,6 +1,7 @@
 """Figures of choices equal those of scikit-learn 1.9 on the same examples, and POPE's and MME's definitions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,15 +10,16 @@ from hypothesis import strategies as st
 
 from llama_adapter.app.calibration.measures import measure
 from llama_adapter.app.scores.choices import (
+    Choices,
     accuracy_plus,
-    choice_statistics,
-    class_statistics,
+    choice_figures,
+    class_figures,
     confusion,
-    part_statistics,
+    part_figures,
+    ranks,
     read_choices,
     roc_auc,
 )
-from llama_adapter.app.scores.intervals import Statistic
 from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.runtime.errors import UsageError
 
@@ -65,12 +67,17 @@ def asked(*answers: tuple[str, str], digests: str = "") -> list[Outcome]:
     ]
 
 
-def values(statistics: Mapping[str, Statistic], count: int) -> dict[str, float | None]:
-    return {name: statistic(np.arange(count)) for name, statistic in statistics.items()}
+def everything(table: Choices) -> np.ndarray:
+    return np.arange(len(table.label_N))
+
+
+def figures_of(outcomes: list[Outcome]) -> dict[str, float | None]:
+    table = read_choices(outcomes)
+    return choice_figures(table, everything(table))
 
 
 def test_figures_are_those_of_scikit_learn() -> None:
-    found = values(choice_statistics(read_choices(animals())), len(LABELS))
+    found = figures_of(animals())
 
     assert found["accuracy"] == pytest.approx(0.7083333333333334)
     assert found["balanced accuracy"] == pytest.approx(0.6933621933621934)
@@ -81,11 +88,15 @@ def test_figures_are_those_of_scikit_learn() -> None:
 
 def test_figures_of_classes_are_those_of_scikit_learn() -> None:
     table = read_choices(animals())
-    found = [values(class_statistics(table, index), len(LABELS)) for index in range(3)]
+    found = class_figures(table, everything(table))
 
-    assert [one["precision"] for one in found] == pytest.approx([0.81818182, 0.6, 0.625])
-    assert [one["recall"] for one in found] == pytest.approx([0.81818182, 0.42857143, 0.83333333])
-    assert [one["F1"] for one in found] == pytest.approx([0.81818182, 0.5, 0.71428571])
+    expected = {
+        "precision": [0.81818182, 0.6, 0.625],
+        "recall": [0.81818182, 0.42857143, 0.83333333],
+        "F1": [0.81818182, 0.5, 0.71428571],
+    }
+    for name, shares in expected.items():
+        assert [found[one, name] for one in CLASSES] == pytest.approx(shares)
 
 
 def test_the_confusion_matrix_has_right_answers_in_rows() -> None:
@@ -102,23 +113,25 @@ def test_an_answer_that_names_no_choice_is_wrong_and_has_a_column() -> None:
     assert counted is not None
     assert counted.columns == ("yes", "no", "(other)")
     assert counted.counts == ((1, 0, 0), (0, 0, 1))
-    assert values(choice_statistics(read_choices(asked(("perhaps", "no"), ("yes", "yes")))), 2)["accuracy"] == 0.5
+    assert figures_of(asked(("perhaps", "no"), ("yes", "yes")))["accuracy"] == 0.5
 
 
 def test_roc_auc_counts_ties_half() -> None:
     is_positive = np.array([0, 0, 1, 0, 1, 1, 0, 1, 0, 1, 0, 0], dtype=bool)
 
-    assert roc_auc(np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8.0]), is_positive) == pytest.approx(0.7285714285714286)
-    assert roc_auc(np.ones(12), is_positive) == 0.5
-    assert roc_auc(np.ones(3), np.ones(3, dtype=bool)) is None
+    scores = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8.0])
+    assert roc_auc(ranks(scores), is_positive) == pytest.approx(0.7285714285714286)
+    assert roc_auc(ranks(np.ones(12)), is_positive) == 0.5
+    assert roc_auc(ranks(scores[:3]), np.ones(3, dtype=bool)) is None
+    assert roc_auc(ranks(scores[:3]), np.zeros(3, dtype=bool)) is None
 
 
 @settings(max_examples=30)
 @given(st.permutations(range(len(LABELS))))
 def test_the_order_of_examples_changes_nothing(order: list[int]) -> None:
-    expected = values(choice_statistics(read_choices(animals())), len(LABELS))
+    expected = figures_of(animals())
 
-    assert values(choice_statistics(read_choices(animals(order))), len(LABELS)) == pytest.approx(expected)
+    assert figures_of(animals(order)) == pytest.approx(expected)
 
 
 def test_choices_in_another_order_are_the_same_classes() -> None:
@@ -134,8 +147,8 @@ def test_choices_in_another_order_are_the_same_classes() -> None:
         for index, one in enumerate(animals())
     ]
 
-    expected = values(choice_statistics(read_choices(animals())), len(LABELS))
-    found = values(choice_statistics(read_choices(turned)), len(LABELS))
+    expected = figures_of(animals())
+    found = figures_of(turned)
     del expected["ECE"], found["ECE"]  # of equally likely choices it takes the first one
     assert found == pytest.approx(expected)
 
@@ -149,14 +162,15 @@ def test_examples_with_choices_of_their_own_have_accuracy_and_ece_alone() -> Non
         ]
     )
 
-    assert values(choice_statistics(table), 2) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
+    assert choice_figures(table, everything(table)) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
     assert confusion(table) is None
 
 
 def test_popes_row_is_computed_for_yes() -> None:
     # 3 right yes, 1 wrong yes, 2 missed yes, 3 right no, 1 that is neither
     given = [("yes", "yes")] * 3 + [("Yes, there is.", "no")] + [("no", "yes")] * 2 + [("No", "no")] * 3 + [("?", "no")]
-    found = values(part_statistics(read_choices(asked(*given))), 10)
+    table = read_choices(asked(*given))
+    found = part_figures(table, everything(table))
 
     assert found == pytest.approx(
         {"accuracy": 0.6, "precision": 3 / 4, "recall": 3 / 5, "F1": 2 / 3, "share of yes": 0.4}
@@ -166,7 +180,7 @@ def test_popes_row_is_computed_for_yes() -> None:
 def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
     given = [("yes", "yes"), ("no", "no"), ("yes", "yes"), ("yes", "no"), ("no", "yes"), ("yes", "no")]
     table = read_choices(asked(*given, digests="aabbcc"))
-    found = values(part_statistics(table), 6)
+    found = part_figures(table, everything(table))
 
     assert found["accuracy+"] == pytest.approx(1 / 3)
     assert found["MME score"] == pytest.approx(50 + 100 / 3)
@@ -196,5 +210,18 @@ def test_a_class_without_examples_and_answers_has_no_figures() -> None:
     outcomes = [Outcome(picture="", question="", answer="cat", references=("cat",), choices=CLASSES)]
     table = read_choices(outcomes)
 
-    assert values(class_statistics(table, 1), 1) == {"precision": None, "recall": None, "F1": None}
-    assert values(choice_statistics(table), 1) == {"accuracy": 1.0, "balanced accuracy": 1.0, "macro F1": 1.0}
+    found = class_figures(table, everything(table))
+
+    assert [found["dog", name] for name in ("precision", "recall", "F1")] == [None] * 3
+    assert choice_figures(table, everything(table)) == {"accuracy": 1.0, "balanced accuracy": 1.0, "macro F1": 1.0}
+
+
+def test_one_picture_in_two_parts_is_two_sets_of_questions() -> None:
+    outcomes = [
+        replace(one, part=part)
+        for part, mark in (("count", "yes"), ("color", "no"))
+        for one in asked(("yes", mark), ("yes", mark), digests="aa")
+    ]
+    table = read_choices(outcomes)
+
+    assert accuracy_plus(table, everything(table)) == 0.5

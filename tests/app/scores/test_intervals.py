@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llama_adapter.app.scores.intervals import Draws, Figure, figures, mean_of
+from llama_adapter.app.scores.intervals import Draws, Figure, figures, means
 from llama_adapter.app.scores.outcome import Ints, Outcome, picture_groups, task_of
 from llama_adapter.runtime.errors import UsageError
 
@@ -12,7 +12,7 @@ RIGHT = np.random.default_rng(3).random(200) < 0.7
 
 def one_figure(values: np.ndarray, groups: Ints | None = None, *, count: int = 1000, seed: int = 0) -> Figure:
     groups = np.arange(len(values)) if groups is None else groups
-    return figures({"mean": mean_of(values.astype(float))}, groups, Draws(count=count, seed=seed))["mean"]
+    return figures(means({"mean": values.astype(float)}), groups, Draws(count=count, seed=seed))["mean"]
 
 
 def width(figure: Figure) -> float:
@@ -50,10 +50,10 @@ def test_one_picture_and_no_draws_have_no_interval() -> None:
 
 
 def test_draws_without_the_figure_are_left_out() -> None:
-    def share_of_first(chosen: Ints) -> float | None:
-        return 0.25 if 0 in chosen else None
+    def share_of_first(chosen: Ints) -> dict[str, float | None]:
+        return {"it": 0.25 if 0 in chosen else None}
 
-    found = figures({"it": share_of_first}, np.arange(4), Draws(count=50))["it"]
+    found = figures(share_of_first, np.arange(4), Draws(count=50))["it"]
     assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)
 
 

@@ -29,9 +29,9 @@ def test_popes_table_has_a_row_for_each_part_and_one_for_all() -> None:
         draws=FEW,
     )
 
-    assert list(found.parts) == ["all", "random", "popular"]
+    assert list(found.parts) == ["(all)", "random", "popular"]
     assert {name: (own["accuracy"].value, own["accuracy"].count) for name, own in found.parts.items()} == {
-        "all": (pytest.approx(2 / 3), 3),
+        "(all)": (pytest.approx(2 / 3), 3),
         "random": (0.5, 2),
         "popular": (1.0, 1),
     }
@@ -94,3 +94,15 @@ def test_open_answers_have_parts_of_their_own_figures() -> None:
 def test_nothing_to_score_is_refused() -> None:
     with pytest.raises(UsageError, match="Wanted answered examples to score, got none"):
         score([])
+
+
+def test_a_part_has_the_figures_that_it_has_alone() -> None:
+    outcomes = [
+        asked(answer, "yes", digest=f"{index // 2}", part=part)
+        for part in ("random", "popular")
+        for index, answer in enumerate(("yes", "no", "yes", "yes", "no", "no", "yes", "no"))
+    ]
+    alone = score([one for one in outcomes if one.part == "popular"], draws=FEW)
+
+    assert score(outcomes, draws=FEW).parts["popular"]["accuracy"] == alone.figures["accuracy"]
+    assert score(outcomes, draws=FEW).parts["popular"] == alone.parts["popular"]
