@@ -111,20 +111,33 @@ def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
     right_N = np.maximum(probabilities_NC[rows, labels_N], LEAST_PROBABILITY)
     target_NC = np.zeros_like(probabilities_NC)
     target_NC[rows, labels_N] = 1.0
-    bins = reliability(probabilities_NC, labels_N)
-    gaps = (one.count * abs((one.confidence or 0.0) - (one.accuracy or 0.0)) for one in bins)
     return Metrics(
         accuracy=float((probabilities_NC.argmax(axis=1) == labels_N).mean()),
         nll=float(-np.log(right_N).mean()),
         brier=float(((probabilities_NC - target_NC) ** 2).sum(axis=1).mean()),
-        ece=sum(gaps) / len(labels_N),
+        ece=calibration_error(probabilities_NC.max(axis=1), probabilities_NC.argmax(axis=1) == labels_N),
     )
+
+
+def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: int = NUM_BINS) -> float:
+    """The expected calibration error: the gaps between confidence and accuracy, weighted by the bins' examples.
+
+    `confidence_N` are probabilities of the answers. Raises ValueError without examples.
+    """
+    if not len(confidence_N):
+        raise ValueError("Wanted at least one labelled example, got none")
+    bins = _binned(confidence_N, is_right_N, num_bins=num_bins)
+    gaps = (one.count * abs((one.confidence or 0.0) - (one.accuracy or 0.0)) for one in bins)
+    return sum(gaps) / len(confidence_N)
 
 
 def reliability(probabilities_NC: Floats, labels_N: Ints, *, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
     """Confidence beside accuracy in bins of equal width."""
-    confidence_N = probabilities_NC.max(axis=1)
     is_right_N = probabilities_NC.argmax(axis=1) == labels_N
+    return _binned(probabilities_NC.max(axis=1), is_right_N, num_bins=num_bins)
+
+
+def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: int) -> tuple[Bin, ...]:
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, num_bins - 1)
     bins = []

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, cast, get_args
 
 import numpy as np
-from PIL import Image
 
 from llama_adapter.app.models.spec import CaptionerSpec, TextPrefix
 from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_encoding
 from llama_adapter.app.reading.sources import FileSlice, Source
+from llama_adapter.app.reading.views import view_pixels
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
@@ -24,8 +24,6 @@ from llama_adapter.vision.image import (
     read_picture_file,
 )
 from llama_adapter.vision.preprocess import preprocess
-
-BACKGROUND: Final = (128, 128, 128)  # of transparent pictures in a view
 
 _NO_ENCODER: Final = (
     "Wanted an encoded picture, because this run began with prefix files and loaded no encoder; answer for pictures in "
@@ -191,27 +189,3 @@ def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
         raise PictureError(
             "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."
         ) from None
-
-
-def view_pixels(image: Image.Image, *, side: int) -> np.ndarray:
-    """Pixels uint8 (H, W, 3), RGB, of the picture reduced to at most `side` pixels in width and height.
-
-    Deep grey is spread over the values that occur. Raises what Pillow raises for a mode that it does not convert.
-    """
-    if image.mode.startswith(("I", "F")):
-        return _deep_grey(image, side=side)
-    small = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    small.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    if small.mode == "RGBA":
-        ground = Image.new("RGB", small.size, BACKGROUND)
-        ground.paste(small, mask=small.getchannel("A"))
-        small = ground
-    return np.asarray(small)
-
-
-def _deep_grey(image: Image.Image, *, side: int) -> np.ndarray:
-    small = image if image.mode == "F" else image.convert("I")
-    small.thumbnail((side, side), Image.Resampling.BILINEAR)
-    values = np.nan_to_num(np.asarray(small, dtype=np.float64))
-    values = (values - values.min()) / max(float(np.ptp(values)), 1e-9) * 255.0
-    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=2)

@@ -16,12 +16,12 @@ from llama_adapter.app.measuring.throughput import Circumstances, RunFigures, st
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceError
+from llama_adapter.app.reading.views import data_address
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.manifest import new_run_id
 from llama_adapter.app.records.record import Record, answer_to_record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.web.html import data_address
 from llama_adapter.app.web.runs import Run
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.errors import PictureError

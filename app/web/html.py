@@ -1,15 +1,12 @@
 """HTML of the page: Jinja templates that escape every value, filters for names and figures, errors as sentences."""
 
-import base64
 import logging
 import re
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
 from llama_adapter.app.online.types import ServiceError
 from llama_adapter.runtime.problems import describe
@@ -45,13 +42,6 @@ def told(error: Exception) -> tuple[str, str]:
         return f"{problem.sentence.removesuffix('.')}.", problem.hint
     _log.error("page: internal error: %s", type(error).__name__)
     return "Something went wrong on the server.", "try again; the server's log names the type of the error"
-
-
-def data_address(image: Image.Image) -> str:
-    """An RGB image as a `data:image/jpeg;base64,...` address."""
-    file = BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def named(text: str, *, max_chars: int = 80) -> Markup:

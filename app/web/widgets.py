@@ -8,7 +8,8 @@ import gradio as gr
 from gradio.components import Component
 from PIL import Image
 
-from llama_adapter.app.web.html import data_address, render
+from llama_adapter.app.reading.views import data_address
+from llama_adapter.app.web.html import render
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 # For every event: not offered to programs, and no veil over what it changes.

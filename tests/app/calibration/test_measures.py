@@ -13,6 +13,7 @@ from llama_adapter.app.calibration.measures import (
     Ints,
     apply_temperature,
     best_precision,
+    calibration_error,
     cross_fitted,
     find_threshold,
     fit_temperature,
@@ -115,8 +116,11 @@ def test_measures_of_an_example_by_hand() -> None:
     assert metrics.brier == pytest.approx((2 * 0.2**2 + 2 * 0.8**2 + 2 * 0.3**2) / 3)
     # Two with 0.8, of which one is right; one with 0.7, which is.
     assert metrics.ece == pytest.approx((2 * abs(0.8 - 0.5) + abs(0.7 - 1.0)) / 3)
+    assert calibration_error(np.array([0.8, 0.8, 0.7]), np.array([True, False, True])) == metrics.ece
     with pytest.raises(ValueError, match="at least one"):
         measure(two(), np.array([], dtype=np.int64))
+    with pytest.raises(ValueError, match="at least one"):
+        calibration_error(np.array([]), np.array([], dtype=bool))
 
 
 def test_probabilities_that_happen_as_often_as_they_say_have_hardly_an_error_and_surer_ones_have() -> None:

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.reading.reader import BACKGROUND, PictureLimits, PictureReader, view_pixels
+from llama_adapter.app.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.reading.views import BACKGROUND, view_pixels
 from llama_adapter.vision.image import load_picture
 
 SIDE = 160

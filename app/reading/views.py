@@ -1,0 +1,41 @@
+"""Pictures as people look at them: small, and as addresses of pages. No model, no limits of files."""
+
+import base64
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+BACKGROUND: Final = (128, 128, 128)  # of transparent pictures in a view
+
+
+def data_address(image: Image.Image) -> str:
+    """An RGB image as a `data:image/jpeg;base64,...` address."""
+    file = BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def view_pixels(image: Image.Image, *, side: int) -> np.ndarray:
+    """Pixels uint8 (H, W, 3), RGB, of the picture reduced to at most `side` pixels in width and height.
+
+    Deep grey is spread over the values that occur. Raises what Pillow raises for a mode that it does not convert.
+    """
+    if image.mode.startswith(("I", "F")):
+        return _deep_grey(image, side=side)
+    small = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    small.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    if small.mode == "RGBA":
+        ground = Image.new("RGB", small.size, BACKGROUND)
+        ground.paste(small, mask=small.getchannel("A"))
+        small = ground
+    return np.asarray(small)
+
+
+def _deep_grey(image: Image.Image, *, side: int) -> np.ndarray:
+    small = image if image.mode == "F" else image.convert("I")
+    small.thumbnail((side, side), Image.Resampling.BILINEAR)
+    values = np.nan_to_num(np.asarray(small, dtype=np.float64))
+    values = (values - values.min()) / max(float(np.ptp(values)), 1e-9) * 255.0
+    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=2)

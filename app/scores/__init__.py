@@ -1,0 +1,1 @@
+"""How good answers are: figures with intervals, two models beside each other, reports. Loads no model."""

@@ -1,0 +1,115 @@
+"""Answered examples: what was asked, what was answered and what is right. No figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Task = Literal["choices", "open", "captions"]
+
+YES_NO: Final = frozenset(("yes", "no"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One answered example.
+
+    Raises UsageError without references, and for probabilities that do not belong to the choices.
+    """
+
+    picture: str  # its name; empty for text alone
+    question: str
+    answer: str
+    references: tuple[str, ...]  # right answers, at least one
+    choices: tuple[str, ...] | None = None  # when the answer is one of a fixed set
+    probabilities: tuple[float, ...] | None = None  # in the order of `choices`, 0 to 1
+    part: str = ""  # a part of the data that is reported by itself
+    digest: str = ""  # of the picture: outcomes of one picture are drawn together; empty for text alone
+
+    def __post_init__(self) -> None:
+        if not self.references:
+            raise UsageError(f"Wanted at least one right answer for {self._shown()}, got none")
+        if self.probabilities is None:
+            return
+        num_choices = len(self.choices or ())
+        if len(self.probabilities) != num_choices:
+            raise UsageError(
+                f"Wanted {num_choices} probabilities for {self._shown()}, one for each choice, "
+                f"got {len(self.probabilities)}"
+            )
+        if not all(0.0 <= one <= 1.0 for one in self.probabilities):
+            raise UsageError(f"Wanted probabilities from 0 to 1 for {self._shown()}, got {self.probabilities}")
+
+    def chosen(self, text: str) -> int | None:
+        """The index of the choice that a text names, None for no choice.
+
+        A text names the choice that it equals, or else the longest choice that it begins with as whole words: `Yes, a
+        dog.` is `yes`. Case, and white space and punctuation at both ends, do not matter.
+        """
+        folded = _folded(text)
+        named = [(_folded(choice), index) for index, choice in enumerate(self.choices or ())]
+        equal = [index for name, index in named if name == folded]
+        if equal:
+            return equal[0]
+        begun = [(len(name), -index) for name, index in named if name and _begins(folded, name)]
+        return -max(begun)[1] if begun else None
+
+    @property
+    def label(self) -> int:
+        """The index of the right choice. Raises UsageError if the first reference is none of the choices."""
+        folded = _folded(self.references[0])
+        for index, choice in enumerate(self.choices or ()):
+            if _folded(choice) == folded:
+                return index
+        raise UsageError(
+            f"Wanted one of {', '.join(self.choices or ())} as the right answer for {self._shown()}, "
+            f"got `{shown_excerpt(self.references[0])}`"
+        )
+
+    def _shown(self) -> str:
+        return f"`{shown_name(self.picture)}`" if self.picture else f"“{shown_excerpt(self.question)}”"
+
+
+def picture_groups(outcomes: Sequence[Outcome]) -> Ints:
+    """The number of each outcome's picture, (N,), from 0 in order of appearance. Each text alone is a group."""
+    numbers: dict[object, int] = {}
+    keys = [one.digest or (one.picture or index) for index, one in enumerate(outcomes)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def task_of(outcomes: Sequence[Outcome]) -> Task:
+    """What the outcomes are scored as: choices if all have them, captions for long references, else open answers.
+
+    Captions have references of four or more words on average. Raises UsageError without outcomes,
+    and if only some have choices.
+    """
+    if not outcomes:
+        raise UsageError("Wanted answered examples to score, got none")
+    num_choices = sum(one.choices is not None for one in outcomes)
+    if num_choices == len(outcomes):
+        return "choices"
+    if num_choices:
+        raise UsageError(
+            f"Wanted choices for all examples or for none, got them for {num_choices} of {len(outcomes)}",
+            hint="score the two kinds as two sets",
+        )
+    references = [text for one in outcomes for text in one.references]
+    is_long = sum(len(text.split()) for text in references) >= 4 * len(references)
+    return "captions" if is_long else "open"
+
+
+@lru_cache(maxsize=2**16)  # choices come with every example
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .,:;!?\"'()[]")
+
+
+def _begins(text: str, name: str) -> bool:
+    return text.startswith(name) and not text[len(name) : len(name) + 1].isalnum()

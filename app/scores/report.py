@@ -1,0 +1,146 @@
+"""Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. No files are written."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from llama_adapter.app.reading.views import data_address, view_pixels
+from llama_adapter.app.scores.compare import Comparison
+from llama_adapter.app.scores.outcome import Outcome
+from llama_adapter.app.scores.scoring import Mistake, Scores
+from llama_adapter.app.scores.tables import Table, comparison_tables, score_tables
+from llama_adapter.runtime.text import shown_text
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.image import load_picture
+
+SCORES_FORMAT: Final = "llama-adapter-scores"
+SCORES_VERSION: Final = 1
+THUMBNAIL_SIDE: Final = 160  # pixels
+_MAX_REFERENCES: Final = 5  # shown of one example
+
+# A small RGB picture of an outcome, sides up to THUMBNAIL_SIDE; None if it cannot be shown.
+Thumbnail = Callable[[Outcome], Image.Image | None]
+
+
+def as_json(scores: Scores, comparison: Comparison | None = None) -> str:
+    """Every figure with its interval and count, and the worst answers, as JSON in ASCII. Undefined figures are null."""
+    written: dict[str, Any] = {"format": SCORES_FORMAT, "version": SCORES_VERSION, **asdict(scores)}
+    if comparison is not None:
+        written["comparison"] = asdict(comparison)
+    return json.dumps(written, indent=1, allow_nan=False) + "\n"
+
+
+def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
+    """The figures as Markdown tables, and the worst answers as a list."""
+    pieces = [f"# {_escaped(_title(scores))}", _sentence(scores)]
+    pieces += [_markdown_table(table) for table in _tables(scores, comparison)]
+    if scores.worst:
+        pieces.append("## " + _worst_title(scores))
+        pieces.append("\n".join(f"- {_markdown_mistake(one)}" for one in scores.worst))
+    return "\n\n".join(pieces) + "\n"
+
+
+def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
+    """One page without other files, scripts or addresses: figures, and the worst answers with their pictures.
+
+    `thumbnail` gives the picture of an outcome; by default `picture` is opened as a file.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    thumbnail = thumbnail or file_thumbnail
+    worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
+    return environment.get_template("report.html").render(
+        title=_title(scores),
+        sentence=_sentence(scores),
+        tables=_tables(scores, comparison),
+        worst_title=_worst_title(scores),
+        worst=worst,
+        side=THUMBNAIL_SIDE,
+    )
+
+
+def file_thumbnail(outcome: Outcome) -> Image.Image | None:
+    """The picture of an outcome whose name is a file; None for text alone, and for a file that cannot be read."""
+    if not outcome.picture:
+        return None
+    try:
+        loaded = load_picture(outcome.picture, least_side=THUMBNAIL_SIDE)
+        return small_picture(loaded.image)
+    except PictureError:
+        return None
+
+
+def small_picture(image: Image.Image) -> Image.Image | None:
+    """An RGB picture with sides up to THUMBNAIL_SIDE; None for a mode that Pillow does not convert."""
+    try:
+        return Image.fromarray(view_pixels(image, side=THUMBNAIL_SIDE))
+    except (OSError, ValueError):
+        return None
+
+
+def _tables(scores: Scores, comparison: Comparison | None) -> list[Table]:
+    return score_tables(scores) + (comparison_tables(comparison) if comparison else [])
+
+
+def _title(scores: Scores) -> str:
+    return f"Scores of {scores.model}" if scores.model else "Scores"
+
+
+def _sentence(scores: Scores) -> str:
+    what = {"choices": "answers out of given choices", "open": "open answers", "captions": "captions"}[scores.task]
+    pictures = "1 picture" if scores.num_pictures == 1 else f"{scores.num_pictures:,} pictures"
+    return f"{scores.num_examples:,} {what}, {pictures}."
+
+
+def _worst_title(scores: Scores) -> str:
+    return "Worst captions" if scores.task == "captions" else "Worst errors"
+
+
+def _address(image: Image.Image | None) -> str | None:
+    return None if image is None else data_address(image)
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [
+        f"## {_escaped(table.title)}",
+        "",
+        _markdown_row(table.header),
+        _markdown_row(("---", *("---:" for _ in table.header[1:])), is_text=False),
+        *map(_markdown_row, table.rows),
+    ]
+    return "\n".join(lines + (["", table.note] if table.note else []))
+
+
+def _markdown_row(cells: tuple[str, ...], *, is_text: bool = True) -> str:
+    return f"| {' | '.join(_escaped(cell) if is_text else cell for cell in cells)} |"
+
+
+def _markdown_mistake(one: Mistake) -> str:
+    outcome = one.outcome
+    about = " ".join(_escaped(text) for text in (outcome.picture, outcome.question) if text)
+    sure = "" if one.confidence is None else f", probability {one.confidence:.2f}"
+    right = "; ".join(map(_escaped, outcome.references[:_MAX_REFERENCES]))
+    answered = f"“{_escaped(outcome.answer)}” (score {one.score:.2f}{sure}); right: {right}"
+    return f"{about}: {answered}" if about else answered
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return "".join("\\" + letter if letter in "\\`*_[]<>|#&~$" else letter for letter in shown_text(text))
+
+
+def _visible(value: Any) -> Any:
+    """Text with control characters as escapes; what is HTML already stays."""
+    return shown_text(value) if type(value) is str else value

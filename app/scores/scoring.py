@@ -1,0 +1,196 @@
+"""All figures of a set of outcomes: overall, by part and by class, and which answers are the worst."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.app.scores.answers import answer_scores
+from llama_adapter.app.scores.captions import caption_figures, caption_scores
+from llama_adapter.app.scores.choices import (
+    Choices,
+    Confusion,
+    Flags,
+    choice_figures,
+    class_figures,
+    confusion,
+    part_figures,
+    read_choices,
+)
+from llama_adapter.app.scores.intervals import Draws, Figure, Statistics, figures, means
+from llama_adapter.app.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
+
+ALL_PARTS: Final = "(all)"
+NO_PART: Final = "(none)"
+NUM_WORST: Final = 24
+
+# MME's parts, Fu et al. (2023), section 2.2; names of its folders.
+MME_PERCEPTION: Final = (
+    *("existence", "count", "position", "color", "posters"),
+    *("celebrity", "scene", "landmark", "artwork", "OCR"),
+)
+MME_COGNITION: Final = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake:
+    """An answer that is wrong, or not as good as others."""
+
+    outcome: Outcome
+    score: float  # of this answer: 0 to 1; CIDEr-D for captions, 0 to 10
+    confidence: float | None  # the probability of the likeliest choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """How good one model's answers are."""
+
+    model: str
+    task: Task
+    num_examples: int
+    num_pictures: int  # a text alone counts as one
+    draws: Draws
+    figures: dict[str, Figure]
+    parts: dict[str, dict[str, Figure]]  # by part, with `(all)` first; empty without parts and questions of yes or no
+    classes: dict[str, dict[str, Figure]]  # by class; empty where the examples have no common choices
+    confusion: Confusion | None
+    totals: dict[str, float]  # MME's sums over its parts, where all are there
+    worst: tuple[Mistake, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Outcomes of one task, read once: what figures are computed from."""
+
+    statistics: Statistics[str]
+    part_statistics: Statistics[str]
+    score_N: Floats  # of each answer, as in `Mistake`
+    order_N: Ints  # indices of the outcomes, the worst first
+    is_right_N: Flags | None  # None for captions, which are not right or wrong
+    choices: Choices | None  # None for other tasks
+
+
+def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
+    """Raises UsageError if the right answer of a choice is none of the choices."""
+    if task == "choices":
+        table = read_choices(outcomes)
+        score_N = table.is_right_N.astype(np.float64)
+        sure_N = np.zeros_like(score_N) if table.sureness is None else table.sureness.highest_N
+        return Measured(
+            statistics=partial(choice_figures, table),
+            part_statistics=partial(part_figures, table),
+            score_N=score_N,
+            order_N=np.lexsort((-sure_N, score_N)),
+            is_right_N=table.is_right_N,
+            choices=table,
+        )
+    statistics: Statistics[str]
+    is_right_N: Flags | None
+    if task == "open":
+        found = answer_scores(outcomes)
+        statistics = means(found)
+        score_N = found.get("VQA", found["normalised"])
+        is_right_N = found["normalised"] > 0
+        order_N = np.argsort(score_N, kind="stable")
+    else:
+        captions = caption_scores(outcomes)
+        statistics = partial(caption_figures, captions)
+        score_N = captions.cider_N
+        is_right_N = None
+        order_N = np.lexsort((captions.rouge_N, captions.cider_N))
+    return Measured(
+        statistics=statistics,
+        part_statistics=statistics,
+        score_N=score_N,
+        order_N=order_N,
+        is_right_N=is_right_N,
+        choices=None,
+    )
+
+
+def score(
+    outcomes: Sequence[Outcome],
+    *,
+    model: str = "",
+    task: Task | None = None,
+    draws: Draws | None = None,
+    num_worst: int = NUM_WORST,
+) -> Scores:
+    """All figures of one model. `task` is found by the data if it is not given.
+
+    Raises UsageError without outcomes, and if the right answer of a choice is none of the choices.
+    """
+    task, draws = task or task_of(outcomes), draws or Draws()
+    groups_N = picture_groups(outcomes)
+    measured = measure_outcomes(task, outcomes)
+    parts = _parts(measured, outcomes, groups_N, draws)
+    table = measured.choices
+    return Scores(
+        model=model,
+        task=task,
+        num_examples=len(outcomes),
+        num_pictures=len(np.unique(groups_N)),
+        draws=draws,
+        figures=figures(measured.statistics, groups_N, draws),
+        parts=parts,
+        classes=_classes(table, groups_N, draws) if table else {},
+        confusion=confusion(table) if table else None,
+        totals=_totals(parts),
+        worst=_worst(measured, outcomes, num_worst),
+    )
+
+
+def _parts(
+    measured: Measured, outcomes: Sequence[Outcome], groups_N: Ints, draws: Draws
+) -> dict[str, dict[str, Figure]]:
+    places: dict[str, list[int]] = {}
+    for place, one in enumerate(outcomes):
+        places.setdefault(one.part, []).append(place)
+    is_divided = places.keys() != {""}
+    if not is_divided and (measured.choices is None or measured.choices.yes is None):
+        return {}
+    found = {ALL_PARTS: figures(measured.part_statistics, groups_N, draws)}
+    for name, given in places.items() if is_divided else ():
+        own = np.array(given, dtype=np.int64)
+        found[name or NO_PART] = figures(_of(measured.part_statistics, own), groups_N[own], draws)
+    if is_divided:
+        found[ALL_PARTS].pop("MME score", None)  # MME adds the scores of parts; it has no score of all questions
+    return found
+
+
+def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
+    """The same figures for a part of the examples, given by their indices."""
+    return lambda chosen: statistics(own[chosen])
+
+
+def _classes(table: Choices, groups_N: Ints, draws: Draws) -> dict[str, dict[str, Figure]]:
+    found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes or ()}
+    for (one, name), figure in figures(partial(class_figures, table), groups_N, draws).items():
+        index = (table.classes or ()).index(one)
+        found[one][name] = replace(figure, count=int((table.label_N == index).sum()))
+    return found
+
+
+def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
+    scores = {name: own["MME score"].value or 0.0 for name, own in parts.items() if "MME score" in own}
+    return {
+        name: sum(scores[part] for part in needed)
+        for name, needed in (("perception", MME_PERCEPTION), ("cognition", MME_COGNITION))
+        if all(part in scores for part in needed)
+    }
+
+
+def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
+    """Wrong answers, the surest first; captions by CIDEr-D, then ROUGE-L. Equal ones stay in order."""
+    is_caption = measured.is_right_N is None
+    order = [place for place in measured.order_N.tolist() if is_caption or measured.score_N[place] < 1.0]
+    return tuple(
+        Mistake(
+            outcome=outcomes[place],
+            score=float(measured.score_N[place]),
+            confidence=max(outcomes[place].probabilities or (), default=None),
+        )
+        for place in order[:count]
+    )
