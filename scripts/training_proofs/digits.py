@@ -23,7 +23,7 @@ QUESTION = "Which digit is this?"
 CHOICES = tuple("0123456789")
 SIDE = 224  # of a picture, in pixels: a pixel of the scan is one patch of the embedded model's tower
 GROUND = np.array([128, 128, 128])  # a mid-tone, as in the pictures that the tower learned from
-INK = np.array(
+INK = np.array(COLORS["yellow"])  # a validation part is told apart better by yellow and red than by white and black
     COLORS["yellow"]
 )  # of white, black, yellow and red the one that a validation part was told apart best by
 MOST_INK = 16  # of a scan's pixel
