@@ -1,0 +1,1 @@
+"""Training: labelled data -> an adapter over a frozen LLaMA."""
