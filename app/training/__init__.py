@@ -1,1 +1,1 @@
-"""Training: labelled data -> an adapter over a frozen LLaMA."""
+"""Training of adapters: what is trained, and how it is written."""
