@@ -1,21 +1,16 @@
 """Labelled examples -> answered ones, in one call of a captioner. `job.py` does the same with records on disk."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, cast
+from collections.abc import Callable, Iterator, Sequence
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
-from llama_adapter.app.jobs.questions import complete, fill, picture_variables
+from llama_adapter.app.evaluating.outcomes import Reply, outcome_of
+from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.reading.reader import PictureReading, Reader
 from llama_adapter.app.records.record import recorded_choice
 from llama_adapter.app.scores.outcome import Outcome
-from llama_adapter.app.tasks.choose import choosing
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-
-# Codes of errors that are the model's: it cannot answer this question, and that counts as a wrong answer.
-MODEL_ERRORS: Final = frozenset(("not_finite", "prompt"))
 
 
 def _ignore(message: str) -> None:
@@ -66,50 +61,6 @@ def ask_examples(
         if outcome is not None:
             found[event.index] = outcome
     return [found[index] for index in sorted(found)]
-
-
-def question_of(example: Example, *, question: str | None) -> Question:
-    """What is asked of an example; `question` is that of examples without one.
-
-    Variables of questions about pictures are filled in. Braces of texts without a picture are plain text.
-
-    Raises TemplateError for an unknown variable.
-    """
-    common = Question(instruction=question, task=choosing(example.choices))
-    asked = complete(common, example.question)
-    if example.item.source is None:
-        return asked
-    return fill(asked, picture_variables(example.item.label, example.item.columns))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """What a model said to an example."""
-
-    text: str
-    choice: Mapping[str, float | None] | None  # probability of each choice, None where it is not finite
-    error: str | None  # its code
-
-
-def outcome_of(example: Example, reply: Reply, *, shown: str) -> Outcome | None:
-    """An example with its answer, for scores; None if its picture could not be read. `shown` is its question."""
-    if reply.error is not None and reply.error not in MODEL_ERRORS:
-        return None
-    choice = None if reply.error is not None or reply.choice is None else reply.choice
-    probabilities = None
-    if choice is not None and example.choices is not None and None not in choice.values():
-        # Rounding may lift a sum above 1, and no single one.
-        probabilities = tuple(cast(float, choice[name]) for name in example.choices)
-    return Outcome(
-        picture="" if example.item.source is None else example.item.label,
-        question=shown,
-        answer=reply.text if reply.error is None else "",
-        references=example.answers,
-        choices=example.choices,
-        probabilities=probabilities,
-        part=example.part,
-        digest=example.digest,
-    )
 
 
 def _items(captioner: Captioner, examples: Sequence[Example], asked: Sequence[Question]) -> Iterator[WorkItem]:
