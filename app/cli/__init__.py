@@ -12,6 +12,7 @@ from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.config import Settings, add_config_commands, load
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.encode import add_encode
+from llama_adapter.app.cli.evaluate import add_eval
 from llama_adapter.app.cli.export import add_export
 from llama_adapter.app.cli.models import add_convert, add_pack, add_quantize
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, help_hint
@@ -106,6 +107,7 @@ def build_parser() -> Parser:
     add_tasks(commands)
     add_encode(commands)
     add_export_records(commands)
+    add_eval(commands)
     add_convert(commands)
     add_quantize(commands)
     add_pack(commands)

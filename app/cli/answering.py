@@ -170,6 +170,11 @@ def add_pictures(parser: Parser) -> None:
         separator="/",
         help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
     )
+    add_reading(group)
+
+
+def add_reading(group: Any) -> None:
+    """The flags of how pictures are read."""
     group.add_argument(
         "--reader",
         choices=("process", "thread"),

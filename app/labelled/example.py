@@ -34,6 +34,7 @@ class Problem:
     place: str  # file and line, archive, folder or picture
     reason: str
     is_warning: bool = False  # whether the data are usable in spite of it
+    unreadable: Example | None = None  # whose picture is missing or cannot be read, if that is what is wrong
 
     def __str__(self) -> str:
         return f"{shown_text(self.place)}: {shown_text(self.reason)}"
@@ -51,17 +52,21 @@ class Examples:
         self.examples += other.examples
         self.problems += other.problems
 
-    def refuse(self, place: str, reason: str) -> None:
-        """Add an error."""
-        self.problems.append(Problem(place=place, reason=reason))
+    def refuse(self, place: str, reason: str, *, unreadable: Example | None = None) -> None:
+        """Add an error; `unreadable` is the example whose picture is missing or cannot be read."""
+        self.problems.append(Problem(place=place, reason=reason, unreadable=unreadable))
 
     def warn(self, place: str, reason: str) -> None:
         """Add a warning."""
         self.problems.append(Problem(place=place, reason=reason, is_warning=True))
 
-    def require_sound(self) -> None:
-        """Raise InputsError, which lists what is wrong, if there are errors or no examples."""
-        errors = [problem for problem in self.problems if not problem.is_warning]
+    def require_sound(self, *, needs_all_pictures: bool = True) -> None:
+        """Raise InputsError, which lists what is wrong, if there are errors or no examples.
+
+        Without `needs_all_pictures`, missing and unreadable pictures are no errors while there are others.
+        """
+        counts = needs_all_pictures or not self.examples
+        errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
         if errors:
             raise InputsError(
                 f"Wanted labelled data without errors, got {len(errors):,}:\n{shown_problems(errors)}",

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from PIL import Image
 
+from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.app.reading.views import data_address, view_pixels
 from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.outcome import Outcome
@@ -15,7 +16,7 @@ from llama_adapter.app.scores.scoring import Mistake, Scores
 from llama_adapter.app.scores.tables import Table, comparison_tables, score_tables
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
 
 SCORES_FORMAT: Final = "llama-adapter-scores"
 SCORES_VERSION: Final = 1
@@ -36,7 +37,7 @@ def as_json(scores: Scores, comparison: Comparison | None = None) -> str:
 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     """The figures as Markdown tables, and the worst answers as a list."""
-    pieces = [f"# {_escaped(_title(scores))}", _sentence(scores)]
+    pieces = [f"# {_escaped(_title(scores))}", _sentence(scores), *map(_escaped, scores.notes)]
     pieces += [_markdown_table(table) for table in _tables(scores, comparison)]
     if scores.worst:
         pieces.append("## " + _worst_title(scores))
@@ -63,7 +64,7 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
     worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
     return environment.get_template("report.html").render(
         title=_title(scores),
-        sentence=_sentence(scores),
+        sentences=(_sentence(scores), *scores.notes),
         tables=_tables(scores, comparison),
         worst_title=_worst_title(scores),
         worst=worst,
@@ -73,11 +74,14 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
 def file_thumbnail(outcome: Outcome) -> Image.Image | None:
     """The picture of an outcome whose name is a file; None for text alone, and for a file that cannot be read."""
-    if not outcome.picture:
-        return None
+    return thumbnail_of(outcome.picture) if outcome.picture else None
+
+
+def thumbnail_of(source: PictureSource | FileSlice) -> Image.Image | None:
+    """A small RGB picture of a picture's file; None if it cannot be shown."""
     try:
-        loaded = load_picture(outcome.picture, least_side=THUMBNAIL_SIDE)
-        return small_picture(loaded.image)
+        source = source.read(max_bytes=DEFAULT_MAX_BYTES) if isinstance(source, FileSlice) else source
+        return small_picture(load_picture(source, least_side=THUMBNAIL_SIDE).image)
     except PictureError:
         return None
 

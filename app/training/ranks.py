@@ -1,0 +1,106 @@
+"""The ranks of a training run, processes that `torchrun` started: how they meet, and what passes between them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llama_adapter.app.parallel.errors import RankError
+from llama_adapter.app.parallel.launch import Launched, launched
+from llama_adapter.app.parallel.rendezvous import environment_store
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.ranks import CollectiveError, collective
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost")
+
+
+class OneRank:
+    """A run in one process; sums are identities."""
+
+    rank, size = 0, 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of all ranks' tensors of one shape, on each of them. May overwrite its argument."""
+        return values
+
+    def wait(self) -> None:
+        """Return when all ranks are here."""
+
+    def close(self) -> None:
+        """Leave the others. May be repeated."""
+
+
+class TrainingRanks(OneRank):
+    """Ranks of a process group. Raises RankError where another one has ended, or does not come in time."""
+
+    def __init__(self, place: Launched, *, backend: Backend, timeout_s: float) -> None:
+        """Meet the others."""
+        self.rank, self.size, self._device, self._timeout_s = place.rank, place.size, backend.device, timeout_s
+        store = environment_store(place, timeout_s=timeout_s)
+        if os.environ.get("MASTER_ADDR") in _LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if backend.device.type != "cpu":
+            torch.get_device_module(backend.device).set_device(backend.device)
+        with self.failing():
+            dist.init_process_group(
+                backend.capabilities.collectives,
+                store=dist.PrefixStore("training", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+
+    def sum(self, values: Tensor) -> Tensor:
+        moved = values.to(self._device)
+        with self.failing():
+            dist.all_reduce(moved)
+        return moved.to(values.device)
+
+    def wait(self) -> None:
+        self.sum(torch.zeros(1))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Raises RankError for a collective inside that fails."""
+        try:
+            with collective():
+                yield
+        except CollectiveError as error:
+            raise RankError(
+                f"Rank {self.rank} of {self.size} lost the others: one of them has ended, or did not come within "
+                f"{self._timeout_s:g} s: {str(error).splitlines()[0][:200] if str(error) else ''}",
+                hint="the output of the other ranks says why; --resume goes on from the last checkpoint",
+            ) from None
+
+
+def device_name(wanted: str) -> str:
+    """The device of this rank: of several on one machine, each has one of its own."""
+    place = launched()
+    if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
+        return wanted
+    from llama_adapter.runtime.devices import open_backend
+
+    kind = open_backend(wanted).device.type
+    return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
+
+
+def meet(*, backend: Backend, timeout_s: float) -> Any:
+    """This process's ranks: those of `torchrun`, or itself alone. Raises RankError."""
+    place = launched()
+    if place is None or place.size == 1:
+        return OneRank()
+    return TrainingRanks(place, backend=backend, timeout_s=timeout_s)
