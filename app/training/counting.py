@@ -12,20 +12,17 @@ from torch.utils.flop_counter import flop_registry
 
 
 class MetaCounter(TorchDispatchMode):
-    """Inside, tensors that are made are counted while they live, and floating-point operations of matrix products.
+    """Inside, tensors that are made are counted while they live.
 
-    Of what was made outside, nothing counts. `nonzero`, whose size no shape tells, gives `num_nonzero` places.
+    `flops` are floating-point operations of matrix products, and `traffic` the bytes that all other operations read
+    and write. Of what was made outside, nothing lives. `nonzero`, whose size no shape tells, gives `num_nonzero` places.
     """
 
     def __init__(self, *, num_nonzero: int) -> None:
         super().__init__()
-        self.live_bytes = self.peak_bytes = self.flops = 0
+        self.live_bytes = self.peak_bytes = self.flops = self.traffic = 0
         self._num_nonzero = num_nonzero
         self._seen: dict[int, weakref.ref[Any]] = {}
-
-    def start_again(self) -> None:
-        """Forget the peak so far; what lives counts on."""
-        self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -39,6 +36,10 @@ class MetaCounter(TorchDispatchMode):
             out = func(*args, **kwargs)
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif not func.is_view:
+            self.traffic += sum(
+                one.numel() * one.itemsize for one in tree_iter((args, kwargs, out)) if isinstance(one, Tensor)
+            )
         for one in tree_iter(out):
             if isinstance(one, Tensor):
                 self._count(one, num_bytes=one.untyped_storage().nbytes())
