@@ -1,13 +1,13 @@
 """Labelled examples -> what the model is asked about them, and the answers to learn, as token ids."""
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llama_adapter.app.jobs.questions import TemplateError, complete, fill, picture_variables
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.labelled.checks import check_lengths
 from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import Prompt, PromptEncoder
-from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 
@@ -61,38 +61,21 @@ def default_question(example: Example) -> str | None:
     return f"Which of these is it: {', '.join(example.choices)}?"
 
 
-def prompt_of(example: Example, *, question: str | None, default_prompt: str) -> Prompt:
-    """What the model is asked about an example. `question` is that of examples without one, if it is given.
-
-    Raises TemplateError for a variable that the example lacks.
-    """
-    own = Question(instruction=default_question(example) if question is None else question)
-    asked = complete(own, example.question)
-    variables = picture_variables(example.item.label, example.item.columns)
-    return fill(asked, variables).prompt(default_prompt)
-
-
-def needs_question(examples: Sequence[Example]) -> Example | None:
-    """The first example that has neither a question nor anything that makes one; None if there is none."""
-    return next((one for one in examples if one.question.instruction is None and one.task == "answer"), None)
-
-
 class Asker:
     """Makes the tokens of examples, as the captioner makes them when it answers."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, question: str | None, default_prompt: str, template: Template = "instruction"
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str, template: Template = "instruction") -> None:
         self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None, template=template)
-        self._eos_id, self._question, self._default = tokenizer.eos_id, question, default_prompt
+        self._eos_id, self._default = tokenizer.eos_id, default_prompt
 
     def ask(self, example: Example) -> TrainExample:
-        """The example with its tokens. Captions have a row for each right answer, others one for the first."""
-        prompt = prompt_of(example, question=self._question, default_prompt=self._default)
+        """The example with its tokens. Captions have a row for each right answer, others one for the first.
+
+        Raises TemplateError for a question with a variable that the example lacks.
+        """
+        prompt = question_of(example, question=None).prompt(self._default)
         answers = example.answers if example.task == "caption" else example.answers[:1]
-        return TrainExample(
-            example=example, prompt=prompt, rows=tuple(self.row(prompt, answer) for answer in answers)
-        )
+        return TrainExample(example=example, prompt=prompt, rows=tuple(self.row(prompt, answer) for answer in answers))
 
     def row(self, prompt: Prompt, answer: str) -> TokenRow:
         """Begin, prompt, answer and end; the answer is tokenised together with the prompt."""
@@ -100,8 +83,8 @@ class Asker:
         ids = (*encoded.token_ids, *encoded.continuations[0], self._eos_id)
         return TokenRow(ids, len(encoded.token_ids))
 
-    def ask_all(self, found: Examples, *, context: int, check: Callable[..., None]) -> dict[int, TrainExample]:
-        """The examples with their tokens, by the identity of the example; `check` is `check_lengths`.
+    def ask_all(self, found: Examples, *, context: int) -> dict[int, TrainExample]:
+        """The examples with their tokens, by the identity of the example.
 
         Examples that do not fit into the context, and questions that cannot be filled in, are problems of `found`.
         """
@@ -115,5 +98,5 @@ class Asker:
             else:
                 kept.append(example)
         found.examples[:] = kept
-        check(found, count_tokens=lambda example: asked[id(example)].num_tokens, context=context)
+        check_lengths(found, count_tokens=lambda example: asked[id(example)].num_tokens, context=context)
         return asked

@@ -79,12 +79,20 @@ def microbatches(
     Every rank has as many parts. `key` is seed and epoch: by them one of several right answers is drawn. Neighbours in
     length go to different ranks.
     """
-    drawn = [(examples[index], examples[index].row(_ANSWER, *key, index)) for index in chosen]
+    rows_of = drawn_rows(examples, chosen, key=key)
+    drawn = [(examples[index], row) for index, row in zip(chosen, rows_of, strict=True)]
     drawn.sort(key=lambda pair: len(pair[1].token_ids))
     num_parts = -(-len(drawn) // rows)
     num_parts = -(-num_parts // num_ranks) * num_ranks
     parts = [drawn[len(drawn) * at // num_parts : len(drawn) * (at + 1) // num_parts] for at in range(num_parts)]
     return tuple(_microbatch(part or drawn[:1], counts=bool(part)) for part in parts[rank::num_ranks])
+
+
+def drawn_rows(
+    examples: Sequence[TrainExample], chosen: Sequence[int], *, key: tuple[int, int]
+) -> tuple[TokenRow, ...]:
+    """The rows to learn of the `chosen` examples; `key` is seed and epoch."""
+    return tuple(examples[index].row(_ANSWER, *key, index) for index in chosen)
 
 
 def _microbatch(drawn: Sequence[tuple[TrainExample, TokenRow]], *, counts: bool) -> Microbatch:

@@ -101,7 +101,9 @@ class EncodedCache:
         path.parent.mkdir(exist_ok=True)
         beside = path.with_name(f".{digest}.{secrets.token_hex(4)}.partial")
         try:
-            beside.write_bytes(save({_NAME: tensor}))  # not synced: a file that a loss of power cuts off is told by its size
+            beside.write_bytes(
+                save({_NAME: tensor})
+            )  # not synced: a file that a loss of power cuts off is told by its size
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ class LoopState:
     step: int = 0  # steps done, skipped ones too
     num_steps: int = 0  # of the whole run
     run: str = ""  # digest of the settings and data that the steps depend on
-    best: float | None = None  # the best validation score, or -loss
+    best: list[float] = field(default_factory=list)  # `Validation.key` of the best weights; empty: none yet
     best_step: int = 0
     num_worse: int = 0  # evaluations since then
     skipped: list[int] = field(default_factory=list)  # steps with a loss or gradient that was not finite

@@ -21,8 +21,8 @@ _MOST_RANK = 1024
 class TrainingChoice:
     """The sets that are trained, and the sizes of what is new.
 
-    `clip` and the sizes from `num_queries` on are for a LLaMA without adapter; an adapter has its own. Raises UsageError
-    for values out of range.
+    `clip` and the sizes from `num_queries` on are for a LLaMA without adapter; an adapter has its own. Raises
+    UsageError for values out of range.
     """
 
     sets: tuple[ParameterSet, ...] = ("bias",)
@@ -37,9 +37,8 @@ class TrainingChoice:
     def __post_init__(self) -> None:
         unknown = [name for name in self.sets if name not in get_args(ParameterSet)]
         if unknown or not self.sets:
-            raise UsageError(
-                f"What is trained must be some of {', '.join(get_args(ParameterSet))}, got {', '.join(unknown) or 'none'}"
-            )
+            known, found = ", ".join(get_args(ParameterSet)), ", ".join(unknown) or "none"
+            raise UsageError(f"What is trained must be some of {known}, got {found}")
         for name in ("lora_rank", "num_queries", "visual_width", "visual_depth", "visual_heads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")

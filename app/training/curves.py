@@ -9,7 +9,7 @@ import numpy as np
 _SMOOTH: Final = 0.9  # weight of the earlier steps in the smoothed loss
 
 
-def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str, score_name: str) -> bool:
+def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str) -> bool:
     """Draw the rows of a log; returns whether matplotlib is installed. Raises OSError."""
     try:
         from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str, sc
     if has_score:
         score_step, score = _column(rows, "validation_score")
         axes[1].plot(score_step, score, "o-", color="tab:green", markersize=4)
-        axes[1].set_ylabel(score_name)
+        axes[1].set_ylabel("score")
     rate_step, rate = _column(rows, "lr")
     axes[-1].plot(rate_step, rate, color="tab:red")
     axes[-1].set_ylabel("learning rate")

@@ -1,16 +1,18 @@
 """What a training run is asked to do, as plain values: the one place of the defaults."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 
-ParameterName = Literal["bias", "lora", "adapter", "visual"]
-Parallel = Literal["auto", "ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp"]
+ScoredBy = Literal["auto", "answers", "loss"]
 
 # Learning rates that work for one set of parameters; for several sets, the smallest of them.
-LEARNING_RATES: Final[dict[ParameterName, float]] = {"bias": 3e-3, "lora": 1e-3, "adapter": 9e-3, "visual": 5e-4}
+LEARNING_RATES: Final[dict[ParameterSet, float]] = {"bias": 3e-3, "lora": 1e-3, "adapter": 9e-3, "visual": 5e-4}
 _LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 60
 
 
@@ -25,7 +27,7 @@ class Optimisation:
     warmup: float = 0.05  # share of the steps over which the rate rises from 0
     final_lr: float = 0.0  # share of the highest rate at the last step
     weight_decay: float = 0.02
-    clip: float = 1.0  # largest norm of the gradient; 0: any
+    max_norm: float = 1.0  # largest norm of the gradient; 0: any
     skip: int = 10  # steps with a loss or gradient that is not finite before the run stops
 
     def __post_init__(self) -> None:
@@ -37,14 +39,14 @@ class Optimisation:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        for name in ("weight_decay", "clip", "skip"):
+        for name in ("weight_decay", "max_norm", "skip"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("warmup", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
-    def rate(self, sets: tuple[ParameterName, ...]) -> float:
+    def rate(self, sets: tuple[ParameterSet, ...]) -> float:
         """The highest learning rate for these sets of parameters."""
         return self.lr if self.lr is not None else min(LEARNING_RATES[name] for name in sets)
 
@@ -63,9 +65,7 @@ class TrainJob:
     data: tuple[str, ...]
     out: str  # the .pth file
     spec: CaptionerSpec = field(default_factory=CaptionerSpec)
-    random: str | None = None  # a size, for measurements: random weights in place of those of `spec`
-    sets: tuple[ParameterName, ...] = ("bias",)
-    lora_rank: int = 16
+    choice: TrainingChoice = field(default_factory=TrainingChoice)
     question: str | None = None  # of examples without one
     pictures: str | None = None  # folder of the pictures of known sets
     validation: float = 0.1  # share of the pictures that early stopping looks at
@@ -78,30 +78,29 @@ class TrainJob:
     patience: int = 5  # evaluations without improvement before the run ends; 0: it never ends early
     save_every_s: float = 300.0
     cache: str | None = None  # folder of encoded pictures; None: the user's cache folder
-    parallel: Parallel = "auto"  # how ranks share the work: auto is ddp if the model fits, else fsdp
+    score: ScoredBy = "auto"  # what early stopping looks at; auto: answers, unless the model is large
+    parallel: Parallel = "ddp"  # of several ranks: each has the whole model, or a part of each parameter
     timeout_s: float = 1800.0  # that a rank waits for the others
     resume: bool = False
     force: bool = False
     bundle: bool = False  # write a bundle too; where the base was a bundle one is written anyway
+    quiet: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as a file has them, for `settings.yaml`
 
     def __post_init__(self) -> None:
         if not self.data:
             raise ValueError("data must name at least one table, folder or archive")
         if not self.out.endswith(".pth") or self.out == ".pth":
             raise ValueError(f"out must be the name of a .pth file, got {self.out!r}")
-        if not self.sets or len(set(self.sets)) < len(self.sets) or not set(self.sets) <= set(get_args(ParameterName)):
-            raise ValueError(f"sets must be some of {', '.join(get_args(ParameterName))}, got {','.join(self.sets)!r}")
-        if not (0 <= self.validation and 0 <= self.test and self.validation + self.test < 1):
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
             raise ValueError(
                 f"validation and test are shares of the pictures, and leave some to learn: got {self.validation} and "
                 f"{self.test}"
             )
         if not 0 <= self.most_unreadable <= 1:
             raise ValueError(f"most_unreadable must lie in 0..1, got {self.most_unreadable}")
-        for name in ("lora_rank", "evaluate_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
         for name in ("seed", "patience"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -113,4 +112,4 @@ class TrainJob:
     @property
     def lr(self) -> float:
         """The highest learning rate."""
-        return self.optimisation.rate(self.sets)
+        return self.optimisation.rate(self.choice.sets)

@@ -109,7 +109,8 @@ class TrainableModel(nn.Module):
             if _VISUAL in choice.kinds:
                 own = {name: value.float().clone() for name, value in state.items() if name.startswith("query.")}
                 state |= own
-            self.vision = encoder_from_state(self.vision_config, state).to(device)
+            self.vision = encoder_from_state(self.vision_config, {k: v.to(device) for k, v in state.items()})
+            self.vision.mean, self.vision.std = self.vision.mean.to(device), self.vision.std.to(device)
             self.vision.query.requires_grad_(_VISUAL in choice.kinds)
             if _VISUAL in choice.kinds and device.type == "cpu":
                 for block in self.vision.query.blocks:
@@ -170,11 +171,8 @@ class TrainableModel(nn.Module):
         if self.vision is None:
             raise ValueError("an adapter for texts encodes no pictures")
         pixels_BHWC = pixels_BHWC.to(self.device)
-        encoded: Tensor
-        if self.encodes == "features":
-            encoded = self.vision.features(pixels_BHWC)
-        else:
-            encoded = self.vision(pixels_BHWC)
+        compute = self.vision.features if self.encodes == "features" else self.vision
+        encoded: Tensor = compute(pixels_BHWC)
         return encoded
 
     def encode_nothing(self) -> Tensor:
@@ -241,9 +239,10 @@ class TrainableModel(nn.Module):
         return dict(counted)
 
     def adapter_tensors(self) -> dict[str, Tensor]:
-        """The adapter as its file holds it: names, shapes and types of the released ones, on the CPU.
+        """The adapter as its file holds it: copies on the CPU with names, shapes and types of the released ones.
 
-        What the training started from and does not train is unchanged. An adapter for texts has LLaMA-Adapter V1's form.
+        What the training started from and does not train is unchanged. An adapter for texts has the form of
+        LLaMA-Adapter V1.
         """
         sources, kinds = self.sources, self.choice.kinds
         found = _file_tensors(sources.adapter)
@@ -254,12 +253,12 @@ class TrainableModel(nn.Module):
             if kind in kinds or (key not in found and kind in ("gates", "LoRA factors")):
                 found[key] = _as_in_file(name, tensor, found.get(key))
         if "queries" in kinds:
-            queries = self.decoder.decoder.adapter.queries.detach().cpu().flatten(0, 1)
-            found["adapter_query.weight"] = queries.to(sources.adapter.queries.dtype)
+            queries = self.decoder.decoder.adapter.queries.detach().flatten(0, 1)
+            found["adapter_query.weight"] = queries.to("cpu", sources.adapter.queries.dtype, copy=True)
         if self.vision is not None and _VISUAL in kinds:
-            state = {name: value.detach().cpu() for name, value in self.vision.query.state_dict().items()}
+            state = self.vision.query.state_dict()
             for name, tensor in visual_tensors(state, depth=self.vision_config.query.depth).items():
-                found[name] = tensor.to(sources.adapter.visual[name].dtype)
+                found[name] = tensor.to("cpu", sources.adapter.visual[name].dtype, copy=True)
         if sources.adapter.name == NEW_ADAPTER or sources.bundle is not None:
             return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
         return found

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llama_adapter.app.labelled.checks import check_lengths
 from llama_adapter.app.labelled.digests import data_digest
 from llama_adapter.app.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
@@ -99,7 +98,7 @@ def _with_question(example: Example, *, given: str | None) -> Example:
 
 def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
     """The examples as tokens, divided into parts. Raises InputsError, which lists all that is wrong, and UsageError."""
-    asked = asker.ask_all(found, context=context, check=check_lengths)
+    asked = asker.ask_all(found, context=context)
     found.require_sound()
     shares = {TRAIN: 1 - job.validation - job.test, VALIDATION: job.validation, TEST: job.test}
     parts = split_examples(
@@ -124,8 +123,7 @@ def run_digest(job: TrainJob, data: TrainingData) -> str:
     values = {
         "data": data.digest,
         "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
-        "sets": job.sets,
-        "lora_rank": job.lora_rank,
+        "choice": dataclasses.asdict(job.choice),
         "seed": job.seed,
         "optimisation": {
             name: value for name, value in dataclasses.asdict(job.optimisation).items() if name not in ("rows", "skip")

@@ -32,6 +32,11 @@ class TrainProgress:
         (first, before), (last, count) = self._seen[0], self._seen[-1]
         return (count - before) / (last - first) if last > first else 0.0
 
+    @property
+    def seconds(self) -> float:
+        """Of the last step."""
+        return self._seen[-1][0] - self._seen[-2][0] if len(self._seen) > 1 else 0.0
+
     def resume(self) -> None:
         """Forget the time that something else has taken since the last step."""
         self._seen.clear()

@@ -4,7 +4,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -79,7 +78,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
     if spec.adapter is None:
         clip = open_clip(choice.clip) if choice.clip is not None else None
-        adapter = _new_adapter(llama, choice, clip=clip, seed=seed)
+        adapter = new_adapter(llama, choice, clip=clip, seed=seed)
         order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
         heads: int | None = choice.visual_heads
         name = shown_name(place.folder.resolve().name)
@@ -176,7 +175,7 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
     return adapter, notes
 
 
-def _new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
+def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
     """An adapter before its training, initialised as the reference does; its gates are closed."""
     num_layers = llama.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
     if not 1 <= num_layers <= llama.num_layers:

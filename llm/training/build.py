@@ -6,7 +6,7 @@ Nothing is merged or folded. Rows of q and k are in half-split order here, and i
 # A adapter layers, Q queries, D model width, P parts of a packed layer, O outputs of a part, R rank, I inputs
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import torch
@@ -71,11 +71,11 @@ def build_decoder(
             setattr(decoder.get_submodule(parent), last, adapted)
             continue
         is_trained_norm = "norm" in place and "norms" in trained
-        value = tensor.to(torch.float32 if is_trained_norm else dtype, copy=is_trained_norm)
+        value = tensor.to(device, torch.float32 if is_trained_norm else dtype, copy=is_trained_norm)
         setattr(module, own, nn.Parameter(value, requires_grad=False))
         del tensor
-    decoder.adapter = _adapter(config, adapter=adapter, has_lora="LoRA factors" in trained)
-    decoder = decoder.to(device)
+    decoder.adapter = _adapter(config, adapter=adapter, has_lora="LoRA factors" in trained, device=device)
+    decoder.rotary_cos, decoder.rotary_sin = decoder.rotary_cos.to(device), decoder.rotary_sin.to(device)
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(kind_of(name) in trained)
     return TrainableDecoder(decoder)
@@ -121,10 +121,16 @@ def _adapted(
         lora = torch.cat([file[l1].float() for l1, _ in names]), torch.stack(outs)
     elif rank:
         lora = new_factors(weight.shape[1], outputs, parts=len(parts), rank=rank, random=random)
-    return AdaptedLinear(weight, bias=bias, lora=lora)
+    return AdaptedLinear(
+        weight,
+        bias=None if bias is None else bias.to(weight.device),
+        lora=None if lora is None else (lora[0].to(weight.device), lora[1].to(weight.device)),
+    )
 
 
-def _adapter(config: DecoderConfig, *, adapter: AdapterFile, has_lora: bool) -> TrainableAdapter:
+def _adapter(
+    config: DecoderConfig, *, adapter: AdapterFile, has_lora: bool, device: torch.device | str
+) -> TrainableAdapter:
     layers = range(config.first_adapter_layer, config.num_layers)
     gate_AG = torch.stack([adapter.llama[f"layers.{layer}.attention.gate"].float().flatten() for layer in layers])
     new_names = [f"layers.{layer}.attention.new_gate" for layer in layers]
@@ -137,9 +143,9 @@ def _adapter(config: DecoderConfig, *, adapter: AdapterFile, has_lora: bool) -> 
     with torch.device("meta"):
         return TrainableAdapter(
             config,
-            queries_AQD=queries.clone(),
-            gate_AG=gate_AG,
-            new_gate_A=new_gate_A,
+            queries_AQD=queries.to(device, copy=True),
+            gate_AG=gate_AG.to(device),
+            new_gate_A=None if new_gate_A is None else new_gate_A.to(device),
             has_tanh=adapter.sees_pictures,
         )
 
@@ -195,4 +201,4 @@ def _theirs(name: str, rows: Tensor, num_heads: int) -> Tensor:
 
 
 def _file(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32)
+    return tensor.detach().to("cpu", torch.float32, copy=True)
