@@ -85,9 +85,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     held, gradients = (1 + _MOMENTS) * trained, trained
     if num_ranks > 1 and kind == "fsdp":
         layer = max(sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers)
-        outside = frozen + trained - sum(
-            one.nbytes for layer in decoder.decoder.layers for one in layer.parameters()
-        )
+        outside = frozen + trained - sum(one.nbytes for layer in decoder.decoder.layers for one in layer.parameters())
         computing += 2 * layer + outside - gradients + gradients // num_ranks
         frozen, held, gradients = frozen // num_ranks, held // num_ranks, gradients // num_ranks
     elif num_ranks > 1:

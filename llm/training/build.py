@@ -132,10 +132,11 @@ def _adapter(
     config: DecoderConfig, *, adapter: AdapterFile, has_lora: bool, device: torch.device | str
 ) -> TrainableAdapter:
     layers = range(config.first_adapter_layer, config.num_layers)
-    gate_AG = torch.stack([adapter.llama[f"layers.{layer}.attention.gate"].float().flatten() for layer in layers])
+    gates = [adapter.llama[f"layers.{layer}.attention.gate"].float().flatten() for layer in layers]
+    gate_AG = torch.stack(gates) if gates else torch.zeros(0, config.num_heads)
     new_names = [f"layers.{layer}.attention.new_gate" for layer in layers]
     new_gate_A = None
-    if new_names[0] in adapter.llama:
+    if any(name in adapter.llama for name in new_names):
         new_gate_A = torch.cat([adapter.llama[name].float().flatten() for name in new_names])
     elif has_lora and not adapter.has_lora:
         new_gate_A = torch.ones(len(layers))

@@ -1,28 +1,27 @@
 """The decoder as it is trained: the layers of `llm.model` over frozen weights, and the loss of labelled tokens."""
 
-# B rows, S tokens, Q adapter queries, D model width, L labelled positions, V vocabulary
+# B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from llama_adapter.llm.model.kv import NoCache
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.training.linear import AdaptedLinear
+from llama_adapter.llm.training.attention import packed_attention
+from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.loss import cross_entropy
 from llama_adapter.llm.training.operators import TRAINING
-
-IGNORED = 0  # label of a position that does not count, as in the reference
 
 
 class TrainableDecoder(nn.Module):
     """A decoder whose linear layers are `AdaptedLinear` and whose adapter is `TrainableAdapter`.
 
-    Rows begin at position 0 and are padded behind their tokens. `checkpoint_layers` computes each layer again in the
-    backward pass (Chen et al., 2016), so that memory holds the activations of one layer.
+    Rows begin at position 0 and are padded behind their tokens; padding is not computed. `checkpoint_layers` computes
+    each layer again in the backward pass (Chen et al., 2016), so that memory holds the activations of one layer.
     """
 
     def __init__(self, decoder: LlamaAdapterDecoder) -> None:
@@ -42,34 +41,34 @@ class TrainableDecoder(nn.Module):
         Logits at t are scored against labels at t + 1; label 0 does not count. The visual query may have one row for
         all.
         """
-        hidden_BSD = self.hidden(tokens_BS, visual_query_BQD)
-        targets_BS = labels_BS[:, 1:]
-        row_L, place_L = (targets_BS != IGNORED).nonzero(as_tuple=True)
-        loss_L = cross_entropy(hidden_BSD[row_L, place_L], self.decoder.head.weight, targets_BS[row_L, place_L])
-        loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, row_L, loss_L)
+        layout = layout_of(tokens_BS, labels_BS)
+        hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
+        loss_L = cross_entropy(hidden_LD, self.decoder.head.weight, layout.target_L)
+        loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)
         return loss_B.sum(), loss_B
 
     def logits(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
         """Float32 logits (B, S, V) of all positions."""
-        return self.decoder.logits(self.hidden(tokens_BS, visual_query_BQD))
+        hidden_TD = self._hidden(tokens_BS, visual_query_BQD, layout=layout_of(tokens_BS, None), kept=None)
+        return self.decoder.logits(hidden_TD).unflatten(0, tokens_BS.shape)
 
-    def hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
-        """Token ids (B, S) int64 and a visual query (B or 1, Q, D) -> final hidden states (B, S, D), normed."""
+    def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
+        """Final hidden states, normed, of the packed tokens `kept`, or of all."""
         decoder = self.decoder
         prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
-        rotary = tuple(table[None, : tokens_BS.shape[1], None] for table in (decoder.rotary_cos, decoder.rotary_sin))
-        mask_B1SP = torch.empty(0, device=tokens_BS.device)  # the operator is causal by itself
-        x_BSD = decoder.embed(tokens_BS)
+        tables = (decoder.rotary_cos, decoder.rotary_sin)
+        rotary_cos, rotary_sin = (table[layout.place_T][:, None, None] for table in tables)
+        x_TD = decoder.embed(layout.pack(tokens_BS[:, : layout.length]))
         for index, layer in enumerate(decoder.layers):
-            j = index - decoder.config.first_adapter_layer
-            keys_values = (prefix.k[j], prefix.v[j]) if j >= 0 else None
-            run = _Run(layer, index=index, rotary=rotary, mask_B1SP=mask_B1SP)
+            j, is_last = index - decoder.config.first_adapter_layer, index == len(decoder.layers) - 1
+            run = _Run(layer, layout, (rotary_cos, rotary_sin), kept=kept if is_last else None)
+            arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)
             if self.checkpoint_layers and torch.is_grad_enabled():
-                x_BSD = checkpoint(run, x_BSD, keys_values, use_reentrant=False, preserve_rng_state=False)
+                x_TD = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                x_BSD = run(x_BSD, keys_values)
-        hidden_BSD: Tensor = decoder.norm(x_BSD)
-        return hidden_BSD
+                x_TD = run(*arguments)
+        hidden: Tensor = decoder.norm(x_TD)
+        return hidden
 
     def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
         decoder = self.decoder
@@ -80,27 +79,24 @@ class TrainableDecoder(nn.Module):
 
 
 class _Run:
-    """A layer as a function of what gradients go through."""
+    """A layer as a function of what gradients go through: the tokens, and keys and values of the picture."""
 
-    def __init__(self, layer: nn.Module, *, index: int, rotary: tuple[Tensor, ...], mask_B1SP: Tensor) -> None:
-        self._layer, self._index, self._rotary, self._mask_B1SP = layer, index, rotary, mask_B1SP
+    def __init__(self, layer: nn.Module, layout: Layout, rotary: tuple[Tensor, Tensor], *, kept: Tensor | None) -> None:
+        """Behind attention only the tokens `kept` go on, if there are some: after the last layer no others are read."""
+        self._layer, self._layout, self._rotary, self._kept = layer, layout, rotary, kept
 
-    def __call__(self, x_BSD: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-        out_BSD: Tensor = self._layer(
-            x_BSD,
-            layer=self._index,
-            rotary=self._rotary,
-            mask_B1SP=self._mask_B1SP,
-            prefix=prefix,
-            cache=NoCache(),
+    def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:
+        layer: Any = self._layer
+        keys_values = (prefix[0], prefix[1]) if prefix else None
+        normed_TD = layer.attention_norm(x_TD)
+        heads_TD = packed_attention(
+            layer.attention, normed_TD, layout=self._layout, rotary=self._rotary, prefix=keys_values
         )
-        return out_BSD
-
-
-def adapted_layers(decoder: LlamaAdapterDecoder, layer: int) -> dict[tuple[str, ...], AdaptedLinear]:
-    """The linear layers of layer number `layer`, by Meta's names of their parts."""
-    block = decoder.layers[layer]
-    return {parts: block.get_submodule(path) for path, parts in PARTS.items()}
+        if self._kept is not None:
+            x_TD, heads_TD = x_TD.index_select(0, self._kept), heads_TD.index_select(0, self._kept)
+        x_TD = x_TD + layer.attention.out(heads_TD)
+        out_TD: Tensor = x_TD + layer.feed_forward(layer.feed_forward_norm(x_TD))
+        return out_TD
 
 
 # Our packed layers of a block, and Meta's names of their parts.

@@ -3,7 +3,7 @@
 What autograd would keep of a float32 computation is computed again from its inputs, which have the type of the weights.
 """
 
-# B rows, S tokens, N heads, H head size, Q adapter queries, D model width, F feed-forward width
+# H head size
 
 import dataclasses
 from typing import Any
@@ -41,22 +41,22 @@ class _RmsNorm(torch.autograd.Function):
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_BS1H, sin_BS1H)
-        return _turned(x_BSNH, cos_BS1H, sin_BS1H)
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BSNH: Tensor) -> tuple[Tensor, None, None]:
-        cos_BS1H, sin_BS1H = ctx.saved_tensors
-        return _turned(grad_BSNH, cos_BS1H, -sin_BS1H), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
 
 
-def _turned(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
-    first, second = x_BSNH.float().chunk(2, dim=-1)
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
     half = first.shape[-1]
-    cos, sin = cos_BS1H[..., :half], sin_BS1H[..., :half]  # both halves of the table are equal
-    turned = torch.empty_like(x_BSNH, memory_format=torch.contiguous_format)
+    cos, sin = cos[..., :half], sin[..., :half]  # both halves of the table are equal
+    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
     turned[..., :half] = torch.addcmul(first * cos, second, sin, value=-1)
     turned[..., half:] = torch.addcmul(second * cos, first, sin)
     return turned
@@ -81,13 +81,15 @@ class _SwiGlu(torch.autograd.Function):
         return grad_gate_up
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of queries or keys (..., H) with a float32 table that is broadcast; computed in float32."""
+    turned: Tensor = _Rotate.apply(x, cos, sin)
+    return turned
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     normed: Tensor = _RmsNorm.apply(x, weight, eps)
     return normed
-
-
-def _rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-    return _Rotate.apply(q_BSNH, cos_BS1H, sin_BS1H), _Rotate.apply(k_BSNH, cos_BS1H, sin_BS1H)
 
 
 def _swiglu(gate_up: Tensor) -> Tensor:
@@ -95,21 +97,5 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return activated
 
 
-def _causal_attention(q_BNSH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, mask_B1SP: Tensor) -> Tensor:
-    """Whole sequences attend causally, so the mask is not read, and torch may choose a kernel without one."""
-    return F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
-
-
-def _adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q_BNSH, k_BNQH, gated_v_BNQH)
-
-
-TRAINING: Operators = dataclasses.replace(
-    ATEN,
-    name="training",
-    rms_norm=_rms_norm,
-    rotate=_rotate,
-    swiglu=_swiglu,
-    causal_attention=_causal_attention,
-    adapter_attention=_adapter_attention,
-)
+# Attention of packed rows is in `attention.py`.
+TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu)

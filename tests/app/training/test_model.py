@@ -213,7 +213,7 @@ def test_layers_below_the_first_that_is_trained_keep_no_graph() -> None:
     tokens, labels, pictures = batch()
     model, outputs = trainable(spec(), "adapter"), []
     for layer in model.decoder.decoder.layers:
-        layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output.requires_grad))
+        layer.feed_forward.register_forward_hook(lambda _module, _inputs, output: outputs.append(output.requires_grad))
     model(tokens, labels, model.encode(pictures))
     assert outputs == [False, True, True, True]  # the first layer has no adapter
 
