@@ -14,8 +14,8 @@ class MetaCounter(TorchDispatchMode):
     """Inside, tensors that are made are counted while they live.
 
     `flops` are floating-point operations of matrix products, and `traffic` the bytes that all other operations read
-    and write. Of what was made outside, nothing lives. Tensors of the CPU, such as indices, are taken for tensors of the
-    meta device beside such."""
+    and write. Of what was made outside, nothing lives. Beside tensors of the meta device, those of the CPU, such as
+    indices, are taken for such."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,12 @@ def device_name(wanted: str) -> str:
     return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
 
 
-def meet(*, backend: Backend, timeout_s: float) -> Any:
+def num_ranks_here() -> int:
+    """Ranks on this machine, which share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launched() is not None else 1
+
+
+def meet(*, backend: Backend, timeout_s: float) -> OneRank:
     """This process's ranks: those of `torchrun`, or itself alone. Raises RankError."""
     place = launched()
     if place is None or place.size == 1:

@@ -122,7 +122,7 @@ def test_accumulated_parts_give_the_same_sums(
 
 
 def assert_close(folder: Path, whole: Path) -> None:
-    """Equal losses and moments but for rounding. Weights are not compared: AdamW divides rounding errors by themselves."""
+    """Equal losses and moments but for rounding. Weights are not: AdamW divides rounding errors by each other."""
     for ours, theirs in zip(losses(folder), losses(whole), strict=True):
         assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=2e-3)
     mine, other = tensors(folder), tensors(whole)
