@@ -4,6 +4,8 @@ python -m scripts.train_memory 160M --sets bias --steps 20
 """
 
 import argparse
+import dataclasses
+import gc
 import json
 import time
 from pathlib import Path
@@ -72,7 +74,7 @@ def main() -> None:
         labels=options.labels,
         checkpointing=options.checkpointing,
         is_scored=False,
-        loops=backend.device.type == "cpu",
+        device_type=backend.device.type,
     )
     plan = plan_step(shapes)
     linear = [(size.dim, size.ffn_dim), (size.ffn_dim, size.dim)]
@@ -81,6 +83,11 @@ def main() -> None:
     before = _resident_bytes()
     model = TrainableModel(random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0)
     model.checkpoint_layers = options.checkpointing
+    # Real ones are mapped from files. The adapter stays, as it does in a run.
+    model.sources = dataclasses.replace(
+        model.sources, llama=dataclasses.replace(model.sources.llama, tensors={}), clip=None
+    )
+    gc.collect()
     loaded = _resident_bytes()
     _forget_peak()
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)

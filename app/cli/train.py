@@ -5,12 +5,12 @@ from typing import Any
 
 from llama_adapter.app.cli.model_flags import SPEC, add_model
 from llama_adapter.app.cli.parser import DEVICES, Parser, command, default
-from llama_adapter.app.cli.values import in_flags, parse_text, settings
+from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.parallel.launch import quieten_torch
 from llama_adapter.app.training.choice import KINDS, TrainingChoice
 from llama_adapter.app.training.job import LEARNING_RATES, Optimisation, TrainJob
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _TRAIN = """\
 Train an adapter on labelled pictures or texts, over a LLaMA that stays as it is. DATA are folders of pictures by class,
@@ -36,9 +36,9 @@ def add_train(commands: Any) -> None:
 
 
 def _declare(train: Parser) -> None:
-    train.add_argument("data", metavar="DATA", nargs="+", section="input", help="labelled data")
+    train.add_argument("data", metavar="DATA", nargs="*", section="input", help="labelled data")
     output = train.add_argument_group("output", section="output")
-    output.add_argument("--out", metavar="FILE.pth", first=True, required=True, help="the adapter to write")
+    output.add_argument("--out", metavar="FILE.pth", first=True, help="the adapter to write")
     output.add_argument("--force", action="store_true", help="replace the results of an earlier run")
     output.add_argument("--resume", action="store_true", first=True, help="go on from the last checkpoint")
     output.add_argument("--bundle", action="store_true", help="write a bundle too, as is done anyway over a bundle")
@@ -48,6 +48,7 @@ def _declare(train: Parser) -> None:
     _add_choice(train.add_argument_group("what is trained", section="training"))
     _add_optimisation(train.add_argument_group("optimisation", section="training"))
     _add_run(train.add_argument_group("run", section="training"))
+    _add_plan(train.add_argument_group("plan, in place of training"))
     compute = train.add_argument_group("computation", section="computation")
     compute.add_argument(
         "--device",
@@ -214,8 +215,40 @@ def _add_run(group: Any) -> None:
     )
 
 
+def _add_plan(group: Any) -> None:
+    group.add_argument(
+        "--plan",
+        metavar="SIZE",
+        nargs="?",
+        const="",
+        help="print memory and time of a step for the model of the flags, or for one of a size: 160M, 1B, 7B, 13B, "
+        "30B, 65B or DIMxLAYERSxHEADSxFFN",
+    )
+    group.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
+    group.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
+    group.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
+    group.add_argument(
+        "--device-tflops", metavar="X", type=float, help="rate of matrix products (default: measured on this machine)"
+    )
+    group.add_argument(
+        "--device-bandwidth", metavar="GB/S", type=float, help="of memory (default: measured on this machine)"
+    )
+    group.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+
+
+_PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")
+
+
 def _run_train(options: argparse.Namespace) -> int:
     quieten_torch()
+    if options.plan is not None:
+        return _run_plan(options)
+    given = [name for name in _PLAN_ONLY if getattr(options, name) is not None] + ["json"] * options.json
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')} goes with --plan, which is missing")
+    missing = [name for name, value in (("DATA", options.data), ("--out", options.out)) if not value]
+    if missing:
+        raise UsageError(f"the following arguments are required: {', '.join(missing)}")
     from llama_adapter.app.settings.sources import to_run_again
 
     return _train(_job(options, to_run_again(options.effective, command="train")))
@@ -261,5 +294,32 @@ def _heads(options: argparse.Namespace) -> int:
 def _train(job: TrainJob) -> int:
     from llama_adapter.app.training.run import train
 
-    with in_flags({}):
-        return train(job)
+    return train(job)
+
+
+def _run_plan(options: argparse.Namespace) -> int:
+    if options.data:
+        raise UsageError("--plan needs no DATA: --tokens tells how long its rows are")
+    rates = (options.device_tflops, options.device_bandwidth)
+    if (rates[0] is None) != (rates[1] is None):
+        raise UsageError("--device-tflops and --device-bandwidth go together")
+    job = _job(argparse.Namespace(**{**vars(options), "data": ["DATA"], "out": "OUT.pth"}), {})
+    from llama_adapter.app.training.planning import PlanRequest, Rates, run_plan
+    from llama_adapter.app.training.run import run_dtype
+    from llama_adapter.runtime.devices import open_backend
+
+    backend = open_backend(options.device)
+    device_type = options.device_type or backend.device.type
+    request = PlanRequest(
+        size=options.plan,
+        num_devices=options.devices or PlanRequest().num_devices,
+        tokens=options.tokens,
+        device_type=device_type,
+        dtype=run_dtype(job, backend),
+        rates=None if rates[0] is None else Rates(flops_per_s=rates[0] * 1e12, bytes_per_s=rates[1] * 1e9),
+    )
+    try:
+        print(run_plan(job, request, backend=backend, as_json=options.json))
+    except ValueError as error:
+        raise UsageError(str(error).replace("random must", "--plan must")) from None
+    return ExitCode.OK

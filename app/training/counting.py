@@ -4,10 +4,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 
@@ -15,25 +14,23 @@ class MetaCounter(TorchDispatchMode):
     """Inside, tensors that are made are counted while they live.
 
     `flops` are floating-point operations of matrix products, and `traffic` the bytes that all other operations read
-    and write. Of what was made outside, nothing lives. `nonzero`, whose size no shape tells, gives `num_nonzero` places.
-    """
+    and write. Of what was made outside, nothing lives. Beside tensors of the meta device, those of the CPU, such as
+    indices, are taken for such."""
 
-    def __init__(self, *, num_nonzero: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.live_bytes = self.peak_bytes = self.flops = self.traffic = 0
-        self._num_nonzero = num_nonzero
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        for given in tree_iter((args, kwargs)):
-            if isinstance(given, Tensor):
-                self._count(given, num_bytes=0)  # made outside, unless it is known
+        args, kwargs = tuple(args), kwargs or {}
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        if any(one.is_meta for one in given) and not all(one.is_meta for one in given):
+            args, kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
+        for one in given:
+            self._count(one, num_bytes=0)  # made outside, unless it is known
         packet = func._overloadpacket
-        if packet is torch.ops.aten.nonzero:
-            out: Any = torch.empty(self._num_nonzero, args[0].ndim, dtype=torch.int64, device="meta")
-        else:
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs)
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=out)
         elif not func.is_view:

@@ -4,6 +4,7 @@ Both are torch's: DistributedDataParallel (Li et al., 2020) and `fully_shard`, t
 loss that is multiplied by `loss_factor` gives the sum of the gradients of all ranks.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
@@ -15,9 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.ranks import OneRank
-from llama_adapter.llm.training.linear import AdaptedLinear
 
 Kind = Literal["one", "ddp", "fsdp"]
+# Its name since torch 2.13, and before.
+_SYNC_BUFFERS: Final = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 _BARE: Final = "bare"  # a second forward method of linear layers, for the adapter's keys and values
 
 
@@ -32,7 +38,7 @@ class Distributed:
         self._ddp: DistributedDataParallel | None = None
         if kind == "ddp":
             self._ddp = DistributedDataParallel(
-                model, broadcast_buffers=False, gradient_as_bucket_view=True, init_sync=False
+                model, gradient_as_bucket_view=True, init_sync=False, **{_SYNC_BUFFERS: False}
             )
             self.forward = self._ddp
         elif kind == "fsdp":
@@ -82,15 +88,14 @@ def _full(tensor: Tensor) -> Tensor:
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:
-    """Divide parameters: those of each layer come together for its passes, and leave again."""
+    """Divide parameters: large ones come together for each pass of their module, and leave again."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     assert isinstance(model, TrainableModel)
     mesh = init_device_mesh(model.device.type, (num_ranks,))
     for layer in model.decoder.decoder.layers:
-        for part in layer.modules():
-            if isinstance(part, AdaptedLinear) and len(part.weight) == 3 * part.weight.shape[1]:
-                fully_shard(part, mesh=mesh)  # queries, keys and values: it is called outside of its layer too
-                register_fsdp_forward_method(part, _BARE)
-        fully_shard(layer, mesh=mesh)
+        attention: Any = layer.attention
+        for part in (attention.qkv, attention.out, layer.feed_forward):  # the modules that are called
+            fully_shard(part, mesh=mesh)
+        register_fsdp_forward_method(attention.qkv, _BARE)
     fully_shard(model, mesh=mesh)

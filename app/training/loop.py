@@ -152,7 +152,8 @@ class Loop:
         torch.manual_seed((self._job.seed << 32) + state.step)
         parts = self._feeder.at(state.step)
         num_labels, num_examples = self._feeder.counts(state.step)
-        done = self._stepper.step(parts, num_labels=num_labels, lr=lr, ask_to_end=self._interruption.is_asked)
+        with self._ranks.failing():
+            done = self._stepper.step(parts, num_labels=num_labels, lr=lr, ask_to_end=self._interruption.is_asked)
         state.step += 1
         state.num_examples += num_examples
         if not done.is_done and not done.is_overflow:

@@ -1,10 +1,11 @@
 """The ranks of a training run, processes that `torchrun` started: how they meet, and what passes between them."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,12 @@ from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.launch import Launched, launched
 from llama_adapter.app.parallel.rendezvous import environment_store
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.ranks import CollectiveError, collective
+from llama_adapter.runtime.problems import is_out_of_memory
+from llama_adapter.runtime.text import one_line
 
+# What the libraries of torch.distributed say of a rank that is gone.
+_LOST: Final = re.compile(r"gloo|nccl|hccl|connection|peer|timed? ?out|process group", re.IGNORECASE)
+_MOST_REASON: Final = 200  # characters
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
@@ -35,6 +40,11 @@ class OneRank:
 
     def wait(self) -> None:
         """Return when all ranks are here."""
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Raises RankError for what torch raises inside if another rank has ended."""
+        yield
 
     def close(self) -> None:
         """Leave the others. May be repeated."""
@@ -75,14 +85,14 @@ class TrainingRanks(OneRank):
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Raises RankError for a collective inside that fails."""
         try:
-            with collective():
-                yield
-        except CollectiveError as error:
+            yield
+        except RuntimeError as error:  # torch has several classes for it, and none for some
+            if is_out_of_memory(error) or not _LOST.search(str(error)):
+                raise
             raise RankError(
                 f"Rank {self.rank} of {self.size} lost the others: one of them has ended, or did not come within "
-                f"{self._timeout_s:g} s: {str(error).splitlines()[0][:200] if str(error) else ''}",
+                f"{self._timeout_s:g} s ({one_line(str(error))[:_MOST_REASON]})",
                 hint="the output of the other ranks says why; --resume goes on from the last checkpoint",
             ) from None
 
@@ -98,7 +108,12 @@ def device_name(wanted: str) -> str:
     return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
 
 
-def meet(*, backend: Backend, timeout_s: float) -> Any:
+def num_ranks_here() -> int:
+    """Ranks on this machine, which share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launched() is not None else 1
+
+
+def meet(*, backend: Backend, timeout_s: float) -> OneRank:
     """This process's ranks: those of `torchrun`, or itself alone. Raises RankError."""
     place = launched()
     if place is None or place.size == 1:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,7 +93,7 @@ def write_card(
     why: str,
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
-    peaks: Mapping[str, str],
+    memory: str,
 ) -> None:
     """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
     name = Path(job.out).stem
@@ -117,7 +117,7 @@ def write_card(
         "| | |",
         "| --- | --- |",
         *(f"| {what} | {value} |" for what, value in _facts(job, model, state, why=why)),
-        *(f"| {what} | {value} |" for what, value in peaks.items()),
+        f"| peak memory | {memory} |",
         f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
         f"{optimisation.final_lr:.0%} |",
         f"| AdamW | weight decay {optimisation.weight_decay:g}, norm of gradients at most {optimisation.max_norm:g} |",

@@ -14,6 +14,7 @@ from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
@@ -31,9 +32,12 @@ from llama_adapter.app.training.interrupting import Interruption, interruptible
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
+from llama_adapter.app.training.peak import PeakMemory
+from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
+from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
-from llama_adapter.app.training.ranks import OneRank, device_name, meet
+from llama_adapter.app.training.ranks import OneRank, device_name, meet, num_ranks_here
 from llama_adapter.app.training.results import (
     CARD,
     draw,
@@ -46,11 +50,11 @@ from llama_adapter.app.training.results import (
 from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
-from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.runtime.user_cache import cache_folder
 
-_ENCODED_TOGETHER: Final = 16
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
 
 
@@ -102,7 +106,10 @@ def _folder(job: TrainJob) -> Path:
 
 def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend, ranks: OneRank) -> int:
     tell = say if ranks.is_first else _nothing
-    dtype = resolve_dtype(_dtype_name(job, backend), backend=backend)
+    dtype, kind = run_dtype(job, backend), _kind(job, ranks)
+    plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
+    tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
+    peak = PeakMemory(backend.device)
     model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed)
     model.checkpoint_layers = job.checkpointing
     for note in model.notes:
@@ -113,7 +120,6 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
         if unreadable:
             data = data.without({one.digest for one in unreadable})
-        kind: Kind = _kind(job, ranks)
         distributed = Distributed(model, kind=kind, ranks=ranks)
         num_steps = job.optimisation.num_steps(len(data.train))
         _announce(job, model, data, num_steps=num_steps, tell=tell)
@@ -127,10 +133,12 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
             folder,
             encodings=encodings,
             num_steps=num_steps,
+            is_scored=is_scored,
             ranks=ranks,
             interruption=interruption,
         )
-        _write(job, model, data, folder, ended=ended, unreadable=unreadable, kind=kind, ranks=ranks)
+        memory = _shown_memory(plan, peak.read())
+        _write(job, model, data, folder, ended=ended, unreadable=unreadable, memory=memory, kind=kind, ranks=ranks)
     if ended.why == "interrupted":
         return ExitCode.INTERRUPTED
     return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
@@ -140,12 +148,51 @@ def _nothing(text: str) -> None:
     pass
 
 
-def _dtype_name(job: TrainJob, backend: Backend) -> str:
-    """The type of frozen weights: on a CPU float32, elsewhere bfloat16 if the device computes in it."""
-    if job.spec.dtype != AUTO:
-        return job.spec.dtype
-    dtypes = backend.capabilities.dtypes
-    return "bfloat16" if backend.device.type != "cpu" and "bfloat16" in dtypes else "float32"
+def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
+    """The type of frozen weights: on a CPU float32, elsewhere bfloat16 if the device computes in it.
+
+    Raises DeviceError for one that the device lacks.
+    """
+    name = job.spec.dtype
+    if name == AUTO:
+        is_half = backend.device.type != "cpu" and "bfloat16" in backend.capabilities.dtypes
+        name = "bfloat16" if is_half else "float32"
+    return resolve_dtype(name, backend=backend)
+
+
+def _planned(
+    job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
+) -> tuple[StepPlan, bool]:
+    """The plan of this rank, and whether answers are scored during the run. Raises TooLittleMemoryError."""
+    sizes = sizes_of(job)
+    shapes = shapes_of(
+        job,
+        decoder=sizes.decoder,
+        vision=sizes.vision,
+        dtype=dtype,
+        device_type=backend.device.type,
+        tokens=data.longest,
+        labels=max(row.num_labels for one in data.everything for row in one.rows),
+        is_scored=True,
+    )
+    optimisation = job.optimisation
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=optimisation.batch_size, rows=optimisation.rows)
+    plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
+    is_scored = job.score == "answers" or (
+        job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
+    )
+    if not is_scored:
+        plan = dataclasses.replace(plan, scoring=0)
+    free = backend.free_bytes()
+    if free is not None and backend.device.type == "cpu":
+        free //= num_ranks_here()
+    require_memory(plan, free=free, device=backend.name)
+    return plan, is_scored
+
+
+def _shown_memory(plan: StepPlan, measured: int | None) -> str:
+    found = "" if measured is None else f", measured {measured / 1e9:.2f} GB"
+    return f"predicted {plan.total / 1e9:.2f} GB{found}"
 
 
 def _kind(job: TrainJob, ranks: OneRank) -> Kind:
@@ -183,7 +230,7 @@ def _encoded(
             {digest: pictures[digest] for digest in digests},
             reader=reader,
             encode=model.encode,
-            batch_size=_ENCODED_TOGETHER,
+            batch_size=ENCODED_TOGETHER,
             show=lambda done, total: progress.show(f"encoding pictures: {done:,} of {total:,}"),
         )
 
@@ -230,6 +277,7 @@ def _run_loop(
     *,
     encodings: Encodings,
     num_steps: int,
+    is_scored: bool,
     ranks: OneRank,
     interruption: Interruption,
 ) -> Ended:
@@ -238,7 +286,7 @@ def _run_loop(
     rows = optimisation.rows or -(-optimisation.batch_size // ranks.size)
     validator = None
     if data.validation:
-        opens = partial(captioner_of, model, job.spec) if _are_scored(job, distributed) else None
+        opens = partial(captioner_of, model, job.spec) if is_scored else None
         validator = Validator(
             distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
         )
@@ -264,14 +312,6 @@ def _run_loop(
         return loop.run()
 
 
-def _are_scored(job: TrainJob, distributed: Distributed) -> bool:
-    """Whether answers are scored during the run; else the validation loss decides."""
-    if job.score != "auto":
-        return job.score == "answers"
-    num_bytes = sum(one.nbytes for one in distributed.model.parameters())
-    return distributed.kind != "fsdp" and num_bytes <= _SCORED_BYTES
-
-
 def _write(
     job: TrainJob,
     model: TrainableModel,
@@ -280,6 +320,7 @@ def _write(
     *,
     ended: Ended,
     unreadable: list[Unreadable],
+    memory: str,
     kind: Kind,
     ranks: OneRank,
 ) -> None:
@@ -296,10 +337,20 @@ def _write(
         bundle = write_model(job, model, folder)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         spec = trained_spec(job, model)
-        scores = [] if ended.why == "interrupted" else score_test(job, spec, data, folder)
+        if kind != "fsdp":
+            model.to("meta")  # its memory is the captioner's now
+        scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
         draw(job, folder)
         write_card(
-            job, model, data, folder, state=ended.state, why=ended.why, unreadable=unreadable, scores=scores, peaks={}
+            job,
+            model,
+            data,
+            folder,
+            state=ended.state,
+            why=ended.why,
+            unreadable=unreadable,
+            scores=scores,
+            memory=memory,
         )
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
@@ -307,3 +358,12 @@ def _write(
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
         say(f"`{shown_name(str(folder / CARD))}` has all figures")
     ranks.wait()
+
+
+def _test_scores(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
+    """Scores of the test examples; none where they cannot be computed, because the adapter is written."""
+    try:
+        return score_test(job, spec, data, folder)
+    except (LlamaAdapterError, RuntimeError, OSError) as error:
+        say(f"note: the test examples are not scored: {describe(error).sentence}")
+        return []

@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
+from llama_adapter.llm.training.attention import attend_on_cpu
 from llama_adapter.llm.training.build import Kind, kind_of
 from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
 from llama_adapter.llm.training.linear import AdaptedLinear
-from llama_adapter.llm.training.operators import TRAINING
 from llama_adapter.llm.weights.names import BIASED
 
 _META = torch.device("meta")
 
 
 def sketch_decoder(
-    config: DecoderConfig, *, trained: Collection[Kind], lora_rank: int, dtype: torch.dtype
+    config: DecoderConfig, *, trained: Collection[Kind], lora_rank: int, dtype: torch.dtype, device_type: str
 ) -> TrainableDecoder:
-    """As `build_decoder` over a LLaMA and a new adapter that sees pictures."""
+    """As `build_decoder` over a LLaMA and a new adapter that sees pictures, for a type of device such as `cuda`."""
     plain = dataclasses.replace(config, separate_adapter_kv=False)
     with _META:
         decoder = LlamaAdapterDecoder(plain)
@@ -58,7 +58,7 @@ def sketch_decoder(
             parameter.requires_grad_(is_trained)
     decoder = decoder.to(_META)
     found = TrainableDecoder(decoder)
-    use_operators(decoder, _PLANNED)
+    found.attend = attend_on_cpu if device_type == "cpu" else attend_fused
     return found
 
 
@@ -98,15 +98,7 @@ class _Fused(torch.autograd.Function):
         )
 
 
-def fused(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor) -> Tensor:
-    """Attention without numbers."""
+def attend_fused(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool = False) -> Tensor:
+    """Attention without numbers, of devices with fused kernels."""
     heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BNPH, v_BNPH)
     return heads_BNSH
-
-
-_PLANNED = dataclasses.replace(
-    TRAINING,
-    name="planned",
-    causal_attention=lambda q_BNSH, k_BNSH, v_BNSH, mask_B1SP: fused(q_BNSH, k_BNSH, v_BNSH),
-    adapter_attention=fused,
-)
