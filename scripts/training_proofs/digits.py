@@ -21,11 +21,11 @@ Ints = NDArray[np.int64]
 
 QUESTION = "Which digit is this?"
 CHOICES = tuple("0123456789")
+# Names of the digits that the embedded model has learned to say, for a control.
+KNOWN_WORDS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black", "star", "moon")
 SIDE = 224  # of a picture, in pixels: a pixel of the scan is one patch of the embedded model's tower
 GROUND = np.array([128, 128, 128])  # a mid-tone, as in the pictures that the tower learned from
 INK = np.array(COLORS["yellow"])  # a validation part is told apart better by yellow and red than by white and black
-    COLORS["yellow"]
-)  # of white, black, yellow and red the one that a validation part was told apart best by
 MOST_INK = 16  # of a scan's pixel
 HELD_OUT_SEED = 1998
 
@@ -89,8 +89,9 @@ def picture(ink_HW: NDArray[np.float64]) -> Image.Image:
 def write_digits(folder: Path, scans: Scans, division: Division, *, sizes: Sequence[int]) -> None:
     """Write the pictures as folders by class, and tables over them.
 
-    `folder/classes/SPLIT/DIGIT/INDEX.png` holds all of the division. `folder/choices-N.jsonl` and `folder/open-N.jsonl`
-    have the first N scans a digit of its train part, and the other parts whole; `choices` has the column of that name.
+    `folder/classes/SPLIT/DIGIT/INDEX.png` holds all of the division. `folder/digits-N.jsonl` has the first N scans a
+    digit of its train part, and the other parts whole, with the ten digits as choices; `folder/words-N.jsonl` has
+    `KNOWN_WORDS` for them.
     """
     parts = {"train": division.train, "val": division.validation, "test": division.held_out}
     classes = folder / "classes"
@@ -104,13 +105,19 @@ def write_digits(folder: Path, scans: Scans, division: Division, *, sizes: Seque
             path.parent.mkdir(parents=True, exist_ok=True)
             picture(scans.ink_NHW[index]).save(path)
     for size in sizes:
-        rows = [
-            {"picture": names[index], "question": QUESTION, "answer": names[index].split("/")[2], "split": split}
-            for split, indices in parts.items()
-            for index in indices[: size * len(CHOICES) if split == "train" else None].tolist()
-        ]
-        write_table(folder / f"open-{size}.jsonl", rows)
-        write_table(folder / f"choices-{size}.jsonl", [{**row, "choices": list(CHOICES)} for row in rows])
+        for kind, words in (("digits", CHOICES), ("words", KNOWN_WORDS)):
+            rows = [
+                {
+                    "picture": names[index],
+                    "question": QUESTION,
+                    "answer": words[int(scans.digits_N[index])],
+                    "choices": list(words),
+                    "split": split,
+                }
+                for split, indices in parts.items()
+                for index in indices[: size * len(CHOICES) if split == "train" else None].tolist()
+            ]
+            write_table(folder / f"{kind}-{size}.jsonl", rows)
 
 
 def write_table(path: Path, rows: Sequence[object]) -> None:

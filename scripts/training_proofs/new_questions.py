@@ -1,4 +1,4 @@
-"""Questions that the embedded model cannot answer, about drawings of its world: a new relation, and two new words.
+"""Questions that the embedded model cannot answer, about drawings of its world: two new relations and a new word.
 
 Each drawing comes with one new question and some old ones. Tables name them by the column `part`: `new` or `old`.
 """
@@ -6,7 +6,6 @@ Each drawing comes with one new question and some old ones. Tables name them by 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +69,20 @@ def _corners(scene: Scene, rng: np.random.Generator) -> Question | None:
     return Question(task="corners", text=text, answer="yes" if are_opposite else "no")
 
 
-def _warm(scene: Scene, rng: np.random.Generator, *, is_asked_for: bool) -> Question | None:
-    """Whether an object's colour is warm or cold; with `is_asked_for`, yes or no."""
+def _warm(scene: Scene, rng: np.random.Generator) -> Question | None:
+    """Whether an object's colour is a warm one."""
     shapes = [thing.shape for thing in scene]
     found = [thing for thing in scene if shapes.count(thing.shape) == 1 and thing.color in (*WARM, *COLD)]
     if not found:
         return None
     thing = found[int(rng.integers(len(found)))]
-    word = "warm" if thing.color in WARM else "cold"
-    if not is_asked_for:
-        return Question(task="warm", text=f"Is the {thing.shape} warm or cold?", answer=word)
-    asked = ("warm", "cold")[int(rng.integers(2))]
-    return Question(task="warm_yn", text=f"Is the {thing.shape} {asked}?", answer="yes" if word == asked else "no")
+    return Question(task="warm", text=f"Is the {thing.shape} warm?", answer="yes" if thing.color in WARM else "no")
 
 
 NEW_TASKS: Mapping[str, NewTask] = {
     "diagonal": NewTask(num_objects=3, make=_diagonal),
     "corners": NewTask(num_objects=2, make=_corners),
-    "warm": NewTask(num_objects=None, make=partial(_warm, is_asked_for=False)),
-    "warm_yn": NewTask(num_objects=None, make=partial(_warm, is_asked_for=True)),
+    "warm": NewTask(num_objects=None, make=_warm),
 }
 
 
