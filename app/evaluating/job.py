@@ -135,8 +135,8 @@ def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")
-    if data.warnings and not job.quiet:
-        say(f"note: the data have these faults:\n{data.warnings}")
+    for warning in data.warnings if not job.quiet else ():
+        say(f"note: {warning}")
 
 
 def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
