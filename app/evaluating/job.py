@@ -123,7 +123,9 @@ def _check_against(against: SavedOutcomes, data: EvaluationData, *, question: st
     """Raise UsageError for an evaluation that has nothing in common with the data, before a model is loaded."""
     hint = "evaluate both models on the same data, question, split and task"
     if against.task != data.task:
-        raise UsageError(f"Wanted {data.task} in `{shown_name(path)}`, got {against.task}", hint=hint)
+        raise UsageError(
+            f"Wanted answers of the task {data.task} in `{shown_name(path)}`, got those of {against.task}", hint=hint
+        )
     asked = [question_of(example, question=question) for example in data.examples]
     # What examples without a question are asked is known by the model alone.
     is_known = not any(one.is_caption for one in asked)
@@ -246,7 +248,7 @@ def _compared(job: EvaluationJob, against: SavedOutcomes, own: SavedOutcomes, *,
     """This evaluation minus the other, on the examples that both have. Raises UsageError if there are none."""
     first, second = _common(against.outcomes, own.outcomes), _common(own.outcomes, against.outcomes)
     num_left_out = len(against.outcomes) + len(own.outcomes) - len(first) - len(second)
-    if num_left_out:
+    if num_left_out and not job.quiet:
         say(f"note: {num_left_out:,} answers to examples that one of the two lacks are not compared")
     if not first:
         raise UsageError(

@@ -43,6 +43,7 @@ class _Head:
 class SavedReport:
     """A report that `eval` wrote."""
 
+    name: str  # of its folder
     scores: Scores
     comparison: Comparison | None
     pictures: tuple[str | None, ...]
@@ -72,7 +73,9 @@ def read_report(folder: str) -> SavedReport:
             f"({shown_excerpt(first)})",
             hint="`llama-adapter eval` writes one",
         ) from None
-    return SavedReport(scores=scores, comparison=head.comparison, pictures=head.pictures)
+    return SavedReport(
+        name=path.parent.resolve().name, scores=scores, comparison=head.comparison, pictures=head.pictures
+    )
 
 
 def build_scores(reports: tuple[SavedReport, ...]) -> None:
@@ -87,6 +90,7 @@ def report_html(report: SavedReport) -> str:
     return render(
         "scores",
         "report",
+        name=report.name,
         texts=contents(report.scores, report.comparison),
         worst=list(zip(worst, (*pictures, *(None,) * (len(worst) - len(pictures))), strict=True)),
         max_rows=_MAX_ROWS,

@@ -1,17 +1,21 @@
 """The Scores tab: reports are read as `eval` writes them, or refused; their texts stay text."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.online.service import Service
 from llama_adapter.app.scores.compare import compare
 from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.report import as_json, thumbnail_of
 from llama_adapter.app.scores.scoring import score
 from llama_adapter.app.web import scores as tab
-from llama_adapter.app.web.scores import read_report, report_html
+from llama_adapter.app.web.page import build_page
+from llama_adapter.app.web.scores import SavedReport, read_report, report_html
 from llama_adapter.runtime.errors import UsageError
 from tests.app.scores.test_report import EVIL, Page, asked
 
@@ -36,7 +40,7 @@ def test_a_report_is_shown_whole_and_its_texts_stay_text(folder: Path) -> None:
     assert report.scores.num_examples == 12
     assert {tag for tag, _ in page.tags} <= {
         *("div", "section", "h2", "h3", "p", "table", "thead", "tbody", "tr", "th", "td"),
-        *("figure", "img", "figcaption", "span", "b", "bdi"),
+        *("figure", "img", "figcaption", "span", "b", "bdi", "small"),
     }
     assert sum(tag == "img" for tag, _ in page.tags) == len(report.scores.worst) == 3
     assert "McNemar's exact test" in page.words
@@ -70,3 +74,17 @@ def test_other_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     path.unlink()
     with pytest.raises(UsageError, match=r"has no scores\.json"):
         read_report(str(folder))
+
+
+def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> None:
+    async def config(*reports: SavedReport) -> dict[str, Any]:  # in an event loop: else Gradio opens one
+        page: dict[str, Any] = build_page(Service(Captioner.load), samples=[], reports=reports).get_config_file()
+        return page
+
+    def tabs(config: dict[str, Any]) -> list[str]:
+        return [one["props"]["label"] for one in config["components"] if one["type"] == "tabitem"]
+
+    assert tabs(asyncio.run(config())) == ["Chat", "Batch", "Throughput", "About"]
+    shown = asyncio.run(config(read_report(str(folder))))
+    assert tabs(shown) == ["Chat", "Batch", "Throughput", "Speed", "Scores", "About"]
+    assert any(one["props"].get("elem_id") == "scores-report-0" for one in shown["components"])
