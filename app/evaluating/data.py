@@ -89,18 +89,18 @@ def _check_questions(examples: Sequence[Example], *, question: str | None) -> No
             f"{shown_excerpt(without[0].place)}",
             hint="pass one for these as --question",
         )
-    unfilled = []
+    unfilled: list[tuple[Example, TemplateError]] = []
     for example in examples:
         try:
             question_of(example, question=question)
         except TemplateError as error:
             unfilled.append((example, error))
     if unfilled:
-        first, error = unfilled[0]
+        first, refusal = unfilled[0]
         raise UsageError(
-            f"{error.message}, for {len(unfilled):,} of {len(examples):,} examples, such as "
+            f"{refusal.message}, for {len(unfilled):,} of {len(examples):,} examples, such as "
             f"{shown_excerpt(first.place)}",
-            hint=error.hint,
+            hint=refusal.hint,
         )
 
 

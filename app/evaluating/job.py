@@ -201,9 +201,9 @@ def _answered(
 ) -> _Found:
     """The outcomes of all examples whose pictures could be read."""
     by_id: dict[str, Record] = {}
-    for record in records:
-        if record["error"] is None or record["id"] not in by_id:
-            by_id[record["id"]] = record
+    for one_record in records:
+        if one_record["error"] is None or one_record["id"] not in by_id:
+            by_id[one_record["id"]] = one_record
     found, outcomes = _Found(), dict[int, Outcome]()
     for one in asked:
         work, _ = planner.item(one.item)
