@@ -9,7 +9,7 @@ from typing import Final
 from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.labelled.checks import picture_key
-from llama_adapter.app.labelled.example import Example, Examples, shown_problems
+from llama_adapter.app.labelled.example import Example, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import ANSWER_COLUMNS, Columns, split_name
 from llama_adapter.app.scores.outcome import Task, are_captions
@@ -46,8 +46,8 @@ class EvaluationData:
     examples: tuple[Example, ...]
     task: Task
     split: str  # ALL_SPLITS, or one that the data name
-    unreadable: dict[str, str]  # pictures that are missing or cannot be read, by name, with the reason
-    warnings: str  # what else is wrong with the data, one a line; empty: nothing
+    unreadable: dict[str, str]  # pictures that are missing or cannot be read, by name, with place and reason
+    warnings: tuple[str, ...]  # what else is wrong with the data
 
 
 def read_data(settings: DataSettings) -> EvaluationData:
@@ -59,41 +59,49 @@ def read_data(settings: DataSettings) -> EvaluationData:
     answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
     columns = Columns(answer=answer, choices=settings.choices, question=settings.question)
     found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
-    _check_questions(found, question=settings.question)
+    _check_questions(found.examples, question=settings.question)
     found.require_sound(needs_all_pictures=False)
     examples, split = _of_split(found.examples, split=settings.split)
     examples, task = _of_task(examples, task=settings.task)
-    left_out = ((one.unreadable, one.reason) for one in found.problems if one.unreadable is not None)
+    left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
     unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}
     return EvaluationData(
         examples=tuple(_drawn(examples, count=settings.limit, seed=settings.seed)),
         task=task,
         split=split,
         unreadable=unreadable,
-        warnings=shown_problems(one for one in found.problems if one.is_warning),
+        warnings=tuple(shown_problems(one for one in found.problems if one.is_warning)),
     )
 
 
-def _check_questions(found: Examples, *, question: str | None) -> None:
-    """Refuse examples whose question has a variable that they lack. Raises UsageError for examples without one."""
+def _check_questions(examples: Sequence[Example], *, question: str | None) -> None:
+    """Raise UsageError for examples without a question, and for questions with a variable that examples lack."""
     without = [
         example
-        for example in found.examples
+        for example in examples
         if question is None
         and example.question.instruction is None
         and (example.task != "caption" or example.item.source is None)
     ]
     if without:
         raise UsageError(
-            f"Wanted a question for every example, but {len(without):,} of {len(found.examples):,} have none, such as "
+            f"Wanted a question for every example, but {len(without):,} of {len(examples):,} have none, such as "
             f"{shown_excerpt(without[0].place)}",
             hint="pass one for these as --question",
         )
-    for example in found.examples:
+    unfilled: list[tuple[Example, TemplateError]] = []
+    for example in examples:
         try:
             question_of(example, question=question)
         except TemplateError as error:
-            found.refuse(example.place, error.message)
+            unfilled.append((example, error))
+    if unfilled:
+        first, refusal = unfilled[0]
+        raise UsageError(
+            f"{refusal.message}, for {len(unfilled):,} of {len(examples):,} examples, such as "
+            f"{shown_excerpt(first.place)}",
+            hint=refusal.hint,
+        )
 
 
 def _of_split(examples: Sequence[Example], *, split: str | None) -> tuple[list[Example], str]:

@@ -32,7 +32,7 @@ from llama_adapter.app.records.record import Record, read_records
 from llama_adapter.app.scores.compare import Comparison, compare
 from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.outcome import Outcome
-from llama_adapter.app.scores.report import as_html, as_json, as_markdown, thumbnail_of
+from llama_adapter.app.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
 from llama_adapter.app.scores.scoring import Scores, score
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.terminal.stderr_lines import say
@@ -41,8 +41,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
-ANSWERS, OUTCOMES = "answers.jsonl", "outcomes.jsonl"
-REPORTS: Final = {"scores.json": as_json, "scores.md": as_markdown}  # and scores.html, with pictures
+ANSWERS, OUTCOMES = "answers.jsonl", "outcomes.jsonl"  # with the reports, the files of an evaluation
 _MOST_NAMED: Final = 5  # pictures in a note
 
 
@@ -80,7 +79,7 @@ def run_evaluation(job: EvaluationJob) -> int:
     against = None if job.against is None else _read_against(job)
     data = read_data(job.data)
     if against is not None:
-        _check_against(against, data, path=str(job.against))
+        _check_against(against, data, question=job.data.question, path=str(job.against))
     _say_problems(job, data)
     asked = list(_asked(data.examples, question=job.data.question))
     answering, runner = _answering(job, asked), LocalRunner()
@@ -98,8 +97,8 @@ def run_evaluation(job: EvaluationJob) -> int:
     draws = Draws(seed=job.data.seed)
     notes = _notes(job, data, unreadable=unreadable, num_refused=found.num_refused)
     scores = score(found.outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
-    comparison = None if against is None else _compared(job, against, saved, draws=draws)
     write_outcomes(saved, folder / OUTCOMES)
+    comparison = None if against is None else _compared(job, against, saved, draws=draws)
     _write_reports(folder, scores, comparison, examples=data.examples)
     print(as_markdown(dataclasses.replace(scores, worst=()), comparison), end="")
     if not job.quiet:
@@ -120,14 +119,26 @@ def _read_against(job: EvaluationJob) -> SavedOutcomes:
     return read_outcomes(path / OUTCOMES)
 
 
-def _check_against(against: SavedOutcomes, data: EvaluationData, *, path: str) -> None:
+def _check_against(against: SavedOutcomes, data: EvaluationData, *, question: str | None, path: str) -> None:
     """Raise UsageError for an evaluation that has nothing in common with the data, before a model is loaded."""
-    hint = "evaluate both models on the same data, task, split and limit"
+    hint = "evaluate both models on the same data, question, split and task"
     if against.task != data.task:
-        raise UsageError(f"Wanted {data.task} in `{shown_name(path)}`, got {against.task}", hint=hint)
-    ours = {(one.digest, one.part, one.answers, one.choices) for one in data.examples}
-    if ours.isdisjoint((one.digest, one.part, one.references, one.choices) for one in against.outcomes):
-        raise UsageError(f"Wanted the same examples in `{shown_name(path)}`, but none of these is in it", hint=hint)
+        raise UsageError(
+            f"Wanted answers of the task {data.task} in `{shown_name(path)}`, got those of {against.task}", hint=hint
+        )
+    asked = [question_of(example, question=question) for example in data.examples]
+    # What examples without a question are asked is known by the model alone.
+    is_known = not any(one.is_caption for one in asked)
+    ours = {
+        (example.digest, example.part, example.answers, one.shown("") if is_known else "")
+        for example, one in zip(data.examples, asked, strict=True)
+    }
+    theirs = ((one.digest, one.part, one.references, one.question if is_known else "") for one in against.outcomes)
+    if ours.isdisjoint(theirs):
+        raise UsageError(
+            f"Wanted the same questions about the same pictures in `{shown_name(path)}`, but none of these is in it",
+            hint=hint,
+        )
 
 
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
@@ -135,8 +146,8 @@ def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")
-    if data.warnings and not job.quiet:
-        say(f"note: the data have these faults:\n{data.warnings}")
+    for warning in data.warnings if not job.quiet else ():
+        say(f"note: {warning}")
 
 
 def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
@@ -190,9 +201,9 @@ def _answered(
 ) -> _Found:
     """The outcomes of all examples whose pictures could be read."""
     by_id: dict[str, Record] = {}
-    for record in records:
-        if record["error"] is None or record["id"] not in by_id:
-            by_id[record["id"]] = record
+    for one_record in records:
+        if one_record["error"] is None or one_record["id"] not in by_id:
+            by_id[one_record["id"]] = one_record
     found, outcomes = _Found(), dict[int, Outcome]()
     for one in asked:
         work, _ = planner.item(one.item)
@@ -237,12 +248,12 @@ def _compared(job: EvaluationJob, against: SavedOutcomes, own: SavedOutcomes, *,
     """This evaluation minus the other, on the examples that both have. Raises UsageError if there are none."""
     first, second = _common(against.outcomes, own.outcomes), _common(own.outcomes, against.outcomes)
     num_left_out = len(against.outcomes) + len(own.outcomes) - len(first) - len(second)
-    if num_left_out:
+    if num_left_out and not job.quiet:
         say(f"note: {num_left_out:,} answers to examples that one of the two lacks are not compared")
     if not first:
         raise UsageError(
             f"Wanted the same examples in `{shown_name(str(job.against))}`, but none of these is in it",
-            hint="evaluate both models on the same data, task, split and limit",
+            hint="evaluate both models on the same data, question, split and task",
         )
     names = (against.model, own.model)
     if against.model == own.model:
@@ -269,6 +280,7 @@ def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, 
         return thumbnail_of(source) if isinstance(source, str | bytes | FileSlice) else None
 
     page = as_html(scores, comparison, thumbnail=thumbnail)
-    for name, text in [*((name, write(scores, comparison)) for name, write in REPORTS.items()), ("scores.html", page)]:
+    table = as_json(scores, comparison, thumbnail=thumbnail)
+    for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))

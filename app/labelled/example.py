@@ -69,15 +69,16 @@ class Examples:
         errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
         if errors:
             raise InputsError(
-                f"Wanted labelled data without errors, got {len(errors):,}:\n{shown_problems(errors)}",
+                f"Wanted labelled data without errors, got {len(errors):,}:",
                 hint="correct or remove these",
+                details=shown_problems(errors),
             )
         if not self.examples:
             raise InputsError("Wanted labelled data, got none.", hint="docs/labelled-data.md shows the forms of data")
 
 
-def shown_problems(problems: Iterable[Problem]) -> str:
-    """Problems, one a line and each once; of many, the first 20 and how many more there are."""
-    lines = list(dict.fromkeys(f"  {problem}" for problem in problems))
+def shown_problems(problems: Iterable[Problem]) -> list[str]:
+    """Problems as lines, each once; of many, the first 20 and how many more there are."""
+    lines = list(dict.fromkeys(map(str, problems)))
     rest = len(lines) - _MOST_SHOWN
-    return "\n".join(lines[:_MOST_SHOWN] + ([f"  and {rest:,} more"] if rest > 0 else []))
+    return lines[:_MOST_SHOWN] + ([f"and {rest:,} more"] if rest > 0 else [])

@@ -1,4 +1,8 @@
-"""Which examples a step learns from: a function of seed, epoch and step alone. Rows of similar length go together."""
+"""Which examples a step learns from: a function of seed, epoch and step alone.
+
+Rows of similar length go together. Lengths are compared with some noise: answers differ in length, and batches of one
+answer alone would be learnt one after the other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from torch import Tensor
 from llama_adapter.app.training.asking import TokenRow, TrainExample
 
 # B rows, S tokens
+_NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # of a length: the most that is added to it
 _POOL = 32  # batches whose examples are sorted by length together
 _SHUFFLE, _ANSWER = 1, 2  # what random numbers are for
 
@@ -54,11 +59,13 @@ class BatchOrder:
     def _divided(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         generator = np.random.default_rng([_SHUFFLE, self._seed, epoch])
         order = generator.permutation(len(self._lengths))
+        noise = generator.random(len(self._lengths)) * (_NOISE_TOKENS + _NOISE_SHARE * self._lengths)
+        shown = self._lengths + noise
         pool = _POOL * self._batch_size
         batches: list[tuple[int, ...]] = []
         for start in range(0, len(order), pool):
             part = order[start : start + pool]
-            part = part[np.argsort(self._lengths[part], kind="stable")]
+            part = part[np.argsort(shown[part], kind="stable")]
             batches += [
                 tuple(part[at : at + self._batch_size].tolist()) for at in range(0, len(part), self._batch_size)
             ]

@@ -6,8 +6,6 @@ is complete whenever a process ends, and several processes may write the same on
 """
 
 import hashlib
-import os
-import secrets
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +24,7 @@ from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReading, Reader
 from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
@@ -87,7 +86,7 @@ class EncodedCache:
         path = self._path(digest)
         try:
             tensor = load_file(path)[_NAME]
-        except (OSError, SafetensorError, KeyError):  # removed, or cut off by a loss of power
+        except (OSError, SafetensorError, KeyError):  # removed or damaged
             raise KeyError(digest) from None
         if tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
             raise KeyError(digest)
@@ -97,16 +96,8 @@ class EncodedCache:
     def put(self, digest: str, encoded: Tensor) -> None:
         """Store an encoding. Raises OSError."""
         tensor = encoded.detach().to("cpu", self.dtype).contiguous()
-        path = self._path(digest)
-        path.parent.mkdir(exist_ok=True)
-        beside = path.with_name(f".{digest}.{secrets.token_hex(4)}.partial")
-        try:
-            beside.write_bytes(
-                save({_NAME: tensor})
-            )  # not synced: a file that a loss of power cuts off is told by its size
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with atomic_write(self._path(digest)) as file:
+            file.write(save({_NAME: tensor}))
         self._keep(digest, tensor)
 
     def missing(self, digests: Iterable[str]) -> list[str]:

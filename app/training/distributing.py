@@ -5,6 +5,7 @@ loss that is multiplied by `loss_factor` gives the sum of the gradients of all r
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
@@ -42,6 +43,8 @@ class Distributed:
             )
             self.forward = self._ddp
         elif kind == "fsdp":
+            # Nothing here changes an output of a module in place.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             _shard(model, num_ranks=ranks.size)
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ ScoredBy = Literal["auto", "answers", "loss"]
 
 # Learning rates that work for one set of parameters; for several sets, the smallest of them.
 LEARNING_RATES: Final[dict[ParameterSet, float]] = {"bias": 3e-3, "lora": 1e-3, "adapter": 9e-3, "visual": 5e-4}
-_LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 60
+_LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,6 @@
 """The ranks of a training run, processes that `torchrun` started: how they meet, and what passes between them."""
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ class TrainingRanks(OneRank):
 
     def close(self) -> None:
         if dist.is_initialized():
+            gc.collect()  # what holds groups in circles: destroyed at the end of the interpreter, gloo's would abort it
             dist.destroy_process_group()
 
     @contextmanager
