@@ -18,12 +18,15 @@ from llama_adapter.app.models.resources import embedded_model
 from scripts.common import Measure, run_bench
 from scripts.training_proofs.baselines import accuracies, inputs_of
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
-from scripts.training_proofs.digits import divide, load_scans, write_digits
+from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, divide, load_scans, write_digits
 from scripts.training_proofs.forgetting import old_scores
+from scripts.training_proofs.head import head_likeness
 from scripts.training_proofs.new_questions import write_drawings
 
 PAGE = "training-proofs"
-NEW = ("warm", "corners", "diagonal")
+# New tasks, and the tables that are learned: new questions alone, or old ones mixed in.
+NEW = {"corners": ("new", "mixed"), "warm": ("new", "mixed"), "diagonal": ("new",)}
+PRECISION = "corners"  # the task of the part `precision`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
         *(("words", size, "bias", _epochs(settings, 12 * most / size)) for size in settings.sizes),
         ("words", most, "lora", ("--lr", "0.003", *_epochs(settings, 12))),
         ("words", most, "lora,visual", ("--lr", "0.003", *_epochs(settings, 12))),
-        *(("digits", size, "bias", ("--lr", "0.01", *_epochs(settings, 40 * most / size))) for size in settings.sizes),
+        ("digits", most, "bias", ("--lr", "0.01", *_epochs(settings, 24))),
     ):
         name = f"{answers}-{size}-{sets.replace(',', '-')}"
         run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=("--sets", sets, *flags))
@@ -72,20 +75,24 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
             for task in ("choices", "open")
         }
         rows.append({"answers": answers, "per_digit": size, "sets": sets, **figures, **scored})
-    return {"rows": rows, "most": most}
+    likeness = {
+        "digits": head_likeness(embedded_model(), CHOICES),
+        "words": head_likeness(embedded_model(), KNOWN_WORDS),
+    }
+    return {"likeness": likeness, "rows": rows}
 
 
 def measure_world(settings: Settings) -> dict[str, Any]:
     """New questions about drawings of the model's world, learned with and without old ones beside them."""
     rows = []
     before = old_scores(embedded_model(), num_pictures=settings.old_drawings)
-    for task in NEW:
+    for task, tables in NEW.items():
         data = settings.work / task
         write_drawings(data, task, counts=settings.drawings, seed=0)
         asked = data / "new.jsonl"
         start = evaluate(None, asked, settings.work / f"{task}-before", task="open")
         rows.append({"task": task, "data": None, "new": start, "old": before})
-        for table in ("new", "mixed"):
+        for table in tables:
             run = _world_run(settings, task, table)
             figures = train(run, settings.work)
             bundle = bundle_of(run, settings.work)
@@ -97,30 +104,31 @@ def measure_world(settings: Settings) -> dict[str, Any]:
 
 def measure_precision(settings: Settings) -> dict[str, Any]:
     """The same training with frozen weights in float32 and in bfloat16."""
-    data = settings.work / NEW[0]
-    write_drawings(data, NEW[0], counts=settings.drawings, seed=0)
+    data = settings.work / PRECISION
+    write_drawings(data, PRECISION, counts=settings.drawings, seed=0)
     rows = []
     for dtype in ("float32", "bfloat16"):
-        run = _world_run(settings, NEW[0], "new")
+        run = _world_run(settings, PRECISION, "new")
         if dtype != "float32":
             run = dataclasses.replace(run, name=f"{run.name}-{dtype}", flags=(*run.flags, "--dtype", dtype))
         figures = train(run, settings.work)
         scored = evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{run.name}-scores", task="open")
         rows.append({"dtype": dtype, "new": scored, **figures})
-    return {"task": NEW[0], "rows": rows}
+    return {"task": PRECISION, "rows": rows}
 
 
 def _world_run(settings: Settings, task: str, table: str) -> Training:
     return Training(
         name=f"{task}-{table}",
         data=settings.work / task / f"{table}.jsonl",
-        flags=("--sets", "bias", *_epochs(settings, 20)),
+        # A mixed table has three questions a drawing.
+        flags=("--sets", "bias", *_epochs(settings, 20 if table == "new" else 12)),
     )
 
 
 def _epochs(settings: Settings, count: float) -> tuple[str, ...]:
     """Flags for so many epochs, all of which run."""
-    return "--epochs", f"{count * settings.steps:g}", "--patience", "0"
+    return "--epochs", f"{count * settings.steps:.4g}", "--patience", "0"
 
 
 PARTS: dict[str, Measure] = {
