@@ -79,7 +79,13 @@ def _add_data(group: Any) -> None:
         first=True,
         help="of examples without one (default: for classes it names them, for captions it is the model's prompt)",
     )
-    group.add_argument("--picture-folder", dest="pictures", metavar="FOLDER", help="pictures of a known set")
+    group.add_argument(
+        "--picture-folder",
+        dest="pictures",
+        key="picture_folder",
+        metavar="FOLDER",
+        help="pictures of a known set (default: where they usually lie)",
+    )
     group.add_argument(
         "--validation", metavar="SHARE", type=float, default=_JOB.validation, help=default("of the pictures")
     )
@@ -94,7 +100,11 @@ def _add_data(group: Any) -> None:
         help=default("of the pictures that may be unreadable; they are named and left out"),
     )
     group.add_argument(
-        "--encoded", dest="cache", metavar="FOLDER", help="encoded pictures (default: in the user's cache folder)"
+        "--encoded",
+        dest="cache",
+        key="encoded",
+        metavar="FOLDER",
+        help="encoded pictures (default: in the user's cache folder)",
     )
 
 
@@ -126,7 +136,7 @@ def _add_choice(group: Any) -> None:
 
 
 def _add_optimisation(group: Any) -> None:
-    rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in LEARNING_RATES.items())
     group.add_argument(
         "--epochs",
         metavar="N",
@@ -136,6 +146,7 @@ def _add_optimisation(group: Any) -> None:
     )
     group.add_argument(
         "--batch-size",
+        key="step_examples",
         metavar="N",
         type=int,
         default=_OPTIMISATION.batch_size,
@@ -145,7 +156,13 @@ def _add_optimisation(group: Any) -> None:
     group.add_argument(
         "--rows", metavar="N", type=int, help="examples that a device computes at once (default: its share of a step)"
     )
-    group.add_argument("--lr", metavar="X", type=float, first=True, help=f"highest learning rate (default: {rates})")
+    group.add_argument(
+        "--lr",
+        metavar="X",
+        type=float,
+        first=True,
+        help=f"highest learning rate (default: {rates} for 7B; more for narrower models)",
+    )
     for flag, what in (
         ("warmup", "share of the steps over which the learning rate rises"),
         ("final-lr", "share of the highest learning rate at the end"),
@@ -194,6 +211,7 @@ def _add_run(group: Any) -> None:
     group.add_argument(
         "--save-every",
         dest="save_every_s",
+        key="save_every",
         metavar="S",
         type=float,
         default=_JOB.save_every_s,
@@ -208,6 +226,7 @@ def _add_run(group: Any) -> None:
     group.add_argument(
         "--rank-timeout",
         dest="timeout_s",
+        key="rank_timeout",
         metavar="S",
         type=float,
         default=_JOB.timeout_s,

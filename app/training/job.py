@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -11,8 +11,9 @@ from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 Parallel = Literal["ddp", "fsdp"]
 ScoredBy = Literal["auto", "answers", "loss"]
 
-# Learning rates that work for one set of parameters; for several sets, the smallest of them.
-LEARNING_RATES: Final[dict[ParameterSet, float]] = {"bias": 3e-3, "lora": 1e-3, "adapter": 9e-3, "visual": 5e-4}
+# The highest learning rates for a LLaMA of 4096 wide; those of a narrower one are higher. Of several sets the smallest.
+LEARNING_RATES: Final[dict[ParameterSet, float]] = {"bias": 1e-3, "lora": 3e-4, "adapter": 2e-3, "visual": 1e-4}
+_WIDTH, _POWER = 4096, 0.75
 _LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
 
 
@@ -46,9 +47,12 @@ class Optimisation:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
-    def rate(self, sets: tuple[ParameterSet, ...]) -> float:
-        """The highest learning rate for these sets of parameters."""
-        return self.lr if self.lr is not None else min(LEARNING_RATES[name] for name in sets)
+    def rate(self, sets: tuple[ParameterSet, ...], *, width: int) -> float:
+        """The highest learning rate for these sets of parameters in a LLaMA of a width."""
+        if self.lr is not None:
+            return self.lr
+        rate = min(LEARNING_RATES[name] for name in sets) * (_WIDTH / width) ** _POWER
+        return float(f"{rate:.1g}")
 
     def num_steps(self, num_examples: int) -> int:
         """Steps of the whole run; by default of 3 epochs, or of more if these are fewer than 300 steps."""
@@ -111,5 +115,11 @@ class TrainJob:
 
     @property
     def lr(self) -> float:
-        """The highest learning rate."""
-        return self.optimisation.rate(self.choice.sets)
+        """The highest learning rate; the run fills it in where none is given."""
+        assert self.optimisation.lr is not None, "the width of the model is known"
+        return self.optimisation.lr
+
+    def with_rate(self, *, width: int) -> "TrainJob":
+        """The job with its learning rate, for a LLaMA of a width."""
+        rate = self.optimisation.rate(self.choice.sets, width=width)
+        return replace(self, optimisation=replace(self.optimisation, lr=rate))

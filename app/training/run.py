@@ -107,6 +107,7 @@ def _folder(job: TrainJob) -> Path:
 def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend, ranks: OneRank) -> int:
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
+    job = job.with_rate(width=sizes_of(job).decoder.dim)
     plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
