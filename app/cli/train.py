@@ -48,7 +48,10 @@ def _declare(train: Parser) -> None:
     _add_choice(train.add_argument_group("what is trained", section="training"))
     _add_optimisation(train.add_argument_group("optimisation", section="training"))
     _add_run(train.add_argument_group("run", section="training"))
-    _add_plan(train.add_argument_group("plan, in place of training"))
+    _add_plan(
+        train.add_argument_group("plan, in place of training"),
+        details=train.add_argument_group("what is planned", section="profiling"),
+    )
     compute = train.add_argument_group("computation", section="computation")
     compute.add_argument(
         "--device",
@@ -234,7 +237,7 @@ def _add_run(group: Any) -> None:
     )
 
 
-def _add_plan(group: Any) -> None:
+def _add_plan(group: Any, *, details: Any) -> None:
     group.add_argument(
         "--plan",
         metavar="SIZE",
@@ -243,16 +246,16 @@ def _add_plan(group: Any) -> None:
         help="print memory and time of a step for the model of the flags, or for one of a size: 160M, 1B, 7B, 13B, "
         "30B, 65B or DIMxLAYERSxHEADSxFFN",
     )
-    group.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
-    group.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
-    group.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
-    group.add_argument(
+    details.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
+    details.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
+    details.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
+    details.add_argument(
         "--device-tflops", metavar="X", type=float, help="rate of matrix products (default: measured on this machine)"
     )
-    group.add_argument(
+    details.add_argument(
         "--device-bandwidth", metavar="GB/S", type=float, help="of memory (default: measured on this machine)"
     )
-    group.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+    details.add_argument("--json", section="output", action="store_true", help="JSON on stdout in place of the table")
 
 
 _PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")
