@@ -119,8 +119,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: the data have these faults:\n{data.warnings}")
     with interruptible() as interruption:
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
-        if unreadable:
-            data = data.without({one.digest for one in unreadable})
+        data = data.without({one.digest for one in unreadable if one.digest})
         distributed = Distributed(model, kind=kind, ranks=ranks)
         num_steps = job.optimisation.num_steps(len(data.train))
         _announce(job, model, data, num_steps=num_steps, tell=tell)
@@ -217,6 +216,7 @@ def _encoded(
     place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
     cache = EncodedCache(place, encoder=_encoding_name(job, model), shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures = pictures_of(one.example for one in data.everything)
+    num_pictures = len(pictures) + len(data.unreadable)
     missing = cache.missing(pictures)
     if ranks.is_first:
         cache.require_room(len(missing))
@@ -243,7 +243,8 @@ def _encoded(
         if rest:  # other ranks could not read these, or keep what they encode on another machine
             unreadable += encode(rest)
     progress.clear()
-    for line in check_unreadable(unreadable, num_pictures=len(pictures), most=job.most_unreadable):
+    unreadable += data.unreadable
+    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
         if tell_all:
             say(line)
     return Encodings(cache, nothing), unreadable

@@ -25,7 +25,20 @@ from tests.app.training.pets import draw_pets
 
 pytestmark = pytest.mark.slow
 
-QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--warmup", "0.3"]
+QUICK = [
+    "--score",
+    "loss",
+    "--evaluate-every",
+    "3",
+    "--epochs",
+    "2",
+    "--batch-size",
+    "8",
+    "--warmup",
+    "0.3",
+    "--lr",
+    "1e-3",
+]
 
 
 @pytest.fixture(scope="module")
