@@ -1,5 +1,6 @@
 """The root of all errors of this package: each carries its message, a hint, its exit code and its HTTP status."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -17,16 +18,20 @@ class ExitCode(IntEnum):
 class LlamaAdapterError(Exception):
     """Base of every error of this package.
 
-    `message` says what was wanted and what came, `hint` what to do next; a hint may be empty. Errors can be pickled.
+    `message` says what was wanted and what came, `hint` what to do next; a hint may be empty. `details` are several
+    things that are wrong, one a line below the message. Errors can be pickled.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
     http_status: int = 500
     default_hint: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
+        self.details = tuple(details)
+        for line in self.details:
+            self.add_note(line)
         self.hint = hint or self.default_hint
         if self.hint:
             self.add_note(f"hint: {self.hint}")  # a traceback shows it

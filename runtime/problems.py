@@ -31,6 +31,7 @@ class Problem:
     http_status: int
     sentence: str
     hint: str = ""
+    details: tuple[str, ...] = ()  # several things that are wrong, one a line
 
 
 _OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
@@ -101,7 +102,10 @@ def describe(error: BaseException) -> Problem:
     elif rule is _UNEXPECTED:
         sentence = f"Unexpected {type(error).__name__}: {sentence}"
     sentence, hint = explain_torch_import(error) or (sentence, hint)
-    return Problem(exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint)
+    details = error.details if isinstance(error, LlamaAdapterError) else ()
+    return Problem(
+        exit_code=rule.exit_code, http_status=rule.http_status, sentence=sentence, hint=hint, details=details
+    )
 
 
 def _own_words(error: BaseException) -> str:

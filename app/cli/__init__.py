@@ -12,12 +12,14 @@ from llama_adapter.app.cli.bench import add_bench
 from llama_adapter.app.cli.config import Settings, add_config_commands, load
 from llama_adapter.app.cli.doctor import add_doctor
 from llama_adapter.app.cli.encode import add_encode
+from llama_adapter.app.cli.evaluate import add_eval
 from llama_adapter.app.cli.export import add_export
 from llama_adapter.app.cli.models import add_convert, add_pack, add_quantize
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
+from llama_adapter.app.cli.train import add_train
 from llama_adapter.app.cli.values import spec_from
 from llama_adapter.app.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
 from llama_adapter.app.terminal.run_guarded import run_guarded
@@ -106,6 +108,8 @@ def build_parser() -> Parser:
     add_tasks(commands)
     add_encode(commands)
     add_export_records(commands)
+    add_eval(commands)
+    add_train(commands)
     add_convert(commands)
     add_quantize(commands)
     add_pack(commands)

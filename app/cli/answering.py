@@ -170,6 +170,11 @@ def add_pictures(parser: Parser) -> None:
         separator="/",
         help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
     )
+    add_reading(group)
+
+
+def add_reading(group: Any) -> None:
+    """The flags of how pictures are read."""
     group.add_argument(
         "--reader",
         choices=("process", "thread"),
@@ -336,9 +341,9 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
 def _add_calibrating(group: Any) -> None:
     group.add_argument(
         "--calibrate",
-        metavar="FILE",
-        help="a .csv, .tsv or .jsonl table with columns picture (relative to the table's folder), label (one of "
-        "--choices) and optionally prompt: fit a temperature and a threshold to the labels; PICTURES restrict it",
+        metavar="DATA",
+        help="pictures with their right answers, each one of --choices: a table, a folder of folders by class or "
+        "another form that `eval` takes; fit a temperature and a threshold to them; PICTURES restrict them",
     )
     group.add_argument("--calibration-out", metavar="FILE.json", help="where to write the calibration")
     group.add_argument(
@@ -352,7 +357,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
         if getattr(options, name):
             flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
-            raise UsageError(f"--calibrate takes its pictures from its table, and {flag} has no meaning beside it")
+            raise UsageError(f"--calibrate takes its own pictures, and {flag} has no meaning beside it")
     for name in ("calibration_out", "choices"):
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from llama_adapter.app.http_api.api import ApiSettings
     from llama_adapter.app.http_api.metrics import Metrics
+    from llama_adapter.app.web.scores import SavedReport
 
 API_KEY_VARIABLE = "LLAMA_ADAPTER_API_KEY"
 
@@ -53,6 +54,7 @@ class ServeJob:
     allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
     api_key_file: str | None = None
     max_body_mib: int = 48
+    scores: tuple[str, ...] = ()  # folders of evaluations, whose reports the page shows
     batch_folder: str | None = None  # None: no files and no batches
     max_file_mib: int = 200
     max_files: int = 1000
@@ -85,6 +87,7 @@ def run_serve(job: ServeJob) -> int:
     from llama_adapter.app.http_api.metrics import Metrics
     from llama_adapter.app.http_api.running import address_of, bind, run
 
+    reports = _read_reports(job.scores)
     tell = _teller(quiet=job.quiet)
     keys = read_api_keys(job.api_key_file)
     settings = api_settings(job, keys=keys)
@@ -111,7 +114,7 @@ def run_serve(job: ServeJob) -> int:
             batches = stack.enter_context(open_batches(job.batch_folder, service, settings=settings, limits=limits))
         application = create_api(service, settings=settings, metrics=metrics, batches=batches)
         if local is not None and job.has_page:
-            stack.enter_context(add_page(application, local))
+            stack.enter_context(add_page(application, local, reports=reports))
         ended_by = run(
             application,
             listener=listener,
@@ -187,7 +190,18 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
         raise UsageError(str(error)) from error
 
 
-def add_page(application: "FastAPI", service: Service) -> AbstractContextManager[object]:
+def _read_reports(folders: tuple[str, ...]) -> "tuple[SavedReport, ...]":
+    """The reports of evaluations; none without folders, so that `serve` imports no page."""
+    if not folders:
+        return ()
+    from llama_adapter.app.web.scores import read_report
+
+    return tuple(map(read_report, folders))
+
+
+def add_page(
+    application: "FastAPI", service: Service, *, reports: "tuple[SavedReport, ...]" = ()
+) -> AbstractContextManager[object]:
     """Mount the page at the root. Uploads go to a folder that is removed at the end."""
     from llama_adapter.app.web.guards import bounded_uploads
     from llama_adapter.app.web.page import build_page, mount_page
@@ -197,7 +211,7 @@ def add_page(application: "FastAPI", service: Service) -> AbstractContextManager
         stack.enter_context(private_uploads())
         stack.enter_context(bounded_uploads())
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
-        page = build_page(service, samples=samples)
+        page = build_page(service, samples=samples, reports=reports)
         mount_page(application, page, service)
         return stack.pop_all()
 

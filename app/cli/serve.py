@@ -134,10 +134,22 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         limits.add_argument(flag, section=section, metavar=metavar, type=kind, default=usual, help=default(text))
     if has_replicas:
         _add_replicas(parser)
+    else:
+        _add_reports(parser)
     add_model(parser)
     compute = parser.add_argument_group("computation", section="computation")
     add_batch_size(compute)
     add_computation(compute)
+
+
+def _add_reports(parser: Parser) -> None:
+    parser.add_argument_group("page", section="page").add_argument(
+        "--scores",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="show the report in the --out folder of `eval`, under Throughput; may be repeated",
+    )
 
 
 def _add_replicas(parser: Parser) -> None:
@@ -159,7 +171,7 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
 
     limits = settings(ServiceLimits, vars(options))
 
-    lists = ("host_names", "model_names", "cors_origins", "allowed_hosts")
+    lists = ("host_names", "model_names", "cors_origins", "allowed_hosts", *(("scores",) if has_page else ()))
     values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}
     more = {} if has_page else _replicas(options)
     return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page, **more}))

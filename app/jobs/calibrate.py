@@ -16,10 +16,10 @@ from llama_adapter.app.calibration.fitting import Examples, calibrate
 from llama_adapter.app.calibration.report import Mistake, format_calibration, write_plot
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
 from llama_adapter.app.inputs import InputsError, expand_inputs
-from llama_adapter.app.jobs.questions import fill, picture_variables
+from llama_adapter.app.jobs.questions import complete, fill, picture_variables
 from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import Columns
-from llama_adapter.app.labelled.tables import table_examples
 from llama_adapter.app.measuring.plots import check_plot
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec, ReaderKind
 from llama_adapter.app.reading.isolated import open_reader
@@ -39,10 +39,10 @@ class CalibrationJob:
     """One run of `ask --calibrate`, as plain values."""
 
     spec: CaptionerSpec
-    calibrate: str  # the table of pictures and labels
+    calibrate: str  # labelled pictures: a table, a folder of folders by class, ...
     calibration_out: str
     choices: tuple[str, ...]
-    question: str | None = None  # None: each row of the table has a prompt
+    question: str | None = None  # None: each example has one
     input: str | None = None
     pictures: tuple[str, ...] = ()  # only these of the table's pictures; empty: all
     recursive: bool = False
@@ -100,11 +100,15 @@ def run_calibration(job: CalibrationJob) -> int:
 
 
 def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
-    """The rows of a table, without duplicates. Pictures are relative to the table's folder.
+    """The labelled pictures of a table, a folder, an archive or a known set, without duplicates; none is looked for.
 
     Raises InputsError, which names the line of an invalid row, and OSError.
     """
-    found = table_examples(path, columns=Columns(answer=("label",), choices=choices, need_pictures=True))
+    columns = Columns(choices=choices, need_pictures=True)
+    found = read_examples(path, columns=columns, digests=False, looks=False)
+    for example in found.examples:
+        if example.item.source is None:
+            found.refuse(example.place, "it has no picture")
     for problem in found.problems:
         where = problem.place.removeprefix(path)
         raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
@@ -147,10 +151,8 @@ def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
 
 
 def _question(job: CalibrationJob, one: Example) -> Question:
-    own = one.question.instruction
-    instruction = job.question if own is None else own
-    question = Question(instruction=instruction, input=job.input, task=OneOf(job.choices))
-    return fill(question, picture_variables(one.item.label, {}))
+    common = Question(instruction=job.question, input=job.input, task=OneOf(job.choices))
+    return fill(complete(common, one.question), picture_variables(one.item.label, one.item.columns))
 
 
 def _ask(
@@ -163,19 +165,21 @@ def _ask(
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """The index and the probabilities of each row that is answered. Each picture is one item with all its questions."""
     default = captioner.info.default_prompt
-    items = (
-        WorkItem(
-            picture=picture,
-            label=picture,
-            questions=tuple(
-                WorkQuestion(index=index, prompt=questions[index].prompt(default), task=questions[index].task)
-                for index in group
-            ),
+
+    def item(indices: list[int]) -> WorkItem:
+        picture = labelled[indices[0]].item
+        assert picture.source is not None, "examples without a picture are refused"
+        asked = (
+            WorkQuestion(index=index, prompt=questions[index].prompt(default), task=questions[index].task)
+            for index in indices
         )
-        for picture, group in itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].item.label)
-    )
+        return WorkItem(picture=picture.source, label=picture.label, questions=tuple(asked))
+
+    groups = itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].item.label)
     num_done = 0
-    for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
+    for event in captioner.run(
+        (item(list(indices)) for _, indices in groups), sampling=SamplingParams(), reader=reader
+    ):
         if not isinstance(event, Answer):
             continue
         num_done += 1

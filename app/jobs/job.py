@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.inputs import InputSpec, PictureInput
 from llama_adapter.app.models.spec import (
     DEFAULT_PICTURE_TIMEOUT_S,
     DEFAULT_READER,
@@ -26,6 +26,8 @@ class Job:
     spec: CaptionerSpec
     inputs: InputSpec
     questions: tuple[Question, ...]  # about every picture that has none of its own
+    # These in place of what `inputs` name, with their own questions and no {variables}; some may have no picture.
+    items: tuple[PictureInput, ...] | None = None
     is_encoding: bool = False  # pictures are encoded, and their own questions are not asked
     needs_question: bool = False  # a picture without a question fails; else it is captioned
     text_prefix: TextPrefix | None = None  # of prompts without a picture; None: what the model was trained with
@@ -54,7 +56,12 @@ class Job:
     @property
     def fills_variables(self) -> bool:
         """Whether {names} in questions stand for parts of a picture's path; braces of prompts alone are plain text."""
-        return not self.inputs.is_text
+        return not self.inputs.is_text and self.items is None
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether prompts without a picture are among the inputs."""
+        return self.inputs.is_text or any(item.source is None for item in self.items or ())
 
     def __post_init__(self) -> None:
         if not self.questions:

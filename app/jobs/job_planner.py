@@ -59,7 +59,7 @@ class JobPlanner:
         self._lock = threading.Lock()
         self._spec, self._info = spec, info
         self._plan = lru_cache(maxsize=1024)(self._plan_of)  # every line of a manifest may have another question
-        self._text_prefix = info.text_prefix(job.text_prefix) if job.inputs.is_text else None
+        self._text_prefix = info.text_prefix(job.text_prefix) if job.has_texts else None
         self._has_templates = any(map(is_template, job.questions))
         self._superseded: set[str] = set()  # names that a record of this run supersedes
         self._indices = itertools.count()

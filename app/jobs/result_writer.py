@@ -222,6 +222,8 @@ class ResultWriter:
 
     @property
     def _what(self) -> str:
+        if self._job.items is not None:
+            return "question"
         if self._job.inputs.is_text:
             return "prompt"
         return "picture" if len(self._job.questions) == 1 else "question"

@@ -201,7 +201,7 @@ def _say_notes(
             f"note: the records in `{job.out}` were computed in {other}, so this run answers their questions again in "
             f"{runner.info.dtype}; --dtype {other} continues them"
         )
-    if job.inputs.is_text and job.spec.is_embedded:
+    if job.has_texts and job.spec.is_embedded:
         writer.say(EMBEDDED_TEXT_NOTE)
     if job.spec.batch_size == "auto":
         writer.say(f"note: batch size {runner.spec.batch_size}")
@@ -225,13 +225,14 @@ def _plan(
     `folders` gets the names of the folders that pictures were found in.
     """
     is_noted = not job.spec.is_embedded or job.inputs.is_text
-    for picture in read_inputs(job.inputs, addresses=runner.reads_addresses):
+    pictures = read_inputs(job.inputs, addresses=runner.reads_addresses) if job.items is None else job.items
+    for picture in pictures:
         if stop():  # the runner does not get to look while no input has a question that can be asked
             return
         writer.show_progress()
         if picture.found_in and picture.root == picture.found_in[-1]:
             folders.setdefault(picture.found_in[-1])
-        if not is_noted and not is_sample(picture.source):
+        if not is_noted and picture.source is not None and not is_sample(picture.source):
             writer.say(EMBEDDED_NOTE)
             is_noted = True
         item, failures = planner.item(picture)
@@ -243,7 +244,7 @@ def _plan(
 
 def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
     """A note on pictures in sub-folders that were not searched, or an empty text."""
-    if job.inputs.recursive or job.inputs.limit is not None:
+    if job.inputs.recursive or job.inputs.limit is not None or job.items is not None:
         return ""
     found: dict[str, int] = {}
     for folder in folders:
@@ -266,4 +267,6 @@ def count_answers(job: Job, *, addresses: bool = False) -> int | None:
     def size(picture: PictureInput) -> int:
         return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
 
+    if job.items is not None:
+        return sum(map(size, job.items))
     return count_inputs(job.inputs, size=size, addresses=addresses)

@@ -21,7 +21,7 @@ def without_missing(found: Examples) -> None:
         if isinstance(source, str) and source not in exists:
             exists[source] = os.path.isfile(source)
             if not exists[source]:
-                found.refuse(example.place, f"its picture {source} does not exist")
+                found.refuse(example.place, f"its picture {source} does not exist", unreadable=example)
         if not isinstance(source, str) or exists[source]:
             kept.append(example)
     found.examples[:] = kept
@@ -42,7 +42,7 @@ def with_digests(found: Examples) -> None:
                 digests[source] = _digest(source)
             except PictureError as error:
                 digests[source] = ""
-                found.refuse(example.place, error.message)
+                found.refuse(example.place, error.message, unreadable=example)
         if digests[source]:
             kept.append(replace(example, digest=digests[source]))
     found.examples[:] = kept

@@ -34,6 +34,7 @@ class Problem:
     place: str  # file and line, archive, folder or picture
     reason: str
     is_warning: bool = False  # whether the data are usable in spite of it
+    unreadable: Example | None = None  # whose picture is missing or cannot be read, if that is what is wrong
 
     def __str__(self) -> str:
         return f"{shown_text(self.place)}: {shown_text(self.reason)}"
@@ -51,28 +52,33 @@ class Examples:
         self.examples += other.examples
         self.problems += other.problems
 
-    def refuse(self, place: str, reason: str) -> None:
-        """Add an error."""
-        self.problems.append(Problem(place=place, reason=reason))
+    def refuse(self, place: str, reason: str, *, unreadable: Example | None = None) -> None:
+        """Add an error; `unreadable` is the example whose picture is missing or cannot be read."""
+        self.problems.append(Problem(place=place, reason=reason, unreadable=unreadable))
 
     def warn(self, place: str, reason: str) -> None:
         """Add a warning."""
         self.problems.append(Problem(place=place, reason=reason, is_warning=True))
 
-    def require_sound(self) -> None:
-        """Raise InputsError, which lists what is wrong, if there are errors or no examples."""
-        errors = [problem for problem in self.problems if not problem.is_warning]
+    def require_sound(self, *, needs_all_pictures: bool = True) -> None:
+        """Raise InputsError, which lists what is wrong, if there are errors or no examples.
+
+        Without `needs_all_pictures`, missing and unreadable pictures are no errors while there are others.
+        """
+        counts = needs_all_pictures or not self.examples
+        errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
         if errors:
             raise InputsError(
-                f"Wanted labelled data without errors, got {len(errors):,}:\n{shown_problems(errors)}",
+                f"Wanted labelled data without errors, got {len(errors):,}:",
                 hint="correct or remove these",
+                details=shown_problems(errors),
             )
         if not self.examples:
             raise InputsError("Wanted labelled data, got none.", hint="docs/labelled-data.md shows the forms of data")
 
 
-def shown_problems(problems: Iterable[Problem]) -> str:
-    """Problems, one a line and each once; of many, the first 20 and how many more there are."""
-    lines = list(dict.fromkeys(f"  {problem}" for problem in problems))
+def shown_problems(problems: Iterable[Problem]) -> list[str]:
+    """Problems as lines, each once; of many, the first 20 and how many more there are."""
+    lines = list(dict.fromkeys(map(str, problems)))
     rest = len(lines) - _MOST_SHOWN
-    return "\n".join(lines[:_MOST_SHOWN] + ([f"  and {rest:,} more"] if rest > 0 else []))
+    return lines[:_MOST_SHOWN] + ([f"and {rest:,} more"] if rest > 0 else [])

@@ -20,14 +20,18 @@ _FORMS = "a table, a folder of folders by class or with metadata.jsonl, a tar ar
 
 
 def read_examples(
-    *paths: str, columns: Columns = _EVERYTHING, pictures: str | None = None, digests: bool = True
+    *paths: str,
+    columns: Columns = _EVERYTHING,
+    pictures: str | None = None,
+    digests: bool = True,
+    looks: bool = True,
 ) -> Examples:
     """The examples of each path, and what is wrong with the data. Decodes no picture.
 
     A path is a table, a folder with a `metadata.jsonl`, a folder of folders by class, a tar archive or a folder of
     such, a known set, or a pattern of these. Labels without choices have those of their path. `pictures` is the folder
     with the pictures of known sets, if these do not lie where they usually do. Without `digests`, pictures are looked
-    for but not read, and copies are not recognised.
+    for but not read, and copies are not recognised; without `looks` either, they are not looked for.
 
     Raises InputsError for what is none of these or unusable as a whole, and OSError.
     """
@@ -41,7 +45,8 @@ def read_examples(
             one.extend(_named(name, columns=columns, pictures=pictures))
         with_classes(one, place=path)
         found.extend(one)
-    without_missing(found)
+    if looks:
+        without_missing(found)
     if digests:
         with_digests(found)
         check_examples(found, question=columns.question)

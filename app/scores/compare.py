@@ -115,10 +115,10 @@ def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:
     """The other outcomes in the order of the first ones; of equal examples, the first belongs to the first."""
     waiting: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in reversed(other):
-        waiting.setdefault(_key(outcome), []).append(outcome)
+        waiting.setdefault(outcome.example_key, []).append(outcome)
     found = []
     for outcome in one:
-        same = waiting.get(_key(outcome))
+        same = waiting.get(outcome.example_key)
         if not same:
             raise UsageError(
                 f"Wanted the same examples for both models, but the second has no answer to "
@@ -132,7 +132,3 @@ def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:
             hint="evaluate both models on the same data, split and seed",
         )
     return found
-
-
-def _key(outcome: Outcome) -> tuple[object, ...]:
-    return outcome.digest or outcome.picture, outcome.question, outcome.part, outcome.references

@@ -63,6 +63,11 @@ class Outcome:
         return -max(begun)[1] if begun else None
 
     @property
+    def example_key(self) -> tuple[object, ...]:
+        """Equal for outcomes of the same example: picture, question, part and right answers."""
+        return self.digest or self.picture, self.question, self.part, self.references
+
+    @property
     def label(self) -> int:
         """The index of the right choice. Raises UsageError if the first reference is none of the choices."""
         folded = _folded(self.references[0])
@@ -101,9 +106,12 @@ def task_of(outcomes: Sequence[Outcome]) -> Task:
             f"Wanted choices for all examples or for none, got them for {num_choices} of {len(outcomes)}",
             hint="score the two kinds as two sets",
         )
-    references = [text for one in outcomes for text in one.references]
-    is_long = sum(len(text.split()) for text in references) >= 4 * len(references)
-    return "captions" if is_long else "open"
+    return "captions" if are_captions([text for one in outcomes for text in one.references]) else "open"
+
+
+def are_captions(references: Sequence[str]) -> bool:
+    """Whether right answers without choices are captions: four or more words on average."""
+    return sum(len(text.split()) for text in references) >= 4 * len(references)
 
 
 @lru_cache(maxsize=2**16)  # choices come with every example

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image
 
+from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.app.reading.views import data_address, view_pixels
 from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.outcome import Outcome
@@ -15,8 +16,9 @@ from llama_adapter.app.scores.scoring import Mistake, Scores
 from llama_adapter.app.scores.tables import Table, comparison_tables, score_tables
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
 
+SCORES: Final = "scores.json"  # the name of the file
 SCORES_FORMAT: Final = "llama-adapter-scores"
 SCORES_VERSION: Final = 1
 THUMBNAIL_SIDE: Final = 160  # pixels
@@ -26,20 +28,45 @@ _MAX_REFERENCES: Final = 5  # shown of one example
 Thumbnail = Callable[[Outcome], Image.Image | None]
 
 
-def as_json(scores: Scores, comparison: Comparison | None = None) -> str:
-    """Every figure with its interval and count, and the worst answers, as JSON in ASCII. Undefined figures are null."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """What people read in a report, as text."""
+
+    title: str
+    sentences: tuple[str, ...]
+    tables: tuple[Table, ...]
+    worst_title: str
+
+
+def contents(scores: Scores, comparison: Comparison | None = None) -> Contents:
+    """The texts of a report, without the worst answers."""
+    return Contents(
+        title=f"Scores of {scores.model}" if scores.model else "Scores",
+        sentences=(_sentence(scores), *scores.notes),
+        tables=(*score_tables(scores), *(comparison_tables(comparison) if comparison else ())),
+        worst_title="Worst captions" if scores.task == "captions" else "Worst errors",
+    )
+
+
+def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
+    """Every figure with its interval and count, and the worst answers, as JSON in ASCII. Undefined figures are null.
+
+    With `thumbnail`, `pictures` are the pictures of the worst answers as data addresses, null where there is none.
+    """
     written: dict[str, Any] = {"format": SCORES_FORMAT, "version": SCORES_VERSION, **asdict(scores)}
     if comparison is not None:
         written["comparison"] = asdict(comparison)
+    if thumbnail is not None:
+        written["pictures"] = [_address(thumbnail(one.outcome)) for one in scores.worst]
     return json.dumps(written, indent=1, allow_nan=False) + "\n"
 
 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     """The figures as Markdown tables, and the worst answers as a list."""
-    pieces = [f"# {_escaped(_title(scores))}", _sentence(scores)]
-    pieces += [_markdown_table(table) for table in _tables(scores, comparison)]
+    texts = contents(scores, comparison)
+    pieces = [f"# {_escaped(texts.title)}", *map(_escaped, texts.sentences), *map(_markdown_table, texts.tables)]
     if scores.worst:
-        pieces.append("## " + _worst_title(scores))
+        pieces.append("## " + texts.worst_title)
         pieces.append("\n".join(f"- {_markdown_mistake(one)}" for one in scores.worst))
     return "\n\n".join(pieces) + "\n"
 
@@ -62,10 +89,7 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
     thumbnail = thumbnail or file_thumbnail
     worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
     return environment.get_template("report.html").render(
-        title=_title(scores),
-        sentence=_sentence(scores),
-        tables=_tables(scores, comparison),
-        worst_title=_worst_title(scores),
+        texts=contents(scores, comparison),
         worst=worst,
         side=THUMBNAIL_SIDE,
     )
@@ -73,11 +97,14 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
 def file_thumbnail(outcome: Outcome) -> Image.Image | None:
     """The picture of an outcome whose name is a file; None for text alone, and for a file that cannot be read."""
-    if not outcome.picture:
-        return None
+    return thumbnail_of(outcome.picture) if outcome.picture else None
+
+
+def thumbnail_of(source: PictureSource | FileSlice) -> Image.Image | None:
+    """A small RGB picture of a picture's file; None if it cannot be shown."""
     try:
-        loaded = load_picture(outcome.picture, least_side=THUMBNAIL_SIDE)
-        return small_picture(loaded.image)
+        source = source.read(max_bytes=DEFAULT_MAX_BYTES) if isinstance(source, FileSlice) else source
+        return small_picture(load_picture(source, least_side=THUMBNAIL_SIDE).image)
     except PictureError:
         return None
 
@@ -90,22 +117,10 @@ def small_picture(image: Image.Image) -> Image.Image | None:
         return None
 
 
-def _tables(scores: Scores, comparison: Comparison | None) -> list[Table]:
-    return score_tables(scores) + (comparison_tables(comparison) if comparison else [])
-
-
-def _title(scores: Scores) -> str:
-    return f"Scores of {scores.model}" if scores.model else "Scores"
-
-
 def _sentence(scores: Scores) -> str:
     what = {"choices": "answers out of given choices", "open": "open answers", "captions": "captions"}[scores.task]
     pictures = "1 picture" if scores.num_pictures == 1 else f"{scores.num_pictures:,} pictures"
     return f"{scores.num_examples:,} {what}, {pictures}."
-
-
-def _worst_title(scores: Scores) -> str:
-    return "Worst captions" if scores.task == "captions" else "Worst errors"
 
 
 def _address(image: Image.Image | None) -> str | None:

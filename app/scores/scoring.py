@@ -58,6 +58,7 @@ class Scores:
     confusion: Confusion | None
     totals: dict[str, float]  # MME's sums over its parts, where all are there
     worst: tuple[Mistake, ...]
+    notes: tuple[str, ...] = ()  # sentences on data and model, for people
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +118,9 @@ def score(
     task: Task | None = None,
     draws: Draws | None = None,
     num_worst: int = NUM_WORST,
+    notes: tuple[str, ...] = (),
 ) -> Scores:
-    """All figures of one model. `task` is found by the data if it is not given.
+    """All figures of one model. `task` is found by the data if it is not given; `notes` are for the reports.
 
     Raises UsageError without outcomes, and if the right answer of a choice is none of the choices.
     """
@@ -139,6 +141,7 @@ def score(
         confusion=confusion(table) if table else None,
         totals=_totals(parts),
         worst=_worst(measured, outcomes, num_worst),
+        notes=notes,
     )
 
 

@@ -16,9 +16,10 @@ from llama_adapter.runtime.text import shown_text
 
 
 def format_problem(problem: Problem) -> str:
-    """The message for stderr: the sentence, and the hint after a blank line."""
-    line = f"error: {shown_text(problem.sentence)}"
-    return f"{line}\n\nhint: {shown_text(problem.hint)}" if problem.hint else line
+    """The message for stderr: the sentence, details one a line, and the hint after a blank line."""
+    details = (f"\n  {shown_text(line)}" for line in problem.details)
+    text = f"error: {shown_text(problem.sentence)}{''.join(details)}"
+    return f"{text}\n\nhint: {shown_text(problem.hint)}" if problem.hint else text
 
 
 def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:

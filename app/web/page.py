@@ -17,6 +17,7 @@ from llama_adapter.app.web.chat import build_chat
 from llama_adapter.app.web.guards import EVENT_PATHS, ClosedRoutes, GuardedBlocks
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
+from llama_adapter.app.web.scores import SavedReport, build_scores
 from llama_adapter.app.web.throughput import build_throughput
 from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
 
@@ -67,8 +68,10 @@ _COLOURS = {  # by Gradio's name: light, dark
 }
 
 
-def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
-    """The page of a started service; `samples` are picture files to try. A LLaMA without adapter has no tabs for them.
+def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[SavedReport, ...] = ()) -> gr.Blocks:
+    """The page of a started service; `samples` are picture files to try, `reports` are shown beside the throughput.
+
+    A LLaMA without adapter has no tabs for pictures.
 
     Mount it with `mount_page`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
@@ -84,8 +87,8 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
             if sees_pictures:
                 with gr.Tab("Batch", id="batch"):
                     opening += build_batch(service, samples=samples, runs=runs)
-                with gr.Tab("Throughput", id="throughput"):
-                    build_throughput(service, runs=runs)
+                with gr.Tab("Throughput", id="throughput") as tab:
+                    _build_measurements(service, runs=runs, reports=reports, tab=tab)
             with gr.Tab("About", id="about"):
                 state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
                 opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
@@ -103,6 +106,18 @@ def build_page(service: Service, *, samples: Sequence[Path]) -> gr.Blocks:
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)
     return page
+
+
+def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:
+    """How fast the model is and, in a tab of its own, how good: the reports, if there are any."""
+    if not reports:
+        build_throughput(service, runs=runs, tab=tab)
+        return
+    with gr.Tabs(elem_id="throughput-tabs"):
+        with gr.Tab("Speed", id="speed"):
+            build_throughput(service, runs=runs, tab=tab)
+        with gr.Tab("Scores", id="scores"):
+            build_scores(reports)
 
 
 def mount_page(application: "FastAPI", page: gr.Blocks, service: Service) -> None:

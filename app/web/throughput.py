@@ -47,9 +47,8 @@ _NOTE: Final = (
 )
 
 
-def build_throughput(service: Service, *, runs: Runs) -> None:
-    """Lay out the tab and connect it; called inside a `gr.Tab`."""
-    tab = gr.context.Context.block
+def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
+    """Lay out the tab and connect it; called inside it or a tab within. Opening `tab` shows new runs."""
     html_view(render("parts", "note", text=_NOTE))
     with gr.Row(elem_classes="la-buttons"):
         start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=110, scale=0)
@@ -86,8 +85,7 @@ def build_throughput(service: Service, *, runs: Runs) -> None:
 
     start.click(measure_runs, None, [notice, view, download, start, stop], concurrency_limit=None, **PRIVATE)
     stop.click(end, **DIRECT)
-    if isinstance(tab, gr.Tab):  # runs of the Batch tab
-        tab.select(show, None, [view, download], **PRIVATE)
+    tab.select(show, None, [view, download], **PRIVATE)  # runs of the Batch tab
 
 
 async def _shown(history: RunHistory) -> list[Any]:

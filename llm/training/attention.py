@@ -2,6 +2,7 @@
 
 # B rows, S places of a padded row, P places attended to, T tokens of all rows, N heads, H head size, D model width
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from llama_adapter.llm.model.llama import Attention
 from llama_adapter.llm.training.layout import Layout
 from llama_adapter.llm.training.operators import rotate
 
+# Queries (B, N, S, H), keys and values (B, N, P, H), and whether a query sees the keys up to its place alone.
+Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
 _MOST_SCORES = 1 << 22  # at once on a CPU: 16 MiB in float32
 
 
@@ -23,6 +27,7 @@ def packed_attention(
     layout: Layout,
     rotary: tuple[Tensor, Tensor],
     prefix: tuple[Tensor, Tensor] | None,
+    attend: Attend,
 ) -> Tensor:
     """The heads side by side, (T, N H), before the projection out of them.
 
@@ -32,16 +37,21 @@ def packed_attention(
     qk_T2NH, v_T1NH = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).split((2, 1), dim=1)
     q_BNSH, k_BNSH = layout.pad(rotate(qk_T2NH, *rotary)).permute(2, 0, 3, 1, 4)
     v_BNSH = layout.pad(v_T1NH.squeeze(1)).transpose(1, 2)
-    heads_BNSH = _attend(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
+    heads_BNSH = attend(q_BNSH, k_BNSH, v_BNSH, True)
     if prefix is not None:
-        heads_BNSH = heads_BNSH + _attend(q_BNSH, *prefix, is_causal=False)
+        heads_BNSH = heads_BNSH + attend(q_BNSH, *prefix, False)
     return layout.pack(heads_BNSH.transpose(1, 2)).flatten(1)
 
 
-def _attend(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, *, is_causal: bool) -> Tensor:
+def attend(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
     """softmax(q k^T / sqrt(H)) v; the softmax is in float32."""
     if q_BNSH.device.type != "cpu":
         return F.scaled_dot_product_attention(q_BNSH, k_BNPH, v_BNPH, is_causal=is_causal)
+    return attend_on_cpu(q_BNSH, k_BNPH, v_BNPH, is_causal)
+
+
+def attend_on_cpu(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
+    """As `attend`, with few scores in memory at once."""
     heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)
     return heads_BNSH
 

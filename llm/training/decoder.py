@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.training.attention import packed_attention
+from llama_adapter.llm.training.attention import Attend, attend, packed_attention
 from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.loss import cross_entropy
 from llama_adapter.llm.training.operators import TRAINING
@@ -28,6 +28,7 @@ class TrainableDecoder(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.checkpoint_layers = False
+        self.attend: Attend = attend
         use_operators(decoder, TRAINING)
 
     @property
@@ -61,7 +62,7 @@ class TrainableDecoder(nn.Module):
         x_TD = decoder.embed(layout.pack(tokens_BS[:, : layout.length]))
         for index, layer in enumerate(decoder.layers):
             j, is_last = index - decoder.config.first_adapter_layer, index == len(decoder.layers) - 1
-            run = _Run(layer, layout, (rotary_cos, rotary_sin), kept=kept if is_last else None)
+            run = _Run(layer, layout, (rotary_cos, rotary_sin), kept=kept if is_last else None, attend=self.attend)
             arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x_TD = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -81,16 +82,29 @@ class TrainableDecoder(nn.Module):
 class _Run:
     """A layer as a function of what gradients go through: the tokens, and keys and values of the picture."""
 
-    def __init__(self, layer: nn.Module, layout: Layout, rotary: tuple[Tensor, Tensor], *, kept: Tensor | None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        layout: Layout,
+        rotary: tuple[Tensor, Tensor],
+        *,
+        kept: Tensor | None,
+        attend: Attend,
+    ) -> None:
         """Behind attention only the tokens `kept` go on, if there are some: after the last layer no others are read."""
-        self._layer, self._layout, self._rotary, self._kept = layer, layout, rotary, kept
+        self._layer, self._layout, self._rotary, self._kept, self._attend = layer, layout, rotary, kept, attend
 
     def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:
         layer: Any = self._layer
         keys_values = (prefix[0], prefix[1]) if prefix else None
         normed_TD = layer.attention_norm(x_TD)
         heads_TD = packed_attention(
-            layer.attention, normed_TD, layout=self._layout, rotary=self._rotary, prefix=keys_values
+            layer.attention,
+            normed_TD,
+            layout=self._layout,
+            rotary=self._rotary,
+            prefix=keys_values,
+            attend=self._attend,
         )
         if self._kept is not None:
             x_TD, heads_TD = x_TD.index_select(0, self._kept), heads_TD.index_select(0, self._kept)

@@ -68,7 +68,7 @@ REFUSED = {
     "picture,label\n,yes\n": "l.csv",
     "picture,label\na.png\n": "l.csv",
     "picture,label\na.png,yes\na.png,no\n": "l.csv",
-    "picture,answer\na.png,yes\n": "l.csv",
+    "picture,colour\na.png,yes\n": "l.csv",
     'picture,label\n"a.png,yes\n': "l.csv",
     "picture,label\n": "l.csv",
     "": "l.csv",

@@ -1,0 +1,82 @@
+"""Labelled examples -> answered ones, in one call of a captioner. `job.py` does the same with records on disk."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
+from llama_adapter.app.evaluating.outcomes import Reply, outcome_of
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.reading.reader import PictureReading, Reader
+from llama_adapter.app.records.record import recorded_choice
+from llama_adapter.app.scores.outcome import Outcome
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+
+
+def _ignore(message: str) -> None:
+    pass
+
+
+def ask_examples(
+    captioner: Captioner,
+    examples: Sequence[Example],
+    *,
+    question: str | None = None,
+    sampling: SamplingParams | None = None,
+    reader: Reader | None = None,
+    tell: Callable[[str], None] = _ignore,
+) -> list[Outcome]:
+    """The examples with their answers, in the order of the examples.
+
+    Examples with choices are answered by the likeliest one, with the probability of each; the others by generated text.
+    A picture is read and encoded once for all its questions. Examples without a picture attend to what the model was
+    trained with for texts.
+
+    Parameters:
+        question: of examples without one; None: the model's caption prompt.
+        sampling: of generated answers. Default: greedy.
+        reader: reads pictures, and stays open. Default: the captioner's.
+        tell: called with a sentence about each example that has no answer.
+
+    An example whose picture cannot be read is left out. An example that the model cannot answer, because its numbers
+    overflow or the prompt is too long, has an empty answer, which is wrong.
+
+    Raises TemplateError for a question with a variable that its example lacks, and UsageError for pictures and a model
+    that sees none.
+    """
+    if any(example.item.source is not None for example in examples):
+        captioner.info.require_adapter()
+    asked = [question_of(example, question=question) for example in examples]
+    items = list(_items(captioner, examples, asked))
+    found: dict[int, Outcome] = {}
+    for event in captioner.run(items, sampling=sampling or SamplingParams(), reader=reader):
+        if not isinstance(event, Answer):
+            continue
+        example = examples[event.index]
+        if event.error is not None:
+            tell(event.error.message)
+        code = None if event.error is None else event.error.code
+        reply = Reply(text=event.text, choice=recorded_choice(event), error=code)
+        outcome = outcome_of(example, reply, shown=asked[event.index].shown(captioner.info.default_prompt))
+        if outcome is not None:
+            found[event.index] = outcome
+    return [found[index] for index in sorted(found)]
+
+
+def _items(captioner: Captioner, examples: Sequence[Example], asked: Sequence[Question]) -> Iterator[WorkItem]:
+    """One item for each picture, in order of appearance, and one for each example without a picture."""
+    default, text_prefix = captioner.info.default_prompt, captioner.info.text_prefix()
+    groups: dict[object, list[int]] = {}
+    for index, example in enumerate(examples):
+        source = example.item.source
+        groups.setdefault(index if source is None else (source,), []).append(index)
+    for group in groups.values():
+        item = examples[group[0]].item
+        yield WorkItem(
+            picture=PictureReading(digest=text_prefix) if item.source is None else item.source,
+            label=item.label,
+            questions=tuple(
+                WorkQuestion(index=index, prompt=asked[index].prompt(default), task=asked[index].task)
+                for index in group
+            ),
+        )

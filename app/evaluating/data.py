@@ -1,0 +1,153 @@
+"""DATA of `eval` -> the examples to ask, checked before a model is loaded."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.labelled.checks import picture_key
+from llama_adapter.app.labelled.example import Example, shown_problems
+from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.labelled.rows import ANSWER_COLUMNS, Columns, split_name
+from llama_adapter.app.scores.outcome import Task, are_captions
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
+
+ALL_SPLITS: Final = "all"
+_TEST: Final = "test"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """Which examples of which data are asked, and how their answers are scored."""
+
+    data: tuple[str, ...]
+    question: str | None = None  # of examples without one
+    choices: tuple[str, ...] | None = None  # of all examples; None: their own
+    answer_column: str | None = None  # None: the usual ones
+    picture_folder: str | None = None  # of known sets; None: where they usually lie
+    split: str | None = None  # None: test, if the data name it, else all
+    limit: int | None = None  # at most this many examples, drawn by picture
+    seed: int = 0  # of this draw
+    task: Task | None = None  # None: what the data show
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationData:
+    """The examples to ask, in the order of the data."""
+
+    examples: tuple[Example, ...]
+    task: Task
+    split: str  # ALL_SPLITS, or one that the data name
+    unreadable: dict[str, str]  # pictures that are missing or cannot be read, by name, with place and reason
+    warnings: tuple[str, ...]  # what else is wrong with the data
+
+
+def read_data(settings: DataSettings) -> EvaluationData:
+    """Read and check the data. Decodes no picture.
+
+    Missing and unreadable pictures are left out, and everything else that is wrong is an error. Raises InputsError,
+    UsageError and OSError.
+    """
+    answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
+    columns = Columns(answer=answer, choices=settings.choices, question=settings.question)
+    found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
+    _check_questions(found.examples, question=settings.question)
+    found.require_sound(needs_all_pictures=False)
+    examples, split = _of_split(found.examples, split=settings.split)
+    examples, task = _of_task(examples, task=settings.task)
+    left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
+    unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}
+    return EvaluationData(
+        examples=tuple(_drawn(examples, count=settings.limit, seed=settings.seed)),
+        task=task,
+        split=split,
+        unreadable=unreadable,
+        warnings=tuple(shown_problems(one for one in found.problems if one.is_warning)),
+    )
+
+
+def _check_questions(examples: Sequence[Example], *, question: str | None) -> None:
+    """Raise UsageError for examples without a question, and for questions with a variable that examples lack."""
+    without = [
+        example
+        for example in examples
+        if question is None
+        and example.question.instruction is None
+        and (example.task != "caption" or example.item.source is None)
+    ]
+    if without:
+        raise UsageError(
+            f"Wanted a question for every example, but {len(without):,} of {len(examples):,} have none, such as "
+            f"{shown_excerpt(without[0].place)}",
+            hint="pass one for these as --question",
+        )
+    unfilled: list[tuple[Example, TemplateError]] = []
+    for example in examples:
+        try:
+            question_of(example, question=question)
+        except TemplateError as error:
+            unfilled.append((example, error))
+    if unfilled:
+        first, refusal = unfilled[0]
+        raise UsageError(
+            f"{refusal.message}, for {len(unfilled):,} of {len(examples):,} examples, such as "
+            f"{shown_excerpt(first.place)}",
+            hint=refusal.hint,
+        )
+
+
+def _of_split(examples: Sequence[Example], *, split: str | None) -> tuple[list[Example], str]:
+    """The examples of a split, and its name. Raises UsageError for one that no example has."""
+    counts = Counter(example.split for example in examples)
+    name = (_TEST if counts[_TEST] else ALL_SPLITS) if split is None else split_name(split)
+    if name == ALL_SPLITS:
+        return list(examples), name
+    if not counts[name]:
+        named = ", ".join(sorted(filter(None, counts))) or "none"
+        raise UsageError(
+            f"Wanted the split {shown_excerpt(name)}, but no example is in it; the data name {named}",
+            hint=f"pass --split {ALL_SPLITS} for all examples",
+        )
+    return [example for example in examples if example.split == name], name
+
+
+def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Example], Task]:
+    """The examples of a task, and the task. Raises UsageError for none, and if the data show several."""
+    num_choices = sum(example.choices is not None for example in examples)
+    if task is None and 0 < num_choices < len(examples):
+        raise UsageError(
+            f"Wanted choices for all examples or for none, but {num_choices:,} of {len(examples):,} have some",
+            hint="--task choices asks these alone, --task open has all answers generated",
+        )
+    if task is None and not num_choices:
+        is_described = all(example.task == "caption" for example in examples)
+        is_described |= are_captions([answer for example in examples for answer in example.answers])
+        task = "captions" if is_described else "open"
+    if task in (None, "choices"):
+        if not num_choices:
+            raise UsageError(
+                "--task choices wants examples with choices, and these have none",
+                hint="name them in a column `choices`, or pass --choices",
+            )
+        return [example for example in examples if example.choices is not None], "choices"
+    assert task is not None
+    return [replace(example, choices=None) for example in examples], task
+
+
+def _drawn(examples: Sequence[Example], *, count: int | None, seed: int) -> list[Example]:
+    """At most `count` examples in their order; those of a picture together. More contain the ones that fewer have."""
+    if count is None:
+        return list(examples)
+
+    def drawn(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}\n{picture_key(examples[index])}".encode(errors="surrogatepass")).digest()
+
+    return [examples[index] for index in sorted(sorted(range(len(examples)), key=drawn)[:count])]

@@ -1,0 +1,286 @@
+"""`eval` from top to bottom: labelled data in; answers, figures and reports out."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from PIL import Image
+
+from llama_adapter.app.evaluating.data import ALL_SPLITS, DataSettings, EvaluationData, read_data
+from llama_adapter.app.evaluating.outcomes import (
+    MODEL_ERRORS,
+    Reply,
+    SavedOutcomes,
+    outcome_of,
+    read_outcomes,
+    write_outcomes,
+)
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.inputs import InputSpec, PictureInput, QuestionFields
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.run import run_job
+from llama_adapter.app.jobs.runner import LocalRunner
+from llama_adapter.app.labelled.digests import data_digest
+from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, CaptionerSpec, ReaderKind
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.scores.compare import Comparison, compare
+from llama_adapter.app.scores.intervals import Draws
+from llama_adapter.app.scores.outcome import Outcome
+from llama_adapter.app.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
+from llama_adapter.app.scores.scoring import Scores, score
+from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.text import shown_name
+
+ANSWERS, OUTCOMES = "answers.jsonl", "outcomes.jsonl"  # with the reports, the files of an evaluation
+_MOST_NAMED: Final = 5  # pictures in a note
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationJob:
+    """One run of `eval`, as plain values."""
+
+    spec: CaptionerSpec
+    data: DataSettings
+    out: str  # a folder
+    against: str | None = None  # the folder of another evaluation of the same data
+    max_new_tokens: int = SamplingParams.max_new_tokens
+    overwrite: bool = False  # this and the next five as in `Job`
+    retry_errors: bool = False
+    max_errors: int | None = None
+    reader: ReaderKind = DEFAULT_READER
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+    quiet: bool = False
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class _Asked(NamedTuple):
+    """A picture, or a text without one, with its different questions, and the examples that ask them."""
+
+    item: PictureInput
+    examples: tuple[tuple[int, int], ...]  # index of the example, and of its question in `item`
+
+
+def run_evaluation(job: EvaluationJob) -> int:
+    """Ask every example, write answers and reports into `out`, and print the figures on stdout; returns the exit code.
+
+    Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists; what is
+    wrong with the data comes before the model is loaded.
+    """
+    against = None if job.against is None else _read_against(job)
+    data = read_data(job.data)
+    if against is not None:
+        _check_against(against, data, question=job.data.question, path=str(job.against))
+    _say_problems(job, data)
+    asked = list(_asked(data.examples, question=job.data.question))
+    answering, runner = _answering(job, asked), LocalRunner()
+    code = run_job(answering, runner)
+    if code == ExitCode.INTERRUPTED:
+        return code
+    folder = Path(job.out)
+    planner = JobPlanner(answering, spec=runner.spec, info=runner.info)
+    found = _answered(data.examples, asked, planner, read_records(folder / ANSWERS))
+    if not found.outcomes:
+        say("error: none of the examples was answered")
+        return ExitCode.FAILED
+    unreadable = data.unreadable | found.unreadable
+    saved = SavedOutcomes(model=runner.info.name, task=data.task, outcomes=tuple(found.outcomes))
+    draws = Draws(seed=job.data.seed)
+    notes = _notes(job, data, unreadable=unreadable, num_refused=found.num_refused)
+    scores = score(found.outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
+    write_outcomes(saved, folder / OUTCOMES)
+    comparison = None if against is None else _compared(job, against, saved, draws=draws)
+    _write_reports(folder, scores, comparison, examples=data.examples)
+    print(as_markdown(dataclasses.replace(scores, worst=()), comparison), end="")
+    if not job.quiet:
+        say(f"the reports are in `{shown_name(job.out)}`; scores.html shows the worst answers")
+    return ExitCode.PICTURE_ERRORS if unreadable or found.num_refused else ExitCode.OK
+
+
+def _read_against(job: EvaluationJob) -> SavedOutcomes:
+    assert job.against is not None, "there is something to read"
+    path = Path(job.against)
+    if path.resolve() == Path(job.out).resolve():
+        raise UsageError("--against and --out are the same folder", hint="name another folder as --out")
+    if not (path / OUTCOMES).is_file():
+        raise UsageError(
+            f"Wanted the folder of a finished evaluation, but `{shown_name(path)}` has no {OUTCOMES}",
+            hint="evaluate the other model first: `llama-adapter eval DATA --out FOLDER`",
+        )
+    return read_outcomes(path / OUTCOMES)
+
+
+def _check_against(against: SavedOutcomes, data: EvaluationData, *, question: str | None, path: str) -> None:
+    """Raise UsageError for an evaluation that has nothing in common with the data, before a model is loaded."""
+    hint = "evaluate both models on the same data, question, split and task"
+    if against.task != data.task:
+        raise UsageError(
+            f"Wanted answers of the task {data.task} in `{shown_name(path)}`, got those of {against.task}", hint=hint
+        )
+    asked = [question_of(example, question=question) for example in data.examples]
+    # What examples without a question are asked is known by the model alone.
+    is_known = not any(one.is_caption for one in asked)
+    ours = {
+        (example.digest, example.part, example.answers, one.shown("") if is_known else "")
+        for example, one in zip(data.examples, asked, strict=True)
+    }
+    theirs = ((one.digest, one.part, one.references, one.question if is_known else "") for one in against.outcomes)
+    if ours.isdisjoint(theirs):
+        raise UsageError(
+            f"Wanted the same questions about the same pictures in `{shown_name(path)}`, but none of these is in it",
+            hint=hint,
+        )
+
+
+def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
+    if job.spec.is_llama_alone and any(example.item.source is not None for example in data.examples):
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    for reason in data.unreadable.values():
+        say(f"error: {reason}")
+    for warning in data.warnings if not job.quiet else ():
+        say(f"note: {warning}")
+
+
+def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
+    """Each picture once with all its questions, in order of appearance; each text without a picture by itself.
+
+    POPE asks some questions in each of its parts; the model is asked once.
+    """
+    groups: dict[object, list[int]] = {}
+    for index, example in enumerate(examples):
+        groups.setdefault(index if example.item.source is None else (example.item.source,), []).append(index)
+    for group in groups.values():
+        places: dict[QuestionFields, int] = {}
+        asking = []
+        for index in group:
+            asked = question_of(examples[index], question=question)
+            own = QuestionFields(instruction=asked.instruction, input=asked.input, choices=examples[index].choices)
+            asking.append((index, places.setdefault(own, len(places))))
+        item = dataclasses.replace(examples[group[0]].item, questions=tuple(places))
+        yield _Asked(item=item, examples=tuple(asking))
+
+
+def _answering(job: EvaluationJob, asked: Sequence[_Asked]) -> Job:
+    """The job that answers the questions of all examples."""
+    is_text = all(one.item.source is None for one in asked)
+    return Job(
+        spec=job.spec,
+        inputs=InputSpec(paths=job.data.data, is_text=is_text),
+        questions=(Question(instruction=job.data.question),),
+        items=tuple(one.item for one in asked),
+        sampling=SamplingParams(max_new_tokens=job.max_new_tokens),
+        out=str(Path(job.out) / ANSWERS),
+        overwrite=job.overwrite,
+        retry_errors=job.retry_errors,
+        max_errors=job.max_errors,
+        reader="thread" if is_text else job.reader,
+        picture_timeout_s=job.picture_timeout_s,
+        quiet=job.quiet,
+        settings=job.settings,
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)  # in the order of the examples
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # pictures by name, with the reason
+    num_refused: int = 0  # questions that the model could not answer
+
+
+def _answered(
+    examples: Sequence[Example], asked: Sequence[_Asked], planner: JobPlanner, records: Iterable[Record]
+) -> _Found:
+    """The outcomes of all examples whose pictures could be read."""
+    by_id: dict[str, Record] = {}
+    for one_record in records:
+        if one_record["error"] is None or one_record["id"] not in by_id:
+            by_id[one_record["id"]] = one_record
+    found, outcomes = _Found(), dict[int, Outcome]()
+    for one in asked:
+        work, _ = planner.item(one.item)
+        prefix = work.picture.digest if isinstance(work.picture, PictureReading) else ""
+        for index, place in one.examples:
+            example, key = examples[index], work.questions[place].tag.key
+            # A picture that disappeared after the data were checked has a record without its digest.
+            record = by_id.get(key.id(example.digest or prefix)) or by_id.get(key.id(""))
+            if record is None:
+                found.unreadable[example.item.label] = "it changed after the data were checked"
+                continue
+            error = record["error"]
+            reply = Reply(text=record["text"], choice=record["choice"], error=error and error["code"])
+            outcome = outcome_of(example, reply, shown=record["prompt"])
+            if outcome is not None:
+                outcomes[index] = outcome
+            elif error is not None:
+                found.unreadable[example.item.label] = error["message"]
+            found.num_refused += error is not None and error["code"] in MODEL_ERRORS
+    found.outcomes = [outcomes[index] for index in sorted(outcomes)]
+    return found
+
+
+def _notes(
+    job: EvaluationJob, data: EvaluationData, *, unreadable: Mapping[str, str], num_refused: int
+) -> tuple[str, ...]:
+    """Sentences for the reports."""
+    split = "all examples" if data.split == ALL_SPLITS else f"split {data.split}"
+    part = "" if job.data.limit is None else f", at most {job.data.limit:,} drawn with seed {job.data.seed}"
+    named = ", ".join(map(shown_name, job.data.data))
+    notes = [f"Data: {named}, {split}{part}; SHA-256 {data_digest(data.examples)[:16]}."]
+    if unreadable:
+        names = ", ".join(map(shown_name, list(unreadable)[:_MOST_NAMED]))
+        more = f" and {len(unreadable) - _MOST_NAMED:,} more" if len(unreadable) > _MOST_NAMED else ""
+        notes.append(f"Pictures that could not be read and are left out: {len(unreadable):,} ({names}{more}).")
+    if num_refused:
+        notes.append(f"Examples that the model could not answer, which count as wrong: {num_refused:,}.")
+    return tuple(notes)
+
+
+def _compared(job: EvaluationJob, against: SavedOutcomes, own: SavedOutcomes, *, draws: Draws) -> Comparison:
+    """This evaluation minus the other, on the examples that both have. Raises UsageError if there are none."""
+    first, second = _common(against.outcomes, own.outcomes), _common(own.outcomes, against.outcomes)
+    num_left_out = len(against.outcomes) + len(own.outcomes) - len(first) - len(second)
+    if num_left_out and not job.quiet:
+        say(f"note: {num_left_out:,} answers to examples that one of the two lacks are not compared")
+    if not first:
+        raise UsageError(
+            f"Wanted the same examples in `{shown_name(str(job.against))}`, but none of these is in it",
+            hint="evaluate both models on the same data, question, split and task",
+        )
+    names = (against.model, own.model)
+    if against.model == own.model:
+        names = (Path(str(job.against)).resolve().name, Path(job.out).resolve().name)
+    return compare(first, second, names=names, task=own.task, draws=draws)
+
+
+def _common(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes whose example the others have too; equal examples as often as there."""
+    left = Counter(one.example_key for one in others)
+    found = []
+    for one in outcomes:
+        if left[one.example_key]:
+            left[one.example_key] -= 1
+            found.append(one)
+    return found
+
+
+def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:
+    sources = {example.item.label: example.item.source for example in examples}
+
+    def thumbnail(outcome: Outcome) -> Image.Image | None:
+        source = sources.get(outcome.picture)
+        return thumbnail_of(source) if isinstance(source, str | bytes | FileSlice) else None
+
+    page = as_html(scores, comparison, thumbnail=thumbnail)
+    table = as_json(scores, comparison, thumbnail=thumbnail)
+    for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
+        with atomic_write(folder / name) as file:
+            file.write(text.encode(errors="backslashreplace"))
