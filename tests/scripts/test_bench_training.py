@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from scripts.bench_training import QUICK, Way, _gain, time_steps
+from scripts.peers.huggingface import llama_config
 from scripts.training_bench.batch import random_batch, random_llama
-from scripts.training_bench.programs import open_program
+from scripts.training_bench.programs import _base_state, _config, open_program
 
 
 @pytest.mark.parametrize("program", ["ours", "ours, with pictures"])
@@ -23,19 +24,9 @@ def test_steps_are_timed_and_lower_the_loss(program: str) -> None:
 def test_the_loss_is_that_of_transformers_over_the_same_weights() -> None:
     import transformers
 
-    from scripts.training_bench.programs import _base_state
-
     llama, batch = random_llama("tiny"), random_batch(2)
     _, loss_of = open_program("ours", llama, dtype=torch.float32)
-    settings = transformers.LlamaConfig(
-        vocab_size=llama.vocab_size,
-        hidden_size=llama.dim,
-        intermediate_size=llama.ffn_dim,
-        num_hidden_layers=llama.num_layers,
-        num_attention_heads=llama.num_heads,
-        rms_norm_eps=llama.norm_eps,
-        tie_word_embeddings=False,
-    )
+    settings = llama_config(_config(llama, num_adapter_layers=0), dtype=torch.float32)
     theirs = transformers.LlamaForCausalLM(settings)
     theirs.load_state_dict(_base_state(llama))
     labels = batch.labels_BS.masked_fill(batch.labels_BS == 0, -100)
