@@ -100,6 +100,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "web: chat and batches",
             "run-reference",
             "calibration of choices",
+            "training",
             "eval",
             "Ray clusters",
             "exports",
