@@ -5,7 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.terminal.stderr_lines import say
 
 
@@ -35,9 +37,12 @@ def interruptible() -> Iterator[Interruption]:
         say("ending after this step; a second time ends at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield found
+    except RankError:
+        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun ends all ranks, and this one has to say why first
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

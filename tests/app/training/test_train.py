@@ -75,6 +75,7 @@ def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFact
     return out.with_suffix(".training")
 
 
+@pytest.mark.proves("training", "CPU")
 def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     }
 
 
+@pytest.mark.proves("train: resume after kill -9", "CPU")
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
     whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def torchrun(*arguments: str, timeout: float = 200) -> Ran:
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
 
+@pytest.mark.proves("train: several ranks", "CPU")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
     out = tmp_path / "pets.pth"
@@ -313,4 +316,4 @@ def test_a_rank_that_dies_ends_the_run(pets: Path, encoded: list[str], tmp_path:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ran.returncode == 1
-    assert "Rank 0 of 2 lost the others" in ran.stderr
+    assert "Rank 0 of 2 lost the others" in ran.stderr, ran.stderr
