@@ -23,7 +23,7 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
+def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is noted; a second one raises KeyboardInterrupt."""
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -34,7 +34,8 @@ def interruptible() -> Iterator[Interruption]:
         if found.is_asked:
             raise KeyboardInterrupt
         found.ask()
-        say("ending after this step; a second time ends at once")
+        if speaks:
+            say("ending after this step; a second time ends at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}

@@ -118,7 +118,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
-    with interruptible() as interruption:
+    with interruptible(speaks=ranks.is_first) as interruption:
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
         data = data.without({one.digest for one in unreadable if one.digest})
         distributed = Distributed(model, kind=kind, ranks=ranks)
