@@ -14,6 +14,7 @@ import torch
 
 from llama_adapter.app.inputs import PictureInput, QuestionFields
 from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
 from llama_adapter.app.training.asking import TrainExample
 from llama_adapter.app.training.batches import Microbatch
@@ -22,14 +23,14 @@ from llama_adapter.app.training.distributing import Distributed
 from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.optimiser import NamedAdamW
 from llama_adapter.app.training.plan import Shapes, plan_step
+from llama_adapter.app.training.planning import measured_rates
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.training.stepping import Stepper
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
-from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
+from scripts.training_bench.batch import random_llama
 
 # D model width, F feed-forward width, V vocabulary; B rows, S tokens
 
@@ -77,9 +78,7 @@ def main() -> None:
         device_type=backend.device.type,
     )
     plan = plan_step(shapes)
-    linear = [(size.dim, size.ffn_dim), (size.ffn_dim, size.dim)]
-    flops_per_s = measure_matmul(backend, shapes=linear, dtype=dtype)
-    bytes_per_s = measure_bandwidth(backend)
+    rates = measured_rates(backend, decoder=shapes.decoder, dtype=dtype)
     before = _resident_bytes()
     model = TrainableModel(random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0)
     model.checkpoint_layers = options.checkpointing
@@ -93,7 +92,7 @@ def main() -> None:
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
     peak = _peak_bytes()
     seconds.sort()
-    predicted_s = plan.seconds(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)
+    predicted_s = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
     found = {
         "size": options.size,
         "sets": options.sets,
@@ -108,9 +107,9 @@ def main() -> None:
         "peak_ratio": round(plan.total / (peak - before), 3),
         "step_s": {"predicted": round(predicted_s, 3), "measured": round(seconds[len(seconds) // 2], 3)},
         "gflop_a_step": round(plan.flops / 1e9, 1),
-        "gflop_per_s": round(flops_per_s / 1e9, 1),
+        "gflop_per_s": round(rates.flops_per_s / 1e9, 1),
         "gb_a_step": round(plan.traffic / 1e9, 2),
-        "gb_per_s": round(bytes_per_s / 1e9, 1),
+        "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
     }
     print(json.dumps(found, indent=1))
 
@@ -118,22 +117,7 @@ def main() -> None:
 def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
     """A LLaMA of a size and a CLIP with random weights, and a new adapter, in memory."""
     size = parse_size(name)
-    config, vision = decoder_config(size), vision_config(size)
-    shapes = llama_shapes(vocab_size=VOCABULARY, dim=size.dim, num_layers=size.num_layers, ffn_dim=size.ffn_dim)
-    tensors = {key: SplitTensor((_drawn(shape),)) for key, shape in shapes.items()}
-    llama = LlamaSource(
-        name=f"random {name}",
-        vocab_size=VOCABULARY,
-        dim=size.dim,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        ffn_dim=size.ffn_dim,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        half_split=False,
-        tensors=tensors,
-        files=(),
-    )
+    vision, llama = vision_config(size), random_llama(name)
     with torch.device("meta"):
         tower = ClipVisionTower(vision.clip)
     state = {f"clip.{key}": _drawn(tuple(tensor.shape)) for key, tensor in tower.state_dict().items()}
@@ -146,14 +130,15 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
         visual_heads=choice.visual_heads,
         channel_order="rgb",
         tokenizer=WiderTokenizer(VOCABULARY),
-        context=config.context,
+        context=DEFAULT_CONTEXT,
     )
 
 
 def _drawn(shape: tuple[int, ...]) -> torch.Tensor:
     if len(shape) == 1:
         return torch.ones(shape)
-    return torch.randn(shape) * shape[-1] ** -0.5
+    drawn: torch.Tensor = torch.randn(shape) * shape[-1] ** -0.5
+    return drawn
 
 
 def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, labels: int) -> list[float]:

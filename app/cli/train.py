@@ -48,7 +48,10 @@ def _declare(train: Parser) -> None:
     _add_choice(train.add_argument_group("what is trained", section="training"))
     _add_optimisation(train.add_argument_group("optimisation", section="training"))
     _add_run(train.add_argument_group("run", section="training"))
-    _add_plan(train.add_argument_group("plan, in place of training"))
+    _add_plan(
+        train.add_argument_group("plan, in place of training"),
+        details=train.add_argument_group("what is planned", section="profiling"),
+    )
     compute = train.add_argument_group("computation", section="computation")
     compute.add_argument(
         "--device",
@@ -79,7 +82,13 @@ def _add_data(group: Any) -> None:
         first=True,
         help="of examples without one (default: for classes it names them, for captions it is the model's prompt)",
     )
-    group.add_argument("--picture-folder", dest="pictures", metavar="FOLDER", help="pictures of a known set")
+    group.add_argument(
+        "--picture-folder",
+        dest="pictures",
+        key="picture_folder",
+        metavar="FOLDER",
+        help="pictures of a known set (default: where they usually lie)",
+    )
     group.add_argument(
         "--validation", metavar="SHARE", type=float, default=_JOB.validation, help=default("of the pictures")
     )
@@ -94,7 +103,11 @@ def _add_data(group: Any) -> None:
         help=default("of the pictures that may be unreadable; they are named and left out"),
     )
     group.add_argument(
-        "--encoded", dest="cache", metavar="FOLDER", help="encoded pictures (default: in the user's cache folder)"
+        "--encoded",
+        dest="cache",
+        key="encoded",
+        metavar="FOLDER",
+        help="encoded pictures (default: in the user's cache folder)",
     )
 
 
@@ -126,7 +139,7 @@ def _add_choice(group: Any) -> None:
 
 
 def _add_optimisation(group: Any) -> None:
-    rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+    rates = ", ".join(f"{kind} {rate:g}" for kind, rate in LEARNING_RATES.items())
     group.add_argument(
         "--epochs",
         metavar="N",
@@ -136,6 +149,7 @@ def _add_optimisation(group: Any) -> None:
     )
     group.add_argument(
         "--batch-size",
+        key="step_examples",
         metavar="N",
         type=int,
         default=_OPTIMISATION.batch_size,
@@ -145,7 +159,13 @@ def _add_optimisation(group: Any) -> None:
     group.add_argument(
         "--rows", metavar="N", type=int, help="examples that a device computes at once (default: its share of a step)"
     )
-    group.add_argument("--lr", metavar="X", type=float, first=True, help=f"highest learning rate (default: {rates})")
+    group.add_argument(
+        "--lr",
+        metavar="X",
+        type=float,
+        first=True,
+        help=f"highest learning rate (default: {rates} for 7B; more for narrower models)",
+    )
     for flag, what in (
         ("warmup", "share of the steps over which the learning rate rises"),
         ("final-lr", "share of the highest learning rate at the end"),
@@ -194,6 +214,7 @@ def _add_run(group: Any) -> None:
     group.add_argument(
         "--save-every",
         dest="save_every_s",
+        key="save_every",
         metavar="S",
         type=float,
         default=_JOB.save_every_s,
@@ -208,6 +229,7 @@ def _add_run(group: Any) -> None:
     group.add_argument(
         "--rank-timeout",
         dest="timeout_s",
+        key="rank_timeout",
         metavar="S",
         type=float,
         default=_JOB.timeout_s,
@@ -215,7 +237,7 @@ def _add_run(group: Any) -> None:
     )
 
 
-def _add_plan(group: Any) -> None:
+def _add_plan(group: Any, *, details: Any) -> None:
     group.add_argument(
         "--plan",
         metavar="SIZE",
@@ -224,16 +246,16 @@ def _add_plan(group: Any) -> None:
         help="print memory and time of a step for the model of the flags, or for one of a size: 160M, 1B, 7B, 13B, "
         "30B, 65B or DIMxLAYERSxHEADSxFFN",
     )
-    group.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
-    group.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
-    group.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
-    group.add_argument(
+    details.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
+    details.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
+    details.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
+    details.add_argument(
         "--device-tflops", metavar="X", type=float, help="rate of matrix products (default: measured on this machine)"
     )
-    group.add_argument(
+    details.add_argument(
         "--device-bandwidth", metavar="GB/S", type=float, help="of memory (default: measured on this machine)"
     )
-    group.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+    details.add_argument("--json", section="output", action="store_true", help="JSON on stdout in place of the table")
 
 
 _PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")

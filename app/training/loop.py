@@ -68,7 +68,10 @@ class Loop:
         self._progress, self._interruption = progress, interruption
         model = distributed.model
         self._optimiser = NamedAdamW(
-            model.trained(), no_decay=model.no_decay(), weight_decay=job.optimisation.weight_decay
+            model.trained(),
+            no_decay=model.no_decay(),
+            weight_decay=job.optimisation.weight_decay,
+            factor_of=lambda name: job.rate_factor(model.kind_of(name)),
         )
         self._stepper = Stepper(distributed, self._optimiser, ranks=ranks, clip=job.optimisation.max_norm)
         self._state = LoopState(num_steps=num_steps, run=run)
@@ -109,7 +112,8 @@ class Loop:
         started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
         if state.step == 0 and self._validate is not None:
             self._log(log, validation=self._evaluate())
-        why = ""
+        patience = self._job.patience
+        why = "early" if patience and state.num_worse >= patience else ""  # of a run that had ended before
         try:
             while state.step < state.num_steps and not why:
                 done = self._step(log)
@@ -121,7 +125,7 @@ class Loop:
                 elif self._validate is not None and (state.step % self._every == 0 or is_end):
                     self._log(log, validation=self._evaluate())
                     is_evaluated = True
-                    if self._job.patience and state.num_worse >= self._job.patience:
+                    if patience and state.num_worse >= patience:
                         why = "early"
                     self._progress.resume()
                 is_due = time.monotonic() - saved_at > self._job.save_every_s

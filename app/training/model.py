@@ -235,8 +235,12 @@ class TrainableModel(nn.Module):
         """How many numbers are trained, by kind."""
         counted: Counter[str] = Counter()
         for name, weight in self.trained().items():
-            counted[_VISUAL if name.startswith("visual.") else str(kind_of(name))] += weight.numel()
+            counted[self.kind_of(name)] += weight.numel()
         return dict(counted)
+
+    def kind_of(self, name: str) -> str:
+        """The kind of a parameter of `trained`."""
+        return _VISUAL if name.startswith("visual.") else str(kind_of(name))
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         """The adapter as its file holds it: copies on the CPU with names, shapes and types of the released ones.
@@ -259,28 +263,25 @@ class TrainableModel(nn.Module):
             state = self.vision.query.state_dict()
             for name, tensor in visual_tensors(state, depth=self.vision_config.query.depth).items():
                 found[name] = tensor.to("cpu", sources.adapter.visual[name].dtype, copy=True)
-        if sources.adapter.name == NEW_ADAPTER or sources.bundle is not None:
-            return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
-        return found
+        if sources.has_adapter_file:
+            return found
+        return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
 
     def file_config(self) -> dict[str, Any]:
         """The config beside the tensors of an adapter's file, as the releases have it.
 
         Two entries are added that other programs do not read: heads of the visual blocks, and the order of colours.
         """
-        names = self.adapter_tensors()
+        adapter, kinds = self.sources.adapter, self.choice.kinds
         config: dict[str, Any] = {
-            "w_bias": any(name.endswith("wq.bias") for name in names),
-            "w_lora": any(".lora_" in name for name in names),
-            "lora_rank": self._lora_rank(),
+            "w_bias": "biases" in kinds or any(name.endswith(".bias") for name in adapter.llama),
+            "w_lora": "LoRA factors" in kinds or adapter.has_lora,
+            "lora_rank": _rank(adapter) or self.choice.lora_rank,
         }
         if self.vision is not None:
             heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
             config |= {"visual_heads": heads, "channel_order": order}
         return config
-
-    def _lora_rank(self) -> int:
-        return _rank(self.sources.adapter) or self.choice.lora_rank
 
     def loaded_model(self, dtype: Dtype | None = None) -> StreamedModel:
         """The model with the weights of now, as loaders give it: what a captioner computes with the written adapter.

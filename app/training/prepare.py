@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import Columns
 from llama_adapter.app.labelled.splitting import split_examples
 from llama_adapter.app.training.asking import Asker, TrainExample, default_question
+from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt
@@ -30,6 +32,7 @@ class TrainingData:
     validation: tuple[TrainExample, ...]
     test: tuple[TrainExample, ...]
     digest: str  # of all examples
+    unreadable: tuple[Unreadable, ...] = ()  # pictures that are files, and are left out
     warnings: str = ""  # what is wrong with the data in spite of which they are usable, one a line
 
     @property
@@ -51,7 +54,7 @@ class TrainingData:
         parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self._parts()}
         if not parts[TRAIN]:
             raise UsageError("Wanted examples to learn, but none of their pictures can be read")
-        return dataclasses.replace(self, **parts)
+        return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
 
     def _parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
         return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
@@ -99,6 +102,7 @@ def _with_question(example: Example, *, given: str | None) -> Example:
 def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
     """The examples as tokens, divided into parts. Raises InputsError, which lists all that is wrong, and UsageError."""
     asked = asker.ask_all(found, context=context)
+    unreadable = _taken_out(found)
     found.require_sound()
     shares = {TRAIN: 1 - job.validation - job.test, VALIDATION: job.validation, TEST: job.test}
     parts = split_examples(
@@ -114,8 +118,25 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
         validation=tokens[VALIDATION],
         test=tokens[TEST],
         digest=data_digest(found.examples),
-        warnings=shown_problems(problem for problem in found.problems if problem.is_warning),
+        unreadable=unreadable,
+        warnings="\n".join(shown_problems(problem for problem in found.problems if problem.is_warning)),
     )
+
+
+def _taken_out(found: Examples) -> tuple[Unreadable, ...]:
+    """The pictures that are files and cannot be read, which are errors no more. Missing ones stay errors."""
+    out = [one for one in found.problems if one.unreadable is not None and _is_there(one.unreadable)]
+    found.problems[:] = [one for one in found.problems if one not in out]
+    return tuple(
+        Unreadable(label=one.unreadable.item.label, reason=one.reason, digest="")
+        for one in out
+        if one.unreadable is not None
+    )
+
+
+def _is_there(example: Example) -> bool:
+    source = example.item.source
+    return not isinstance(source, str) or os.path.isfile(source)
 
 
 def run_digest(job: TrainJob, data: TrainingData) -> str:

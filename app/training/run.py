@@ -43,6 +43,7 @@ from llama_adapter.app.training.results import (
     draw,
     score_test,
     trained_spec,
+    usage,
     write_beginning,
     write_card,
     write_model,
@@ -52,7 +53,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_name, shown_text
 from llama_adapter.runtime.user_cache import cache_folder
 
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
@@ -107,6 +108,7 @@ def _folder(job: TrainJob) -> Path:
 def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend, ranks: OneRank) -> int:
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
+    job = job.with_rate(width=sizes_of(job).decoder.dim)
     plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
@@ -116,10 +118,9 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
-    with interruptible() as interruption:
+    with interruptible(speaks=ranks.is_first) as interruption:
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
-        if unreadable:
-            data = data.without({one.digest for one in unreadable})
+        data = data.without({one.digest for one in unreadable if one.digest})
         distributed = Distributed(model, kind=kind, ranks=ranks)
         num_steps = job.optimisation.num_steps(len(data.train))
         _announce(job, model, data, num_steps=num_steps, tell=tell)
@@ -216,6 +217,7 @@ def _encoded(
     place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
     cache = EncodedCache(place, encoder=_encoding_name(job, model), shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures = pictures_of(one.example for one in data.everything)
+    num_pictures = len(pictures) + len(data.unreadable)
     missing = cache.missing(pictures)
     if ranks.is_first:
         cache.require_room(len(missing))
@@ -242,7 +244,8 @@ def _encoded(
         if rest:  # other ranks could not read these, or keep what they encode on another machine
             unreadable += encode(rest)
     progress.clear()
-    for line in check_unreadable(unreadable, num_pictures=len(pictures), most=job.most_unreadable):
+    unreadable += data.unreadable
+    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
         if tell_all:
             say(line)
     return Encodings(cache, nothing), unreadable
@@ -351,12 +354,13 @@ def _write(
             unreadable=unreadable,
             scores=scores,
             memory=memory,
+            command=usage(job, data, bundle),
         )
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
             interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
-        say(f"`{shown_name(str(folder / CARD))}` has all figures")
+        say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
     ranks.wait()
 
 

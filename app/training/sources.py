@@ -56,6 +56,7 @@ class TrainingSources:
     prompt: str = DEFAULT_PROMPT
     files: tuple[SourceFile, ...] = ()
     bundle: str | None = None  # the folder, if it is one
+    has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
     notes: tuple[str, ...] = ()  # sentences for people
 
 
@@ -107,6 +108,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         context=context,
         files=files,
         bundle=str(place.folder) if place.form == "bundle" else None,
+        has_adapter_file=spec.adapter is not None,
     )
 
 
@@ -143,6 +145,7 @@ def _of_bundle(spec: CaptionerSpec) -> TrainingSources:
         prompt=model.prompt,
         files=model.sources,
         bundle=str(folder),
+        has_adapter_file=False,
         notes=notes,
     )
 

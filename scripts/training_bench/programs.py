@@ -15,6 +15,7 @@ from llama_adapter.llm.training.build import Kind, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.names import MATRICES, LlamaSource, half_split
+from scripts.peers.huggingface import llama_config
 from scripts.peers.packages import require
 from scripts.training_bench.batch import Batch
 
@@ -103,19 +104,7 @@ def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_f
     """`LlamaForCausalLM` under `get_peft_model`. Rows need no attention mask: padding stands behind their tokens."""
     transformers = require("transformers", package="transformers")
     peft = require("peft", package="peft")
-    settings = transformers.LlamaConfig(
-        vocab_size=llama.vocab_size,
-        hidden_size=llama.dim,
-        intermediate_size=llama.ffn_dim,
-        num_hidden_layers=llama.num_layers,
-        num_attention_heads=llama.num_heads,
-        num_key_value_heads=llama.num_heads,
-        rms_norm_eps=llama.norm_eps,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        attn_implementation=attention,
-        dtype=dtype,
-    )
+    settings = llama_config(_config(llama, num_adapter_layers=0), dtype=dtype, attn_implementation=attention)
     base = transformers.LlamaForCausalLM(settings).to(dtype)
     base.load_state_dict({name: value.to(dtype) for name, value in _base_state(llama).items()})
     targets = [name.rpartition(".")[2] for name in _MODULES.values()]

@@ -91,10 +91,14 @@ def test_7b_is_planned_without_a_model(run: Run) -> None:
     assert ran.code == 0, ran.err
     plans = json.loads(ran.out)["plans"]
 
-    assert [(one["devices"], one["parallel"], one["rows"]) for one in plans] == [(1, "", 16), (8, "ddp", 2), (8, "fsdp", 2)]
+    assert [(one["devices"], one["parallel"], one["rows"]) for one in plans] == [
+        (1, "", 16),
+        (8, "ddp", 2),
+        (8, "fsdp", 2),
+    ]
     assert 13.4e9 < plans[0]["frozen"] < 14.5e9, "6.7 billion numbers and CLIP, of 2 bytes"
     assert plans[0]["trained"] == pytest.approx(3 * 4 * 63_095_552, rel=0.02), "the released BIAS-7B"
-    assert 4 * 6.7e9 * 16 * 512 < 1.6 * plans[0]["flops"], "at least two passes over all weights"
+    assert 1.6 * plans[0]["flops"] > 4 * 6.7e9 * 16 * 512, "at least two passes over all weights"
     assert plans[0]["seconds"] == pytest.approx(plans[0]["flops"] / 1e14 + plans[0]["traffic"] / 1e12)
     refused = run("train", "--plan", "7X")
     assert refused.code == 2
