@@ -66,10 +66,12 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
         ("digits", most, "lora,visual"),
         *(("digits", size, "bias") for size in settings.sizes[:-1]),
         ("words", most, "bias"),
+        ("words", most, "lora"),
+        ("words", most, "lora,visual"),
     ):
         flags = ("--sets", sets, *_epochs(settings, 6 * most / size))
         name = f"{answers}-{size}-{sets.replace(',', '-')}"
-        run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=("--sets", sets, *flags))
+        run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=flags)
         figures = train(run, settings.work)
         scored = {
             task: evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{name}-{task}", task=task)
