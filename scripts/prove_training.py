@@ -88,7 +88,7 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
 
 def measure_world(settings: Settings) -> dict[str, Any]:
     """New questions about drawings of the model's world, learned with and without old ones beside them."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     before = old_scores(embedded_model(), num_pictures=settings.old_drawings)
     for task, rate in NEW:
         data = settings.work / task

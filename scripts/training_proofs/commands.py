@@ -50,16 +50,16 @@ def bundle_of(run: Training, folder: Path) -> Path:
     return folder / f"{run.name}.training" / "bundle"
 
 
-def read_curve(log: Path) -> list[dict[str, float]]:
+def read_curve(log: Path) -> list[dict[str, float | None]]:
     """The evaluations of a log: step, loss and score on the validation part, and the mean training loss before it."""
-    curve, losses = [], list[float]()
+    curve, losses = list[dict[str, float | None]](), list[float]()
     with open(log, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["loss"]:
                 losses.append(float(row["loss"]))
             elif row["validation_loss"]:
                 mean = round(sum(losses) / len(losses), 4) if losses else None
-                point = {"step": int(row["step"]), "loss": mean}
+                point: dict[str, float | None] = {"step": int(row["step"]), "loss": mean}
                 point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
                 curve.append(point)
                 losses.clear()
