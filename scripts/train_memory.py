@@ -14,6 +14,7 @@ import torch
 
 from llama_adapter.app.inputs import PictureInput, QuestionFields
 from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
 from llama_adapter.app.training.asking import TrainExample
 from llama_adapter.app.training.batches import Microbatch
@@ -25,11 +26,11 @@ from llama_adapter.app.training.plan import Shapes, plan_step
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.training.stepping import Stepper
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
+from scripts.training_bench.batch import random_llama
 
 # D model width, F feed-forward width, V vocabulary; B rows, S tokens
 
@@ -118,22 +119,7 @@ def main() -> None:
 def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
     """A LLaMA of a size and a CLIP with random weights, and a new adapter, in memory."""
     size = parse_size(name)
-    config, vision = decoder_config(size), vision_config(size)
-    shapes = llama_shapes(vocab_size=VOCABULARY, dim=size.dim, num_layers=size.num_layers, ffn_dim=size.ffn_dim)
-    tensors = {key: SplitTensor((_drawn(shape),)) for key, shape in shapes.items()}
-    llama = LlamaSource(
-        name=f"random {name}",
-        vocab_size=VOCABULARY,
-        dim=size.dim,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        ffn_dim=size.ffn_dim,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        half_split=False,
-        tensors=tensors,
-        files=(),
-    )
+    vision, llama = vision_config(size), random_llama(name)
     with torch.device("meta"):
         tower = ClipVisionTower(vision.clip)
     state = {f"clip.{key}": _drawn(tuple(tensor.shape)) for key, tensor in tower.state_dict().items()}
@@ -146,14 +132,15 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
         visual_heads=choice.visual_heads,
         channel_order="rgb",
         tokenizer=WiderTokenizer(VOCABULARY),
-        context=config.context,
+        context=DEFAULT_CONTEXT,
     )
 
 
 def _drawn(shape: tuple[int, ...]) -> torch.Tensor:
     if len(shape) == 1:
         return torch.ones(shape)
-    return torch.randn(shape) * shape[-1] ** -0.5
+    drawn: torch.Tensor = torch.randn(shape) * shape[-1] ** -0.5
+    return drawn
 
 
 def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, labels: int) -> list[float]:

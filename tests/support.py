@@ -101,6 +101,8 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "run-reference",
             "calibration of choices",
             "training",
+            "train: resume after kill -9",
+            "train: several ranks",
             "eval",
             "Ray clusters",
             "exports",

@@ -139,7 +139,7 @@ def _add_choice(group: Any) -> None:
 
 
 def _add_optimisation(group: Any) -> None:
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in LEARNING_RATES.items())
+    rates = ", ".join(f"{kind} {rate:g}" for kind, rate in LEARNING_RATES.items())
     group.add_argument(
         "--epochs",
         metavar="N",

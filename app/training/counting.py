@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 
-class MetaCounter(TorchDispatchMode):
+class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, tensors that are made are counted while they live.
 
     `flops` are floating-point operations of matrix products, and `traffic` the bytes that all other operations read
@@ -18,7 +18,7 @@ class MetaCounter(TorchDispatchMode):
     indices, are taken for such."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = self.peak_bytes = self.flops = self.traffic = 0
         self._seen: dict[int, weakref.ref[Any]] = {}
 

@@ -25,7 +25,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str) ->
     held_step, held_loss = _column(rows, "validation_loss")
     if len(held_step):
         axes[0].plot(held_step, held_loss, "o-", color="tab:orange", markersize=4, label="validation")
-    axes[0].set_ylabel("loss a token")
+    axes[0].set_ylabel("loss per token")
     if len(loss) and loss.min() > 0 and loss.max() > 20 * loss.min():
         axes[0].set_yscale("log")
     axes[0].legend(frameon=False)

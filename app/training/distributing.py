@@ -25,6 +25,7 @@ _SYNC_BUFFERS: Final = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+_NO_BUFFERS: Final[dict[str, Any]] = {_SYNC_BUFFERS: False}
 _BARE: Final = "bare"  # a second forward method of linear layers, for the adapter's keys and values
 
 
@@ -38,9 +39,7 @@ class Distributed:
         self.loss_factor = 1.0 if kind == "one" else float(ranks.size)  # torch averages over ranks
         self._ddp: DistributedDataParallel | None = None
         if kind == "ddp":
-            self._ddp = DistributedDataParallel(
-                model, gradient_as_bucket_view=True, init_sync=False, **{_SYNC_BUFFERS: False}
-            )
+            self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False, **_NO_BUFFERS)
             self.forward = self._ddp
         elif kind == "fsdp":
             # Nothing here changes an output of a module in place.
@@ -73,7 +72,8 @@ def like(whole: Tensor, own: Tensor) -> Tensor:
         return moved
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(moved, own.device_mesh, own.placements)  # type: ignore[attr-defined]
+    divided: Tensor = distribute_tensor(moved, own.device_mesh, own.placements)  # type: ignore[attr-defined]
+    return divided
 
 
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
@@ -87,7 +87,7 @@ def _is_divided(tensor: Tensor) -> bool:
 
 
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:

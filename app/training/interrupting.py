@@ -5,7 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.terminal.stderr_lines import say
 
 
@@ -21,7 +23,7 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
+def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is noted; a second one raises KeyboardInterrupt."""
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -32,12 +34,16 @@ def interruptible() -> Iterator[Interruption]:
         if found.is_asked:
             raise KeyboardInterrupt
         found.ask()
-        say("ending after this step; a second time ends at once")
+        if speaks:
+            say("ending after this step; a second time ends at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield found
+    except RankError:
+        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun ends all ranks, and this one has to say why first
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,19 +1,26 @@
 """What a training run is asked to do, as plain values: the one place of the defaults."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
+from llama_adapter.app.training.choice import TrainingChoice
 
 Parallel = Literal["ddp", "fsdp"]
 ScoredBy = Literal["auto", "answers", "loss"]
 
-# The highest learning rates for a LLaMA of 4096 wide; those of a narrower one are higher. Of several sets the smallest.
-LEARNING_RATES: Final[dict[ParameterSet, float]] = {"bias": 1e-3, "lora": 3e-4, "adapter": 2e-3, "visual": 1e-4}
-_WIDTH, _POWER = 4096, 0.75
+# The highest learning rate of each kind of parameters, for a LLaMA of 4096 wide; a narrower one has higher ones.
+LEARNING_RATES: Final[Mapping[str, float]] = {
+    "queries": 1.5e-3,
+    "gates": 1.5e-3,
+    "norms": 1.5e-3,
+    "biases": 1.5e-3,
+    "LoRA factors": 3e-4,
+    "visual blocks": 1.5e-4,
+}
+_WIDTH = 4096
 _LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
 
 
@@ -47,12 +54,11 @@ class Optimisation:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
-    def rate(self, sets: tuple[ParameterSet, ...], *, width: int) -> float:
-        """The highest learning rate for these sets of parameters in a LLaMA of a width."""
+    def rate(self, kinds: Collection[str], *, width: int) -> float:
+        """The highest learning rate of these kinds of parameters in a LLaMA of a width."""
         if self.lr is not None:
             return self.lr
-        rate = min(LEARNING_RATES[name] for name in sets) * (_WIDTH / width) ** _POWER
-        return float(f"{rate:.1g}")
+        return float(f"{max(LEARNING_RATES[kind] for kind in kinds) * _WIDTH / width:.2g}")
 
     def num_steps(self, num_examples: int) -> int:
         """Steps of the whole run; by default of 3 epochs, or of more if these are fewer than 300 steps."""
@@ -119,7 +125,11 @@ class TrainJob:
         assert self.optimisation.lr is not None, "the width of the model is known"
         return self.optimisation.lr
 
+    def rate_factor(self, kind: str) -> float:
+        """Factor on the learning rate of a kind of parameters: 1 for the kind with the highest one."""
+        return LEARNING_RATES[kind] / max(LEARNING_RATES[one] for one in self.choice.kinds)
+
     def with_rate(self, *, width: int) -> "TrainJob":
         """The job with its learning rate, for a LLaMA of a width."""
-        rate = self.optimisation.rate(self.choice.sets, width=width)
+        rate = self.optimisation.rate(self.choice.kinds, width=width)
         return replace(self, optimisation=replace(self.optimisation, lr=rate))

@@ -68,7 +68,10 @@ class Loop:
         self._progress, self._interruption = progress, interruption
         model = distributed.model
         self._optimiser = NamedAdamW(
-            model.trained(), no_decay=model.no_decay(), weight_decay=job.optimisation.weight_decay
+            model.trained(),
+            no_decay=model.no_decay(),
+            weight_decay=job.optimisation.weight_decay,
+            factor_of=lambda name: job.rate_factor(model.kind_of(name)),
         )
         self._stepper = Stepper(distributed, self._optimiser, ranks=ranks, clip=job.optimisation.max_norm)
         self._state = LoopState(num_steps=num_steps, run=run)

@@ -235,8 +235,12 @@ class TrainableModel(nn.Module):
         """How many numbers are trained, by kind."""
         counted: Counter[str] = Counter()
         for name, weight in self.trained().items():
-            counted[_VISUAL if name.startswith("visual.") else str(kind_of(name))] += weight.numel()
+            counted[self.kind_of(name)] += weight.numel()
         return dict(counted)
+
+    def kind_of(self, name: str) -> str:
+        """The kind of a parameter of `trained`."""
+        return _VISUAL if name.startswith("visual.") else str(kind_of(name))
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         """The adapter as its file holds it: copies on the CPU with names, shapes and types of the released ones.

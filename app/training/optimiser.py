@@ -1,6 +1,6 @@
 """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) over named parameters, and its state by name."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import torch
@@ -11,25 +11,34 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class NamedAdamW:
-    """AdamW in two groups: parameters that decay, and those in `no_decay`."""
+    """AdamW in groups: parameters that decay and those in `no_decay`, each with its factor on the learning rate."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], *, no_decay: Collection[str], weight_decay: float
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        no_decay: Collection[str],
+        weight_decay: float,
+        factor_of: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
+        """`factor_of` gives the factor of a name."""
         self._parameters = dict(parameters)
-        decaying = [one for name, one in self._parameters.items() if name not in no_decay]
-        others = [one for name, one in self._parameters.items() if name in no_decay]
-        groups = [
-            {"params": group, "weight_decay": decay}
-            for group, decay in ((decaying, weight_decay), (others, 0.0))
-            if group
-        ]
-        self.torch = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=1e-8)
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self._parameters.items():
+            key = (0.0 if name in no_decay else weight_decay, factor_of(name))
+            groups.setdefault(key, []).append(parameter)
+        self._factors = [factor for _, factor in groups]
+        self.torch = torch.optim.AdamW(
+            [{"params": group, "weight_decay": decay} for (decay, _), group in groups.items()],
+            lr=0.0,
+            betas=BETAS,
+            eps=1e-8,
+        )
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of all groups."""
-        for group in self.torch.param_groups:
-            group["lr"] = lr
+        for group, factor in zip(self.torch.param_groups, self._factors, strict=True):
+            group["lr"] = lr * factor
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

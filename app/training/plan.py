@@ -178,7 +178,7 @@ def _encoding_bytes(shapes: Shapes) -> int:
     pixels = torch.empty(ENCODED_TOGETHER, 3, size, size, dtype=shapes.dtype, device="meta")
     with torch.no_grad(), MetaCounter() as counter:
         encoder.query(encoder.clip(pixels))
-    return counter.peak_bytes + pixels.nbytes
+    return int(counter.peak_bytes + pixels.nbytes)
 
 
 def _scoring_bytes(shapes: Shapes) -> int:

@@ -54,7 +54,7 @@ class TrainingData:
         parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self._parts()}
         if not parts[TRAIN]:
             raise UsageError("Wanted examples to learn, but none of their pictures can be read")
-        return dataclasses.replace(self, **parts)
+        return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
 
     def _parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
         return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
@@ -119,7 +119,7 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
         test=tokens[TEST],
         digest=data_digest(found.examples),
         unreadable=unreadable,
-        warnings=shown_problems(problem for problem in found.problems if problem.is_warning),
+        warnings="\n".join(shown_problems(problem for problem in found.problems if problem.is_warning)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore
 
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.launch import Launched, launched
@@ -65,7 +66,7 @@ class TrainingRanks(OneRank):
         with self.failing():
             dist.init_process_group(
                 backend.capabilities.collectives,
-                store=dist.PrefixStore("training", store),
+                store=PrefixStore("training", store),
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timedelta(seconds=timeout_s),

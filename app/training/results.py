@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,8 @@ def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | No
     dtype = model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
     loaded, tensors = model.loaded_model(dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
-    return save_bundle(folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    save_bundle(folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    return folder / BUNDLE
 
 
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
@@ -83,6 +85,23 @@ def draw(job: TrainJob, folder: Path) -> bool:
     return draw_curves(read_log(folder / LOG), folder / CURVES, title=Path(job.out).stem)
 
 
+def usage(job: TrainJob, data: TrainingData, bundle: Path | None) -> str:
+    """A command that asks the trained model about a picture, or answers a text."""
+    spec = job.spec
+    flags = f"--llama-dir {spec.llama_dir} " + (f"--llama-type {spec.llama_type} " if spec.llama_type else "")
+    clip = spec.clip or job.choice.clip
+    flags += f"--adapter {job.out}" + (f" --clip {clip}" if clip else "")
+    if bundle is not None:
+        flags = f"--model {bundle}"
+    example = next((one.example for one in data.train if one.has_picture), None)
+    if example is None:
+        return f'llama-adapter generate --prompt "TEXT" {flags}'
+    if example.question.instruction is None:
+        return f"llama-adapter caption PICTURE {flags}"
+    choices = "" if example.choices is None else f" --choices {shlex.quote(','.join(example.choices))}"
+    return f"llama-adapter ask PICTURE {flags} --question {shlex.quote(example.question.instruction)}{choices}"
+
+
 def write_card(
     job: TrainJob,
     model: TrainableModel,
@@ -94,6 +113,7 @@ def write_card(
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
     memory: str,
+    command: str,
 ) -> None:
     """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
     name = Path(job.out).stem
@@ -102,6 +122,10 @@ def write_card(
         f"# {name}",
         "",
         f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
+        "",
+        "```bash",
+        command,
+        "```",
         "",
         "## Data",
         "",

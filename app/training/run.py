@@ -43,6 +43,7 @@ from llama_adapter.app.training.results import (
     draw,
     score_test,
     trained_spec,
+    usage,
     write_beginning,
     write_card,
     write_model,
@@ -52,7 +53,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_name, shown_text
 from llama_adapter.runtime.user_cache import cache_folder
 
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
@@ -117,7 +118,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
-    with interruptible() as interruption:
+    with interruptible(speaks=ranks.is_first) as interruption:
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
         data = data.without({one.digest for one in unreadable if one.digest})
         distributed = Distributed(model, kind=kind, ranks=ranks)
@@ -353,12 +354,13 @@ def _write(
             unreadable=unreadable,
             scores=scores,
             memory=memory,
+            command=usage(job, data, bundle),
         )
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
             interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
-        say(f"`{shown_name(str(folder / CARD))}` has all figures")
+        say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
     ranks.wait()
 
 

@@ -62,5 +62,5 @@ def _tensorboard(folder: Path, *, from_step: int) -> Any:
     with suppress(ImportError):
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)  # type: ignore[no-untyped-call]
+        return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
     return None

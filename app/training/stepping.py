@@ -53,7 +53,7 @@ class Stepper:
                     None if encoded is None else encoded.to(self._device),
                 )
                 factor = part.weight * distributed.loss_factor / max(num_labels, 1)
-                self.scaler.scale(loss * factor).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss * factor).backward()
             losses.append(loss_B.detach())
             if part.weight:
                 loss_sum += loss.detach()

@@ -100,5 +100,5 @@ class _Fused(torch.autograd.Function):
 
 def attend_fused(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool = False) -> Tensor:
     """Attention without numbers, of devices with fused kernels."""
-    heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BNPH, v_BNPH)
+    heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BNPH, v_BNPH)  # type: ignore[no-untyped-call]
     return heads_BNSH

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-CLASSES = ("ring", "spike")
+CLASSES = ("ring", "triangle")
 
 
 def draw_pets(folder: Path, *, each: int, seed: int = 0) -> Path:

@@ -25,20 +25,10 @@ from tests.app.training.pets import draw_pets
 
 pytestmark = pytest.mark.slow
 
-QUICK = [
-    "--score",
-    "loss",
-    "--evaluate-every",
-    "3",
-    "--epochs",
-    "2",
-    "--batch-size",
-    "8",
-    "--warmup",
-    "0.3",
-    "--lr",
-    "1e-3",
-]
+QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3"]
+# AdamW's first steps are as long for a gradient of rounding errors as for any other. Weights that hardly move keep what
+# is computed differently comparable.
+STEADY = [*QUICK, "--lr", "1e-7"]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +65,17 @@ def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFacto
     return out.with_suffix(".training")
 
 
+@pytest.fixture(scope="module")
+def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with weights that hardly move."""
+    from llama_adapter.app.cli import main
+
+    out = tmp_path_factory.mktemp("steady") / "pets.pth"
+    assert main(["train", str(pets), "--out", str(out), *STEADY, *encoded, "--quiet"]) == 0
+    return out.with_suffix(".training")
+
+
+@pytest.mark.proves("training", "CPU")
 def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run
 ) -> None:
@@ -84,18 +85,19 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     )
     assert ran.code == 0, ran.err
     folder = tmp_path / "pets.training"
-    question = "Which of these is it: ring, spike?"
-    pictures = [str(pets / "ring" / "0.png"), str(pets / "spike" / "0.png")]
+    question = "Which of these is it: ring, triangle?"
+    pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
     with Captioner.load(llama_dir=embedded_model(), adapter=out) as one, Captioner.load(folder / "bundle") as other:
-        answers = [each.generate(pictures, [question] * 2, choices=["ring", "spike"]) for each in (one, other)]
-    assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "spike"]] * 2
+        answers = [each.generate(pictures, [question] * 2, choices=["ring", "triangle"]) for each in (one, other)]
+    assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
     card = (folder / "card.md").read_text()
-    assert "| ring | 13 | 1 | 1 |" in card or "| ring | 12 |" in card
+    assert "| ring | 12 |" in card
     assert {"curves.png", "data.json", "log.csv", "settings.yaml", "test.json", "best.safetensors"} <= {
         path.name for path in folder.iterdir()
     }
 
 
+@pytest.mark.proves("train: resume after kill -9", "CPU")
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
     whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,21 +129,21 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
 
 
 def test_accumulated_parts_give_the_same_sums(
-    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+    steady: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
 ) -> None:
     out = tmp_path / "pets.pth"
-    assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--rows", "3", "--checkpointing").code == 0
-    assert_close(out.with_suffix(".training"), whole)
+    assert run("train", str(pets), "--out", str(out), *STEADY, *encoded, "--rows", "3", "--checkpointing").code == 0
+    assert_same_sums(out.with_suffix(".training"), steady)
 
 
-def assert_close(folder: Path, whole: Path) -> None:
-    """Equal losses and moments but for rounding. Weights are not: AdamW divides rounding errors by each other."""
+def assert_same_sums(folder: Path, whole: Path) -> None:
+    """Equal losses and gradients, which the moments are sums of, but for rounding."""
     for ours, theirs in zip(losses(folder), losses(whole), strict=True):
-        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=2e-3)
+        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=1e-5)
     mine, other = tensors(folder), tensors(whole)
     for name in (name for name in mine if name.startswith("exp_avg/")):
         scale = float(other[name].abs().max())
-        assert float((mine[name] - other[name]).abs().max()) <= 2e-2 * scale + 1e-7, name
+        assert float((mine[name] - other[name]).abs().max()) <= 1e-4 * scale + 1e-9, name
 
 
 def torchrun(*arguments: str, timeout: float = 200) -> Ran:
@@ -158,12 +160,13 @@ def torchrun(*arguments: str, timeout: float = 200) -> Ran:
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
 
+@pytest.mark.proves("train: several ranks", "CPU")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_ranks_equal_one(kind: str, whole: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
+def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
     out = tmp_path / "pets.pth"
-    ran = torchrun("train", str(pets), "--out", str(out), *QUICK, *encoded, "--parallel", kind, "--device", "cpu")
+    ran = torchrun("train", str(pets), "--out", str(out), *STEADY, *encoded, "--parallel", kind, "--device", "cpu")
     assert ran.code == 0, ran.err
-    assert_close(out.with_suffix(".training"), whole)
+    assert_same_sums(out.with_suffix(".training"), steady)
     assert out.is_file()
     assert ran.err.count("wrote `") == 1, "the first rank speaks"
 
@@ -235,10 +238,10 @@ def test_pictures_and_texts_are_learnt_together(pets: Path, encoded: list[str], 
             "image": str(path),
             "questions": [
                 {"question": "Is it a ring?", "answer": answer},
-                {"question": "Is it a spike?", "answer": other},
+                {"question": "Is it a triangle?", "answer": other},
             ],
         }
-        for name, answer, other in (("ring", "yes", "no"), ("spike", "no", "yes"))
+        for name, answer, other in (("ring", "yes", "no"), ("triangle", "no", "yes"))
         for path in sorted((pets / name).iterdir())
     ]
     rows += [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
@@ -313,4 +316,4 @@ def test_a_rank_that_dies_ends_the_run(pets: Path, encoded: list[str], tmp_path:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ran.returncode == 1
-    assert "Rank 0 of 2 lost the others" in ran.stderr
+    assert "Rank 0 of 2 lost the others" in ran.stderr, ran.stderr
