@@ -166,6 +166,7 @@ def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
 
 def _llama_tensors(decoder: LlamaAdapterDecoder) -> Iterator[tuple[str, Tensor]]:
     config, adapter = decoder.config, decoder.adapter
+    assert isinstance(adapter, TrainableAdapter)
     for layer, block in enumerate(decoder.layers):
         prefix, j = f"layers.{layer}.", layer - config.first_adapter_layer
         gates = adapter.gate[j] if j >= 0 else torch.zeros(adapter.gate.shape[1])

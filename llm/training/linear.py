@@ -26,12 +26,13 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        factors = (None, None) if lora is None else (nn.Parameter(one, requires_grad=False) for one in lora)
-        self.lora_in, self.lora_out = factors
+        self.lora_in = None if lora is None else nn.Parameter(lora[0], requires_grad=False)
+        self.lora_out = None if lora is None else nn.Parameter(lora[1], requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., P O), in the type of the weight."""
-        out: Tensor = _Adapted.apply(x, self.weight, self.bias, self.lora_in, self.lora_out)
+        factors = (self.lora_in, self.lora_out)
+        out: Tensor = _Adapted.apply(x, self.weight, self.bias, *factors)  # type: ignore[no-untyped-call]
         return out
 
     def bare(self, x: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class _Adapted(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.save_for_backward(weight, lora_in, lora_out, x_TI if needs[3] else None, low_TR if needs[4] else None)
         ctx.num_biased = None if bias is None else len(bias)
-        return out.unflatten(0, x.shape[:-1])
+        return out.view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
@@ -92,7 +93,7 @@ class _Adapted(torch.autograd.Function):
             if needs_in:
                 grad_in = (grad_low.T @ x_TI).to(lora_in.dtype)
         if grad_x is not None:
-            grad_x = grad_x.unflatten(0, grad.shape[:-1])
+            grad_x = grad_x.view(*grad.shape[:-1], weight.shape[1])
         return grad_x, None, grad_bias, grad_in, grad_out
 
 
