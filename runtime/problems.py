@@ -105,6 +105,8 @@ def describe(error: BaseException) -> Problem:
 
 
 def _own_words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
     return one_line(str(error))

@@ -96,7 +96,7 @@ def assemble_parts(
         else:
             model, tensors = load(choice)
         if group is not None:
-            group.load(spec, dtype=model.dtype, precision=model.precision, random=load)
+            group.load(spec, model, random=load)
         check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)

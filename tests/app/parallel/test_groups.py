@@ -74,8 +74,8 @@ def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, words: str) 
     [
         (lambda patch: patch.setattr(group_module, "__version__", "9.9"), r"Rank 1 of 2 runs llama-adapter .* 9\.9"),
         (
-            lambda patch: patch.setattr(group_module, "weights_fingerprint", lambda decoder: "other"),
-            "Rank 1 of 2 has other weights than rank 0",
+            lambda patch: patch.setattr(group_module, "files_fingerprint", lambda model, spec: "other"),
+            "^Rank 1 of 2 has other weights than rank 0\n",
         ),
     ],
 )
