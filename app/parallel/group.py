@@ -49,8 +49,11 @@ _NAMING_S: Final = 4.0  # for finding out which rank it is, once something has f
 class RankGroup:
     """All ranks of one model. `ranks.rank` is 0."""
 
-    def __init__(self, spec: CaptionerSpec, *, backend: Backend) -> None:
-        """Start the other ranks, or meet those that `torchrun` started. Raises RankError and UsageError."""
+    def __init__(self, spec: CaptionerSpec, *, backend: Backend, check: Callable[[], None]) -> None:
+        """Start the other ranks, or meet those that `torchrun` started. Raises RankError and UsageError.
+
+        `check` is called before ranks are started, and raises where they would be started in vain.
+        """
         self.size = spec.tensor_parallel
         self._backend = backend
         self._children: dict[int, ChildProcess] = {}
@@ -66,6 +69,7 @@ class RankGroup:
             )
         try:
             if place is None:
+                check()
                 self._store = host_store(self.size)
                 self._start_ranks(spec)
             else:

@@ -88,9 +88,13 @@ def test_ranks_that_differ_are_refused(
     assert not dist.is_initialized()
 
 
-def test_more_ranks_than_heads_and_wrong_combinations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="4 ranks are the most"):
-        Captioner.load(**model_options(), tensor_parallel=5)
+def test_more_ranks_than_heads_and_wrong_combinations_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(group_module, "ChildProcess")  # no rank is started
+    for options, most in ((model_options(), 4), ({}, 6)):
+        with pytest.raises(UsageError, match=f"{most} ranks are the most"):
+            Captioner.load(**options, tensor_parallel=1_000_000)
     with pytest.raises(ValueError, match="tensor_parallel goes with mode eager"):
         Captioner.load(tensor_parallel=2, mode="graph")
     with pytest.raises(ValueError, match="exported decoder"):
@@ -118,7 +122,8 @@ def test_torchrun_starts_a_job_on_two_ranks(tmp_path: Path) -> None:
 def test_another_number_of_ranks_than_torchrun_started_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
 
     assert main(["caption", str(SAMPLES[0]), "--tensor-parallel", "3"]) == ExitCode.USAGE
