@@ -60,7 +60,7 @@ class StepWatch:
         progress: Callable[[], int],
         release: Callable[[], None],
     ) -> None:
-        """`find` looks for a rank that has failed; it is told for how many seconds nothing has gone on.
+        """`find` looks for a rank that has failed; its argument is for how many seconds nothing has gone on.
 
         `progress` changes while work goes on, and `release` makes the device give up.
         """
