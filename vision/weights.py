@@ -224,6 +224,11 @@ def read_query(
     return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
 
 
+def visual_tensors(state: Mapping[str, Tensor], *, depth: int) -> dict[str, Tensor]:
+    """Inverse of `read_query`: the state dict of `VisualQueryBlocks` under an adapter file's names."""
+    return {theirs: state[ours] for ours, (theirs,) in _QUERY.names(depth).items()}
+
+
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
     """Our names for exactly the tensors listed in `names`; several parts are joined along their rows."""
     wanted = [theirs for parts in names.values() for theirs in parts]

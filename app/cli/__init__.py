@@ -19,6 +19,7 @@ from llama_adapter.app.cli.parser import EXIT_CODES, Parser, check_required, hel
 from llama_adapter.app.cli.records import add_export_records
 from llama_adapter.app.cli.reference import add_reference
 from llama_adapter.app.cli.serve import add_serving
+from llama_adapter.app.cli.train import add_train
 from llama_adapter.app.cli.values import spec_from
 from llama_adapter.app.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
 from llama_adapter.app.terminal.run_guarded import run_guarded
@@ -108,6 +109,7 @@ def build_parser() -> Parser:
     add_encode(commands)
     add_export_records(commands)
     add_eval(commands)
+    add_train(commands)
     add_convert(commands)
     add_quantize(commands)
     add_pack(commands)

@@ -34,6 +34,7 @@ from llama_adapter.app.models.bundle_manifest import (
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
+    LlamaForm,
     ModelSources,
     claimed_digest,
     file_digest,
@@ -117,7 +118,7 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter, for_texts=True))
     clip: ClipSource | None = None
     if adapter is not None and adapter.sees_pictures:
-        clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter))
+        clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter, llama=place))
     elif adapter is None and sources.clip is not None:
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
         if clip is None:
@@ -126,8 +127,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         _check_listed_digests(report, place)
     if tokenizer is not None:
         report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
-    if llama is not None:
-        _check_llama(report, llama, tokenizer)
+    if place is not None and llama is not None:
+        _check_llama(report, llama, tokenizer, form=place.form)
     if adapter is not None:
         _check_adapter(report, adapter, llama)
     if clip is not None:
@@ -141,11 +142,11 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
 
 
-def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None) -> None:
-    form = "Hugging Face's" if llama.half_split else "Meta's"
+def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:
+    shown = "a bundle's" if form == "bundle" else "Hugging Face's" if llama.half_split else "Meta's"
     contents = f"{len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown"
     sizes = f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens"
-    report.add("ok", "llama", f"LLaMA in {form} form, {contents}: {sizes}")
+    report.add("ok", "llama", f"LLaMA in {shown} form, {contents}: {sizes}")
     _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None:
         report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import check_halves
 from llama_adapter.app.models.packed_weights import Stored, TakePacked
-from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, expected_forms, num_layers
+from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, check_halves, expected_forms, num_layers
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError

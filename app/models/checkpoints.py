@@ -16,7 +16,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.sketch import Dtype, dtype_of
+from llama_adapter.app.models.bundle_manifest import MANIFEST
+from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
+from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
@@ -63,7 +65,8 @@ RELEASED_ADAPTERS = {
 }
 _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
 
-_OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore}
+LlamaForm = Literal["meta", "huggingface", "mindspore", "bundle"]
+_OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore, "bundle": open_bundle}
 
 Role = Literal["llama", "tokenizer", "adapter", "clip"]
 
@@ -146,7 +149,7 @@ class LlamaFolder:
     """A LLaMA folder and its tokenizer, both unread."""
 
     folder: Path
-    form: Literal["meta", "huggingface", "mindspore"]
+    form: LlamaForm
     tokenizer: Path | None  # None if there is none in it or beside it
 
     def require_tokenizer(self) -> Path:
@@ -189,7 +192,7 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     tokenizer = Tokenizer.load(tokenizer_file)
     adapter = open_adapter(sources.adapter, for_texts=True)
-    clip = find_clip(sources.clip, adapter) if adapter.sees_pictures else None
+    clip = find_clip(sources.clip, adapter, llama=place) if adapter.sees_pictures else None
     llama = open_llama(place)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
@@ -199,7 +202,7 @@ def stream_sources(
     chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
     vision_state: dict[str, Tensor]
     if not adapter.sees_pictures:
-        vision_config, vision_state = _no_vision(decoder_config), {}
+        vision_config, vision_state = no_vision(decoder_config), {}
     elif clip is None and exported:
         vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
     else:
@@ -247,7 +250,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
-    vision = _no_vision(config)
+    vision = no_vision(config)
     files = (
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
@@ -274,7 +277,7 @@ def _merged(adapter: AdapterFile) -> tuple[str, ...]:
     return ("gates", "lora") if adapter.has_lora else ("gates",)
 
 
-def _no_vision(config: DecoderConfig) -> VisionConfig:
+def no_vision(config: DecoderConfig) -> VisionConfig:
     """Nominal sizes of the picture half of a model without one."""
     sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
     return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
@@ -287,11 +290,18 @@ def query_heads(
 
     An exported encoder computes them, so beside one without a card an unknown number does not matter.
     """
-    if sources.visual_heads is not None or not exported:
-        return sources.visual_heads
+    stated = declared_heads(adapter) if sources.visual_heads is None else sources.visual_heads
+    if stated is not None or not exported:
+        return stated
     if encoder is not None:
         return encoder.vision.query.num_heads
     return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1)
+
+
+def declared_heads(adapter: AdapterFile) -> int | None:
+    """Heads of the visual blocks as the adapter's file declares them; only files that were trained here do."""
+    heads = adapter.declares.get("visual_heads")
+    return heads if type(heads) is int else None
 
 
 def _query_alone(
@@ -323,7 +333,7 @@ def read_encoder(
         adapter.visual,
         name=adapter.name,
         clip=find_clip(_usual_clip(adapter) if clip is None and not adapter.clip else clip, adapter),
-        visual_heads=visual_heads,
+        visual_heads=declared_heads(adapter) if visual_heads is None else visual_heads,
         channel_order=order,
     )
     return LoadedEncoder(name=adapter_name(adapter.name), config=config, state=state)
@@ -368,8 +378,8 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     form = _form_of(folder)
     if form is None:
         hint = (
-            "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), or a "
-            ".ckpt with its YAML (MindFormers)"
+            "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), a "
+            ".ckpt with its YAML (MindFormers), or a bundle"
         )
         if models and not llama_type:
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
@@ -397,30 +407,26 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
 
 
-def find_clip(path: str | os.PathLike[str] | None, adapter: AdapterFile) -> ClipSource | None:
-    """The CLIP inside the adapter's file, if there is one, else the file at `path`."""
+def find_clip(
+    path: str | os.PathLike[str] | None, adapter: AdapterFile, *, llama: LlamaFolder | None = None
+) -> ClipSource | None:
+    """The CLIP inside the adapter's file, if there is one, else the file at `path`, else that of a bundle."""
     if adapter.clip:
         return read_clip(adapter.clip, name=adapter.name)
-    return None if path is None else open_clip(path)
-
-
-def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
-    """Raise CheckpointError unless both halves agree on the visual queries."""
-    made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
-    if made != read:
-        raise CheckpointError(
-            f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "
-            f"{read[0]} of width {read[1]}",
-            hint="the file was put together from two adapters; take the original",
-        )
+    if path is None:
+        return open_bundle_clip(llama.folder) if llama is not None and llama.form == "bundle" else None
+    return open_clip(path)
 
 
 def resolve_channel_order(
     wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
 ) -> tuple[ChannelOrder, str | None]:
-    """The order of colours, and the digest of the adapter's file if it was computed for that."""
+    """The order of colours, as wanted, declared or that of a release, and the digest of the file if it was computed."""
     if wanted != "auto":
         return wanted, None
+    declared = adapter.declares.get("channel_order")  # by files that were trained here
+    if declared in ("rgb", "bgr"):
+        return declared, None
     digest = claimed_digest(adapter.name)
     computed = None
     if digest is None and adapter.dim == _RELEASED_WIDTH and adapter.declares:
@@ -445,7 +451,9 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _form_of(folder: Path) -> Literal["meta", "huggingface", "mindspore"] | None:
+def _form_of(folder: Path) -> LlamaForm | None:
+    if (folder / MANIFEST).is_file():
+        return "bundle"
     has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"

@@ -95,3 +95,14 @@ def num_layers(config: HalfConfig) -> int:
     if isinstance(config, VisionConfig):
         return config.clip.num_layers + config.query.depth
     return config.num_layers
+
+
+def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
+    """Raise CheckpointError unless both halves agree on the visual queries."""
+    made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
+    if made != read:
+        raise CheckpointError(
+            f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "
+            f"{read[0]} of width {read[1]}",
+            hint="the file was put together from two adapters; take the original",
+        )

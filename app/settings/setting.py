@@ -10,6 +10,7 @@ SECTIONS = (
     "prompt",
     "generation",
     "computation",
+    "training",
     "parallel",
     "input",
     "output",

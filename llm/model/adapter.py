@@ -2,7 +2,7 @@
 
 # A adapter layers, B pictures, Q queries, N heads, H head size, D model width
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,18 @@ class Adapter(nn.Module):
         if config.separate_adapter_kv:
             self.kv = nn.ModuleList(Linear(config.dim, 2 * config.attention_dim, bias=False) for _ in range(num_layers))
 
-    def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[nn.Module]) -> Prefix:
+    def folded_gates(self) -> Tensor:
+        """tanh(gate) * new_gate of each head, (A, N)."""
+        return self.gates
+
+    def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[Callable[[Tensor], Tensor]]) -> Prefix:
         """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.
 
         `token_projections` are the packed q, k, v projections of those layers, used if `kv` is None. The bias of their
         k and v parts is zero, so their last two parts are products without bias.
         """
         keys, values = [], []
-        gates_AN11 = self.gates[:, :, None, None]
+        gates_AN11 = self.folded_gates()[:, :, None, None]
         for layer, projection in enumerate(token_projections if self.kv is None else self.kv):
             tokens_BQD = self.queries[layer] + visual_query_BQD
             packed = projection(tokens_BQD)

@@ -99,13 +99,18 @@ def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> Ad
     scales and norms of LLaMA-Adapter V2 for chat. Raises CheckpointError if the file is missing, damaged, or no such
     adapter, or if it has unknown tensors.
     """
-    place = Path(path)
-    file = read_tensor_file(place)
-    tensors = file.tensors
+    file = read_tensor_file(Path(path))
+    return adapter_of(file.tensors, name=str(Path(path)), declares=file.config, for_texts=for_texts)
+
+
+def adapter_of(
+    tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any], for_texts: bool = False
+) -> AdapterFile:
+    """As `open_adapter`, of the tensors and the config of a file; messages call it `name`."""
     if for_texts and any(map(_CHAT.fullmatch, tensors)):
-        return _chat_adapter(tensors, name=str(place), declares=file.config)
+        return _chat_adapter(tensors, name=name, declares=declares)
     if for_texts and "adapter_query.weight" in tensors and any(map(_GATE.fullmatch, tensors)):
-        return _text_adapter(tensors, name=str(place), declares=file.config)
+        return _text_adapter(tensors, name=name, declares=declares)
     lacking = [name for name in ("adapter_query.weight", "visual_query.weight") if name not in tensors]
     if lacking:
         kind = what_is(list(tensors))
@@ -113,19 +118,19 @@ def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> Ad
         if kind == ADAPTER:
             problem = f"is a LLaMA-Adapter file without {list_keys(lacking)}, so it cannot see pictures"
         raise CheckpointError(
-            f"`{place}` {problem}",
+            f"`{name}` {problem}",
             hint="a multimodal adapter has `adapter_query.weight`, `visual_query.weight` and `visual_blocks.*`; "
             "were two files swapped?",
         )
     # CLIP has integer tensors; the vision half checks them.
-    check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, what=f"`{place}`")
-    adapter = _split(tensors, name=str(place), declares=file.config)
+    check_dense({key: value for key, value in tensors.items() if not key.startswith("clip.")}, what=f"`{name}`")
+    adapter = _split(tensors, name=name, declares=declares)
     queries, visual_query = adapter.queries, adapter.visual["visual_query.weight"]
     if queries.ndim != 2 or visual_query.ndim != 2 or not len(queries) or not len(visual_query):
-        raise CheckpointError(f"The queries in `{place}` are not matrices", hint=_MEANING)
+        raise CheckpointError(f"The queries in `{name}` are not matrices", hint=_MEANING)
     if len(queries) % len(visual_query):
         raise CheckpointError(
-            f"`{place}` has {len(queries)} adapter queries, not a multiple of its {len(visual_query)} visual queries",
+            f"`{name}` has {len(queries)} adapter queries, not a multiple of its {len(visual_query)} visual queries",
             hint=_MEANING,
         )
     return adapter

@@ -211,13 +211,16 @@ class _Merge:
 
     def _bias(self, prefix: str, name: str) -> Tensor:
         bias = self.adapter.get(f"{prefix}{name}.bias", self.adapter.get(f"{prefix}{name}_bias"))
+        of_source = self.source.biases.get(f"{prefix}{name}.bias") if bias is None else None
+        bias = of_source if bias is None else bias
         cut = self._cut(prefix + name)
         is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, behind the sum over ranks
         if bias is None or is_elsewhere:
             return torch.zeros(self._num_rows(prefix, name))
         if cut is not None and cut[0] == 0:
             bias = narrowed(bias, cut)
-        return self._reordered(name, bias.float())
+        is_in_order = of_source is not None and self.source.half_split
+        return bias.float() if is_in_order else self._reordered(name, bias.float())
 
     def _reordered(self, name: str, rows: Tensor) -> Tensor:
         return half_split(rows, self.config.num_heads) if name in _ROTATED else rows

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ def half_split(rows: Tensor, num_heads: int) -> Tensor:
     Meta turns coordinates (2i, 2i + 1) of a head as a pair; here, as at Hugging Face, they are (i, i + H/2).
     """
     per_head = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return per_head.transpose(1, 2).reshape(rows.shape)
+
+
+def meta_order(rows: Tensor, num_heads: int) -> Tensor:
+    """Inverse of `half_split`: the rows of a q or k tensor in Meta's order."""
+    per_head = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return per_head.transpose(1, 2).reshape(rows.shape)
 
 
@@ -157,6 +163,8 @@ class LlamaSource:
     half_split: bool  # whether the rows of wq and wk are in Hugging Face's order
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
+    # Of a bundle: biases of its adapter, for an adapter without. Names and order of rows as those of `tensors`.
+    biases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def checked_source(

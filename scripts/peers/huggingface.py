@@ -18,6 +18,23 @@ PACKAGES = ("transformers",)
 CacheKind = Literal["dynamic", "static"]
 
 
+def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -> Any:
+    """The `LlamaConfig` of a decoder; `options` are more of its settings. Raises MissingPackage."""
+    return require("transformers", package="transformers").LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.dim,
+        intermediate_size=config.ffn_dim,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_heads,
+        rms_norm_eps=config.norm_eps,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=False,
+        dtype=dtype,
+        **options,
+    )
+
+
 class HuggingFaceDecoder:
     """`LlamaForCausalLM`, called as `generate` calls it, without the work that `generate` does between steps."""
 
@@ -26,18 +43,7 @@ class HuggingFaceDecoder:
     ) -> None:
         transformers = require("transformers", package="transformers")
         self._transformers, self._cache_kind, self._context = transformers, cache, config.context
-        settings = transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.dim,
-            intermediate_size=config.ffn_dim,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_heads,
-            rms_norm_eps=config.norm_eps,
-            max_position_embeddings=config.context,
-            tie_word_embeddings=False,
-            dtype=dtype,
-        )
+        settings = llama_config(config, dtype=dtype)
         with torch.device("meta"):
             self._model = transformers.LlamaForCausalLM(settings)
         self._model.load_state_dict(huggingface_decoder(state, config, dtype=dtype), assign=True)

@@ -1,0 +1,121 @@
+"""A bundle as a LLaMA and a CLIP, for adapters that were trained over it."""
+
+import os
+from pathlib import Path
+
+from torch import Tensor
+
+from llama_adapter.app.models.bundle_manifest import (
+    LLM,
+    VISION,
+    check_sizes,
+    num_ranks_of,
+    read_configs,
+    read_decoder,
+    read_half,
+    read_manifest,
+    stored_tensors,
+)
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.weights.names import LAYER_NORMS, LlamaSource, SplitTensor, checked_source
+from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.weights import ClipSource
+
+# Meta's names of the parts of our packed layers; the first `biased` of them have a bias.
+_PACKED = {
+    "attention.qkv": (("attention.wq", "attention.wk", "attention.wv"), 1),
+    "attention.out": (("attention.wo",), 1),
+    "feed_forward.gate_up": (("feed_forward.w1", "feed_forward.w3"), 2),
+    "feed_forward.down": (("feed_forward.w2",), 1),
+}
+_NORMS = dict(zip(LAYER_NORMS, ("attention_norm", "feed_forward_norm"), strict=True))
+_MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
+
+
+def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
+    """The LLaMA in a bundle, memory-mapped; weights of 8 and 4 bits are widened.
+
+    Norms and biases are the bundle's, so those of the adapter in it. Raises CheckpointError for a damaged bundle, for
+    one that is split, and where LoRA is merged into the weights: the LLaMA that it was added to is gone.
+    """
+    place = Path(folder)
+    manifest = read_manifest(place)
+    check_sizes(place, manifest)
+    if num_ranks_of(manifest) > 1:
+        raise CheckpointError(
+            f"The bundle `{place}` is split over ranks, where a whole LLaMA is wanted",
+            hint="use the bundle that it was split from",
+        )
+    _, config = read_configs(place, manifest)
+    if config.separate_adapter_kv:
+        raise CheckpointError(
+            f"The bundle `{place}` has LoRA merged into its weights, so it cannot stand for a LLaMA",
+            hint="name the LLaMA that it was made of as --llama-dir, and its adapter as --adapter",
+        )
+    state = read_decoder(place, config, manifest)
+    dtype = DTYPES[manifest["dtype"]]
+    plain = dict(stored_tensors(manifest).tensors(state, config, dtype=dtype, wanted=FLOAT))
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "dim": config.dim,
+        "num_layers": config.num_layers,
+        "ffn_dim": config.ffn_dim,
+    }
+    return checked_source(
+        place,
+        [place / LLM],
+        _renamed(plain, config),
+        sizes=sizes,
+        config="manifest.json",
+        meaning=_MEANING,
+        half_split=True,
+        num_heads=config.num_heads,
+        norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        biases=_biases(plain, config, place=place),
+    )
+
+
+def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
+    """The CLIP in a bundle. Raises CheckpointError for a damaged bundle."""
+    place = Path(folder)
+    manifest = read_manifest(place)
+    vision, _ = read_configs(place, manifest)
+    state = read_half(place / VISION, vision, manifest)
+    plain = stored_tensors(manifest).tensors(state, vision, dtype=DTYPES[manifest["dtype"]], wanted=FLOAT)
+    tensors = {name: tensor for name, tensor in plain if name.startswith("clip.")}
+    return ClipSource(name=str(place), config=vision.clip, tensors=tensors)
+
+
+def _renamed(state: dict[str, Tensor], config: DecoderConfig) -> dict[str, SplitTensor]:
+    found = {
+        "tok_embeddings.weight": state["embedding.weight"],
+        "norm.weight": state["norm.weight"],
+        "output.weight": state["head.weight"],
+    }
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        for theirs, ours in _NORMS.items():
+            found[f"{prefix}{theirs}.weight"] = state[f"{prefix}{ours}.weight"]
+        for path, (parts, _) in _PACKED.items():
+            rows = state[f"{prefix}{path}.weight"].chunk(len(parts))
+            found |= {f"{prefix}{name}.weight": part for name, part in zip(parts, rows, strict=True)}
+    return {name: SplitTensor((tensor,)) for name, tensor in found.items()}
+
+
+def _biases(state: dict[str, Tensor], config: DecoderConfig, *, place: Path) -> dict[str, Tensor]:
+    """The biases in the order of the rows; none if all are zero."""
+    found: dict[str, Tensor] = {}
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        for path, (parts, num_biased) in _PACKED.items():
+            each = state[f"{prefix}{path}.bias"].chunk(len(parts))
+            if any(bool(bias.count_nonzero()) for bias in each[num_biased:]):
+                raise CheckpointError(
+                    f"The bundle `{place}` has biases for keys or values, which no adapter's file holds",
+                    hint="name the LLaMA that it was made of as --llama-dir",
+                )
+            found |= {f"{prefix}{name}.bias": bias for name, bias in zip(parts[:num_biased], each, strict=False)}
+    return found if any(bool(bias.count_nonzero()) for bias in found.values()) else {}

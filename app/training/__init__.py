@@ -1,0 +1,1 @@
+"""Training of adapters: what is trained, and how it is written."""

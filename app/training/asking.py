@@ -1,0 +1,102 @@
+"""Labelled examples -> what the model is asked about them, and the answers to learn, as token ids."""
+
+import random
+from dataclasses import dataclass
+
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.labelled.checks import check_lengths
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.tasks.prompts import Prompt, PromptEncoder
+from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.tokenizer import Tokenizer
+
+MOST_NAMED = 10  # choices that a default question lists
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A prompt with one answer as the model learns it: begin, prompt, answer and end."""
+
+    token_ids: TokenIds
+    num_prompt: int  # tokens in front of the answer, which are not learnt
+
+    @property
+    def num_labels(self) -> int:
+        """Tokens whose loss counts; the unknown piece, id 0, does not."""
+        return sum(token != 0 for token in self.token_ids[self.num_prompt :])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainExample:
+    """An example with its tokens."""
+
+    example: Example
+    prompt: Prompt
+    rows: tuple[TokenRow, ...]  # one for each answer that may be learnt
+
+    @property
+    def has_picture(self) -> bool:
+        return self.example.item.source is not None
+
+    def row(self, *key: int) -> TokenRow:
+        """The row to learn; of several answers one is drawn, by `key` alone."""
+        if len(self.rows) == 1:
+            return self.rows[0]
+        return self.rows[random.Random("/".join(map(str, key))).randrange(len(self.rows))]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longest row."""
+        return max(len(row.token_ids) for row in self.rows)
+
+
+def default_question(example: Example) -> str | None:
+    """The question for an example without one: choices make it, and a caption has the model's own, which is None."""
+    if example.choices is None:
+        return None
+    if len(example.choices) > MOST_NAMED:
+        return "Which class is this?"
+    return f"Which of these is it: {', '.join(example.choices)}?"
+
+
+class Asker:
+    """Makes the tokens of examples, as the captioner makes them when it answers."""
+
+    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str, template: Template = "instruction") -> None:
+        self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None, template=template)
+        self._eos_id, self._default = tokenizer.eos_id, default_prompt
+
+    def ask(self, example: Example) -> TrainExample:
+        """The example with its tokens. Captions have a row for each right answer, others one for the first.
+
+        Raises TemplateError for a question with a variable that the example lacks.
+        """
+        prompt = question_of(example, question=None).prompt(self._default)
+        answers = example.answers if example.task == "caption" else example.answers[:1]
+        return TrainExample(example=example, prompt=prompt, rows=tuple(self.row(prompt, answer) for answer in answers))
+
+    def row(self, prompt: Prompt, answer: str) -> TokenRow:
+        """Begin, prompt, answer and end; the answer is tokenised together with the prompt."""
+        encoded = self._encoder.encode(prompt, (answer,))
+        ids = (*encoded.token_ids, *encoded.continuations[0], self._eos_id)
+        return TokenRow(ids, len(encoded.token_ids))
+
+    def ask_all(self, found: Examples, *, context: int) -> dict[int, TrainExample]:
+        """The examples with their tokens, by the identity of the example.
+
+        Examples that do not fit into the context, and questions that cannot be filled in, are problems of `found`.
+        """
+        asked: dict[int, TrainExample] = {}
+        kept = []
+        for example in found.examples:
+            try:
+                asked[id(example)] = self.ask(example)
+            except TemplateError as error:
+                found.refuse(example.place, f"{error.message}; {error.hint}")
+            else:
+                kept.append(example)
+        found.examples[:] = kept
+        check_lengths(found, count_tokens=lambda example: asked[id(example)].num_tokens, context=context)
+        return asked

@@ -1,0 +1,7 @@
+"""Errors of training."""
+
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+
+class TrainingError(LlamaAdapterError):
+    """A run that cannot go on: losses that are not finite."""

@@ -1,0 +1,63 @@
+"""AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) over named parameters, and its state by name."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+BETAS: Final = (0.9, 0.98)
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+
+
+class NamedAdamW:
+    """AdamW in groups: parameters that decay and those in `no_decay`, each with its factor on the learning rate."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        no_decay: Collection[str],
+        weight_decay: float,
+        factor_of: Callable[[str], float] = lambda name: 1.0,
+    ) -> None:
+        """`factor_of` gives the factor of a name."""
+        self._parameters = dict(parameters)
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self._parameters.items():
+            key = (0.0 if name in no_decay else weight_decay, factor_of(name))
+            groups.setdefault(key, []).append(parameter)
+        self._factors = [factor for _, factor in groups]
+        self.torch = torch.optim.AdamW(
+            [{"params": group, "weight_decay": decay} for (decay, _), group in groups.items()],
+            lr=0.0,
+            betas=BETAS,
+            eps=1e-8,
+        )
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of all groups."""
+        for group, factor in zip(self.torch.param_groups, self._factors, strict=True):
+            group["lr"] = lr * factor
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.torch.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts by name; empty before the first step. The tensors are the optimiser's own."""
+        return {
+            f"{kind}/{name}": self.torch.state[parameter][kind]
+            for name, parameter in self._parameters.items()
+            if parameter in self.torch.state
+            for kind in (*_MOMENTS, "step")
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave. Raises KeyError for a parameter that it lacks."""
+        if not state:
+            return
+        for name, parameter in self._parameters.items():
+            own = {kind: state[f"{kind}/{name}"].to(parameter.device).clone() for kind in _MOMENTS}
+            self.torch.state[parameter] = {"step": state[f"step/{name}"].clone(), **own}

@@ -1,0 +1,215 @@
+"""Memory and time of a training step, predicted from shapes before anything is loaded."""
+
+# B rows, S tokens, Q queries, D model width, T tokens of CLIP, C width of its features
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.app.models.sketch import expected_forms, sketch
+from llama_adapter.app.training.counting import MetaCounter
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.load import planner_of
+from llama_adapter.llm.training.build import Kind
+from llama_adapter.llm.training.sketch import attend_fused, sketch_decoder
+from llama_adapter.runtime.errors import TooLittleMemoryError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_attention
+
+ENCODED_TOGETHER: Final = 16  # pictures
+SCORED_ROWS: Final = 8  # of a captioner that answers examples
+_VISUAL: Final = "visual blocks"
+_MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shapes:
+    """What the memory of a run depends on."""
+
+    decoder: DecoderConfig
+    vision: VisionConfig | None  # None: the model sees no pictures
+    kinds: frozenset[str]  # that are trained, see `choice.KINDS`
+    lora_rank: int
+    dtype: torch.dtype  # of frozen weights and activations
+    rows: int  # that a device computes at once
+    parts: int = 1  # of a step, one after the other
+    tokens: int  # of the longest row
+    labels: int  # of one row
+    checkpointing: bool = False
+    is_scored: bool = True  # whether a captioner answers examples while the model is in memory
+    device_type: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """Bytes of one device by purpose, and what it computes in a step."""
+
+    frozen: int
+    trained: int  # with the optimiser's moments
+    computing: int  # the peak of activations and gradients
+    encoding: int  # of pictures, before the first step
+    updating: int  # gradients, and what the optimiser needs beside
+    scoring: int  # a captioner beside the model
+    flops: int  # of matrix products
+    traffic: int  # bytes that all other operations read and write
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return self.frozen + self.trained + max(self.computing, self.encoding, self.updating, self.scoring)
+
+    def seconds(self, *, flops_per_s: float, bytes_per_s: float) -> float:
+        """Of a step on a device that reaches these rates."""
+        return self.flops / flops_per_s + self.traffic / bytes_per_s
+
+
+def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"] = "ddp") -> StepPlan:
+    """The plan of one of several ranks, each of which computes `shapes.rows`.
+
+    With FSDP a rank has its part of each parameter, gradient and moment, and whole ones of the layer that is computed
+    and of the next one.
+    """
+    decoder_kinds: set[Kind] = {kind for kind in _KINDS if kind in shapes.kinds}
+    decoder = sketch_decoder(
+        shapes.decoder,
+        trained=decoder_kinds,
+        lora_rank=shapes.lora_rank,
+        dtype=shapes.dtype,
+        device_type=shapes.device_type,
+    )
+    decoder.checkpoint_layers = shapes.checkpointing
+    has_visual = _VISUAL in shapes.kinds and shapes.vision is not None
+    query = _query(shapes) if has_visual else None
+    frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
+    trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
+    computing, flops, traffic = _computed(decoder, query, shapes)
+    largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
+    held, gradients = (1 + _MOMENTS) * trained, trained
+    if shapes.device_type == "cpu":
+        frozen += trained  # the adapter as it was at the beginning is kept on the host
+    if num_ranks > 1 and kind == "fsdp":
+        layer = max(sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers)
+        outside = frozen + trained - sum(one.nbytes for layer in decoder.decoder.layers for one in layer.parameters())
+        computing += 2 * layer + outside - gradients + gradients // num_ranks
+        frozen, held, gradients = frozen // num_ranks, held // num_ranks, gradients // num_ranks
+    elif num_ranks > 1:
+        computing += gradients  # buckets in which the gradients of all ranks meet
+    return StepPlan(
+        frozen=frozen,
+        trained=held,
+        computing=computing,
+        encoding=_encoding_bytes(shapes),
+        updating=gradients + (2 * largest if shapes.device_type == "cpu" else gradients),
+        scoring=_scoring_bytes(shapes) if shapes.is_scored else 0,
+        flops=flops * shapes.parts,
+        traffic=traffic * shapes.parts,
+    )
+
+
+def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
+    """Raise TooLittleMemoryError if a plan needs more than the `free` bytes; None: they are not known."""
+    if free is None or plan.total <= free:
+        return
+    raise TooLittleMemoryError(
+        f"Training needs {plan.total / 1e9:.1f} GB at its peak ({plan.frozen / 1e9:.1f} GB for frozen weights, "
+        f"{plan.trained / 1e9:.1f} GB for what is trained, {plan.computing / 1e9:.1f} GB for computing), and "
+        f"{free / 1e9:.1f} GB are free on {device}",
+        hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
+        "torchrun and --parallel fsdp",
+    )
+
+
+_KINDS: Final[tuple[Kind, ...]] = ("queries", "gates", "norms", "biases", "LoRA factors")
+
+
+def _query(shapes: Shapes) -> VisualQueryBlocks:
+    assert shapes.vision is not None, "the model sees pictures"
+    with torch.device("meta"):
+        encoder = PictureEncoder(shapes.vision)
+    use_attention(encoder, plain_attention if shapes.device_type == "cpu" else attend_fused)
+    return encoder.query
+
+
+def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> tuple[int, int, int]:
+    """Peak of activations and gradients, floating-point operations and other traffic, of one part of a step."""
+    rows, config = shapes.rows, shapes.decoder
+    tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
+    labels_BS = tokens_BS.clone()
+    labels_BS[:, : shapes.tokens - shapes.labels] = 0
+    visual_query: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
+    features = None
+    if query is not None and shapes.vision is not None:
+        clip = shapes.vision.clip
+        features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
+    with MetaCounter() as counter:
+        if query is not None and features is not None:
+            visual_query = _cast_query(query, features)
+        loss, _ = decoder(tokens_BS, labels_BS, visual_query)
+        loss.backward()
+    flops, traffic = counter.flops, counter.traffic
+    if shapes.device_type != "cpu":  # kernels that were not counted, which leave out half of a square
+        passes = 4 if shapes.checkpointing else 3
+        flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
+    return counter.peak_bytes, flops, traffic
+
+
+def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:
+    if features.dtype == torch.float32:
+        found: Tensor = query(features)
+        return found
+    cast = {name: weight.to(features.dtype) for name, weight in query.named_parameters()}
+    found = torch.func.functional_call(query, cast, (features,))
+    return found
+
+
+def _encoding_bytes(shapes: Shapes) -> int:
+    """The peak while pictures are encoded."""
+    if shapes.vision is None:
+        return 0
+    with torch.device("meta"):
+        encoder = PictureEncoder(shapes.vision).to(shapes.dtype)
+    use_attention(encoder, attend_fused)
+    size = shapes.vision.clip.image_size
+    pixels = torch.empty(ENCODED_TOGETHER, 3, size, size, dtype=shapes.dtype, device="meta")
+    with torch.no_grad(), MetaCounter() as counter:
+        encoder.query(encoder.clip(pixels))
+    return int(counter.peak_bytes + pixels.nbytes)
+
+
+def _scoring_bytes(shapes: Shapes) -> int:
+    forms = expected_forms(shapes.decoder, dtype=shapes.dtype, precision=FLOAT)
+    sizes = {name: form.num_bytes for name, form in forms.items()}
+    config = EngineConfig(decoder=shapes.decoder, dtype=shapes.dtype, num_slots=SCORED_ROWS)
+    planned = planner_of(config, forms, sizes, padding=1, reserved=0)(SCORED_ROWS)
+    return planned.total + _vision_bytes(shapes, is_query_trained=False)
+
+
+def _vision_bytes(shapes: Shapes, *, is_query_trained: bool) -> int:
+    """Of the encoder; of CLIP alone where the rest is trained."""
+    if shapes.vision is None:
+        return 0
+    return sum(
+        tensor.numel() * shapes.dtype.itemsize
+        for name, tensor in sketch(shapes.vision).state_dict().items()
+        if not (is_query_trained and name.startswith("query."))
+    )
+
+
+def _bytes(module: nn.Module, *, trained: bool) -> int:
+    return sum(one.nbytes for one in module.parameters() if one.requires_grad == trained)
+
+
+def _buffers(module: nn.Module) -> int:
+    return sum(one.nbytes for one in module.buffers())
+
+
+def smaller(shapes: Shapes, *, num_ranks: int, batch_size: int, rows: int | None) -> Shapes:
+    """The shapes of one of several ranks that share the examples of a step."""
+    own = -(-batch_size // num_ranks)
+    together = min(own, rows or own)
+    return dataclasses.replace(shapes, rows=together, parts=-(-own // together))

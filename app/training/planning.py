@@ -1,0 +1,226 @@
+"""`train --plan`: memory and time of a step on one and several devices, and the plan of a run that begins."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from llama_adapter.app.doctor.plan import PlanJob, PlannedModel, planned_model
+from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.app.training.choice import TrainingChoice
+from llama_adapter.app.training.job import TrainJob
+from llama_adapter.app.training.plan import Shapes, StepPlan, plan_step, smaller
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.vision.config import QueryConfig, VisionConfig
+
+_GB: Final = 1e9
+_LABELS: Final = 8  # a row has this many tokens for each one of its answer, if there are no data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """What a device reaches."""
+
+    flops_per_s: float  # of matrix products
+    bytes_per_s: float  # of memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """What `--plan` is about."""
+
+    size: str = ""  # such as 7B; empty: the model of the job
+    num_devices: tuple[int, ...] = (1, 8)
+    tokens: int | None = None  # of a row; None: the longest of the data, or the context
+    device_type: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    rates: Rates | None = None  # None: what this machine's device reaches is measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One row of the table."""
+
+    num_devices: int
+    kind: str  # ddp or fsdp; "" for one device
+    rows: int
+    plan: StepPlan
+    seconds: float | None  # of a step; None: rates are not known
+
+
+def sizes_of(job: TrainJob, size: str = "") -> PlannedModel:
+    """The sizes of the job's model with its adapter, or of a random one; reads no weights.
+
+    Raises ValueError for an unknown size, and CheckpointError for files.
+    """
+    found = planned_model(PlanJob(spec=job.spec, size=size))
+    if size or not job.spec.is_llama_alone:
+        return found
+    return _with_new_adapter(found, job.choice)
+
+
+def _with_new_adapter(found: PlannedModel, choice: TrainingChoice) -> PlannedModel:
+    decoder = found.decoder
+    layers = decoder.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
+    vision = None
+    if choice.clip is not None:
+        query = QueryConfig(
+            num_queries=choice.num_queries,
+            width=choice.visual_width,
+            depth=choice.visual_depth,
+            num_heads=choice.visual_heads,
+            mlp_dim=4 * choice.visual_width,
+            output_dim=decoder.dim,
+        )
+        vision = VisionConfig(clip=open_clip(choice.clip).config, query=query)
+    decoder = dataclasses.replace(decoder, num_adapter_layers=layers, num_queries=choice.num_queries)
+    return dataclasses.replace(found, decoder=decoder, vision=vision)
+
+
+def shapes_of(
+    job: TrainJob,
+    *,
+    decoder: DecoderConfig,
+    vision: VisionConfig | None,
+    dtype: torch.dtype,
+    device_type: str,
+    tokens: int,
+    labels: int,
+    is_scored: bool,
+) -> Shapes:
+    """What the memory of a run depends on, on one device."""
+    optimisation = job.optimisation
+    whole = Shapes(
+        decoder=decoder,
+        vision=vision,
+        kinds=job.choice.kinds,
+        lora_rank=job.choice.lora_rank,
+        dtype=dtype,
+        rows=optimisation.batch_size,
+        tokens=tokens,
+        labels=labels,
+        checkpointing=job.checkpointing,
+        is_scored=is_scored,
+        device_type=device_type,
+    )
+    return smaller(whole, num_ranks=1, batch_size=optimisation.batch_size, rows=optimisation.rows)
+
+
+def planned_runs(
+    job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], rates: Rates | None
+) -> Iterator[PlannedRun]:
+    """A plan for each number of devices, and for each way to share the work among several."""
+    for count in num_devices:
+        own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
+        for kind in ("ddp", "fsdp") if count > 1 else ("ddp",):
+            plan = plan_step(own, num_ranks=count, kind=kind)
+            seconds = None
+            if rates is not None:
+                seconds = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
+            yield PlannedRun(
+                num_devices=count, kind=kind if count > 1 else "", rows=own.rows, plan=plan, seconds=seconds
+            )
+
+
+def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
+    """What this machine's device reaches, with layers of the model's widths."""
+    shapes = [(decoder.dim, decoder.ffn_dim), (decoder.ffn_dim, decoder.dim)]
+    return Rates(
+        flops_per_s=measure_matmul(backend, shapes=shapes, dtype=dtype), bytes_per_s=measure_bandwidth(backend)
+    )
+
+
+def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: bool) -> str:
+    """The plan as text or JSON."""
+    model = sizes_of(job, request.size)
+    tokens = request.tokens or model.decoder.context
+    shapes = shapes_of(
+        job,
+        decoder=model.decoder,
+        vision=model.vision,
+        dtype=request.dtype,
+        device_type=request.device_type,
+        tokens=tokens,
+        labels=max(1, tokens // _LABELS),
+        is_scored=False,
+    )
+    rates = request.rates or measured_rates(backend, decoder=model.decoder, dtype=request.dtype)
+    runs = list(planned_runs(job, shapes, num_devices=request.num_devices, rates=rates))
+    if as_json:
+        return json.dumps(_as_json(model, shapes, runs, rates=rates), indent=1)
+    return "\n".join(_lines(job, model, shapes, runs, rates=rates, is_measured=request.rates is None))
+
+
+def _lines(
+    job: TrainJob,
+    model: PlannedModel,
+    shapes: Shapes,
+    runs: Sequence[PlannedRun],
+    *,
+    rates: Rates,
+    is_measured: bool,
+) -> Iterator[str]:
+    config, batch = model.decoder, job.optimisation.batch_size
+    layers = f"{config.num_layers} layers, {config.num_adapter_layers} of them with adapter"
+    yield f"{model.name}: width {config.dim}, {layers}"
+    again = ", activations computed twice" if job.checkpointing else ""
+    yield (
+        f"training {','.join(job.choice.sets)} in {dtype_name(shapes.dtype)}{again}: {batch} examples a step, of "
+        f"{shapes.tokens} tokens each"
+    )
+    source = "as measured here" if is_measured else "as given"
+    yield (
+        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s and {rates.bytes_per_s / _GB:.3g} GB/s ({source}), without "
+        "transfers between devices; memory in GB of each device, without that of torch itself"
+    )
+    yield ""
+    heads = ["devices", "rows", "frozen", "trained", "computing", "peak", "TFLOP", "s a step", "examples/s"]
+    table = [heads]
+    for one in runs:
+        plan = one.plan
+        seconds = "-" if one.seconds is None else f"{one.seconds:.3g}"
+        rate = "-" if one.seconds is None else f"{batch / one.seconds:.3g}"
+        sizes = (plan.frozen, plan.trained, plan.computing, plan.total)
+        table.append(
+            [
+                f"{one.num_devices} {one.kind}".strip(),
+                str(one.rows),
+                *(f"{size / _GB:.2f}" for size in sizes),
+                f"{plan.flops / 1e12:.3g}",
+                seconds,
+                rate,
+            ]
+        )
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    for row in table:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells)
+
+
+def _as_json(model: PlannedModel, shapes: Shapes, runs: Sequence[PlannedRun], *, rates: Rates) -> dict[str, Any]:
+    """Sizes in bytes of a device."""
+    return {
+        "model": model.name,
+        "decoder": model.decoder.to_dict(),
+        "dtype": dtype_name(shapes.dtype),
+        "tokens": shapes.tokens,
+        "checkpointing": shapes.checkpointing,
+        "rates": dataclasses.asdict(rates),
+        "plans": [
+            {
+                "devices": one.num_devices,
+                "parallel": one.kind,
+                "rows": one.rows,
+                "seconds": one.seconds,
+                "peak": one.plan.total,
+                **dataclasses.asdict(one.plan),
+            }
+            for one in runs
+        ],
+    }

@@ -1,0 +1,154 @@
+"""DATA of `train` -> examples to learn, to validate and to test with, checked before a model is loaded."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llama_adapter.app.labelled.digests import data_digest
+from llama_adapter.app.labelled.example import Example, Examples, shown_problems
+from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.labelled.rows import Columns
+from llama_adapter.app.labelled.splitting import split_examples
+from llama_adapter.app.training.asking import Asker, TrainExample, default_question
+from llama_adapter.app.training.cache import Unreadable
+from llama_adapter.app.training.job import TrainJob
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PARTS: Final = (TRAIN, VALIDATION, TEST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingData:
+    """The examples of each part, in the order of the data."""
+
+    train: tuple[TrainExample, ...]
+    validation: tuple[TrainExample, ...]
+    test: tuple[TrainExample, ...]
+    digest: str  # of all examples
+    unreadable: tuple[Unreadable, ...] = ()  # pictures that are files, and are left out
+    warnings: str = ""  # what is wrong with the data in spite of which they are usable, one a line
+
+    @property
+    def everything(self) -> tuple[TrainExample, ...]:
+        return (*self.train, *self.validation, *self.test)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(one.num_tokens for one in self.everything)
+
+    @property
+    def task(self) -> str:
+        """The commonest task."""
+        return Counter(one.example.task for one in self.everything).most_common(1)[0][0]
+
+    def without(self, digests: set[str]) -> "TrainingData":
+        """The same without examples of some pictures. Raises UsageError if nothing is left to learn."""
+        parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self._parts()}
+        if not parts[TRAIN]:
+            raise UsageError("Wanted examples to learn, but none of their pictures can be read")
+        return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
+
+    def _parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
+        return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `data.json`: the digest, and the size and the digests of pictures of each part."""
+        return {
+            "digest": self.digest,
+            "parts": {
+                name: {
+                    "examples": len(part),
+                    "answers": dict(Counter(one.example.answers[0] for one in part).most_common(100)),
+                    "pictures": sorted({one.example.digest for one in part if one.example.digest}),
+                }
+                for name, part in self._parts()
+            },
+        }
+
+
+def read_data(job: TrainJob) -> Examples:
+    """The examples of the job's data, each with its question. Decodes no picture and loads no model.
+
+    What is wrong with the data is in the result. Raises InputsError for data that are unusable as a whole, UsageError
+    for examples that need a question, and OSError.
+    """
+    found = read_examples(*job.data, columns=Columns(question=job.question), pictures=job.pictures)
+    found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
+    without = [one for one in found.examples if one.task == "answer" and one.question.instruction is None]
+    if without:
+        raise UsageError(
+            f"Wanted a question for every example, but {len(without):,} of {len(found.examples):,} have none, such as "
+            f"{shown_excerpt(without[0].place)}",
+            hint="pass one for these as --question",
+        )
+    return found
+
+
+def _with_question(example: Example, *, given: str | None) -> Example:
+    if example.question.instruction is not None:
+        return example
+    instruction = default_question(example) if given is None else given
+    return dataclasses.replace(example, question=dataclasses.replace(example.question, instruction=instruction))
+
+
+def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
+    """The examples as tokens, divided into parts. Raises InputsError, which lists all that is wrong, and UsageError."""
+    asked = asker.ask_all(found, context=context)
+    unreadable = _taken_out(found)
+    found.require_sound()
+    shares = {TRAIN: 1 - job.validation - job.test, VALIDATION: job.validation, TEST: job.test}
+    parts = split_examples(
+        found.examples, shares={name: share for name, share in shares.items() if share}, seed=job.seed
+    )
+    tokens: Mapping[str, tuple[TrainExample, ...]] = {
+        name: tuple(asked[id(example)] for example in parts.get(name, ())) for name in PARTS
+    }
+    if not tokens[TRAIN]:
+        raise UsageError("Wanted examples to learn, but the split `train` of the data is empty")
+    return TrainingData(
+        train=tokens[TRAIN],
+        validation=tokens[VALIDATION],
+        test=tokens[TEST],
+        digest=data_digest(found.examples),
+        unreadable=unreadable,
+        warnings="\n".join(shown_problems(problem for problem in found.problems if problem.is_warning)),
+    )
+
+
+def _taken_out(found: Examples) -> tuple[Unreadable, ...]:
+    """The pictures that are files and cannot be read, which are errors no more. Missing ones stay errors."""
+    out = [one for one in found.problems if one.unreadable is not None and _is_there(one.unreadable)]
+    found.problems[:] = [one for one in found.problems if one not in out]
+    return tuple(
+        Unreadable(label=one.unreadable.item.label, reason=one.reason, digest="")
+        for one in out
+        if one.unreadable is not None
+    )
+
+
+def _is_there(example: Example) -> bool:
+    source = example.item.source
+    return not isinstance(source, str) or os.path.isfile(source)
+
+
+def run_digest(job: TrainJob, data: TrainingData) -> str:
+    """SHA-256 of what the steps of a run depend on, beside the model: a run goes on only with the same."""
+    values = {
+        "data": data.digest,
+        "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
+        "choice": dataclasses.asdict(job.choice),
+        "seed": job.seed,
+        "optimisation": {
+            name: value for name, value in dataclasses.asdict(job.optimisation).items() if name not in ("rows", "skip")
+        },
+        "lr": job.lr,
+    }
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,124 @@
+"""The ranks of a training run, processes that `torchrun` started: how they meet, and what passes between them."""
+
+import gc
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore
+
+from llama_adapter.app.parallel.errors import RankError
+from llama_adapter.app.parallel.launch import Launched, launched
+from llama_adapter.app.parallel.rendezvous import environment_store
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.problems import is_out_of_memory
+from llama_adapter.runtime.text import one_line
+
+# What the libraries of torch.distributed say of a rank that is gone.
+_LOST: Final = re.compile(r"gloo|nccl|hccl|connection|peer|timed? ?out|process group", re.IGNORECASE)
+_MOST_REASON: Final = 200  # characters
+_LOOPBACK: Final = ("127.0.0.1", "localhost")
+
+
+class OneRank:
+    """A run in one process; sums are identities."""
+
+    rank, size = 0, 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of all ranks' tensors of one shape, on each of them. May overwrite its argument."""
+        return values
+
+    def wait(self) -> None:
+        """Return when all ranks are here."""
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Raises RankError for what torch raises inside if another rank has ended."""
+        yield
+
+    def close(self) -> None:
+        """Leave the others. May be repeated."""
+
+
+class TrainingRanks(OneRank):
+    """Ranks of a process group. Raises RankError where another one has ended, or does not come in time."""
+
+    def __init__(self, place: Launched, *, backend: Backend, timeout_s: float) -> None:
+        """Meet the others."""
+        self.rank, self.size, self._device, self._timeout_s = place.rank, place.size, backend.device, timeout_s
+        store = environment_store(place, timeout_s=timeout_s)
+        if os.environ.get("MASTER_ADDR") in _LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if backend.device.type != "cpu":
+            torch.get_device_module(backend.device).set_device(backend.device)
+        with self.failing():
+            dist.init_process_group(
+                backend.capabilities.collectives,
+                store=PrefixStore("training", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+
+    def sum(self, values: Tensor) -> Tensor:
+        moved = values.to(self._device)
+        with self.failing():
+            dist.all_reduce(moved)
+        return moved.to(values.device)
+
+    def wait(self) -> None:
+        self.sum(torch.zeros(1))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            gc.collect()  # what holds groups in circles: destroyed at the end of the interpreter, gloo's would abort it
+            dist.destroy_process_group()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch has several classes for it, and none for some
+            if is_out_of_memory(error) or not _LOST.search(str(error)):
+                raise
+            raise RankError(
+                f"Rank {self.rank} of {self.size} lost the others: one of them has ended, or did not come within "
+                f"{self._timeout_s:g} s ({one_line(str(error))[:_MOST_REASON]})",
+                hint="the output of the other ranks says why; --resume goes on from the last checkpoint",
+            ) from None
+
+
+def device_name(wanted: str) -> str:
+    """The device of this rank: of several on one machine, each has one of its own."""
+    place = launched()
+    if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
+        return wanted
+    from llama_adapter.runtime.devices import open_backend
+
+    kind = open_backend(wanted).device.type
+    return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
+
+
+def num_ranks_here() -> int:
+    """Ranks on this machine, which share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launched() is not None else 1
+
+
+def meet(*, backend: Backend, timeout_s: float) -> OneRank:
+    """This process's ranks: those of `torchrun`, or itself alone. Raises RankError."""
+    place = launched()
+    if place is None or place.size == 1:
+        return OneRank()
+    return TrainingRanks(place, backend=backend, timeout_s=timeout_s)

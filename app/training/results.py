@@ -1,0 +1,187 @@
+"""What a run leaves: the adapter's file, a bundle, scores of the test examples, curves and the model card."""
+
+import dataclasses
+import json
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.scores.report import as_json, as_markdown
+from llama_adapter.app.scores.scoring import Scores
+from llama_adapter.app.settings.shown import format_settings
+from llama_adapter.app.training.adapter_file import write_adapter
+from llama_adapter.app.training.cache import Unreadable
+from llama_adapter.app.training.checkpoint import LoopState
+from llama_adapter.app.training.curves import draw_curves
+from llama_adapter.app.training.job import TrainJob
+from llama_adapter.app.training.model import TrainableModel
+from llama_adapter.app.training.prepare import TrainingData
+from llama_adapter.app.training.run_log import LOG, read_log
+from llama_adapter.app.training.scoring import all_scores, answered
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
+_MOST_ANSWERS: Final = 20  # in the table of the card
+_ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
+
+
+def write_beginning(job: TrainJob, data: TrainingData, folder: Path) -> None:
+    """Write the settings and the division of the data. Raises OSError."""
+    for name, text in (
+        (SETTINGS, format_settings(job.settings)),
+        (DATA, json.dumps(data.to_dict(), indent=1) + "\n"),
+    ):
+        with atomic_write(folder / name) as file:
+            file.write(text.encode(errors="backslashreplace"))
+
+
+def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:
+    """Write the adapter's file, and a bundle where one is wanted; returns its folder. Raises OSError."""
+    write_adapter(model, job.out)
+    base = model.sources.bundle
+    if (base is None and not job.bundle) or model.vision is None:
+        return None
+    dtype = model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
+    loaded, tensors = model.loaded_model(dtype)
+    loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
+    save_bundle(folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    return folder / BUNDLE
+
+
+def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
+    """The spec of the written adapter over what it was trained with."""
+    sources, spec = model.sources, job.spec
+    if sources.bundle is not None:
+        changes: dict[str, Any] = {"model": None, "llama_dir": sources.bundle, "llama_type": None}
+    else:
+        changes = {"clip": spec.clip or job.choice.clip}
+    return dataclasses.replace(spec, adapter=job.out, context=model.decoder_config.context, **changes)
+
+
+def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
+    """Ask the written adapter about the test examples; scores as `test.json` and `test.md`. Raises as a captioner."""
+    if not data.test:
+        return []
+    with Captioner.from_spec(spec) as captioner:
+        found = all_scores(answered(captioner, data.test), model=Path(job.out).stem)
+    for one in found:
+        kind = "" if len(found) == 1 else f"-{one.task}"
+        for suffix, text in ((".json", as_json(one)), (".md", as_markdown(one))):
+            with atomic_write(folder / f"test{kind}{suffix}") as file:
+                file.write(text.encode(errors="backslashreplace"))
+    return found
+
+
+def draw(job: TrainJob, folder: Path) -> bool:
+    """Draw `curves.png`; returns whether matplotlib is installed."""
+    return draw_curves(read_log(folder / LOG), folder / CURVES, title=Path(job.out).stem)
+
+
+def usage(job: TrainJob, data: TrainingData, bundle: Path | None) -> str:
+    """A command that asks the trained model about a picture, or answers a text."""
+    spec = job.spec
+    flags = f"--llama-dir {spec.llama_dir} " + (f"--llama-type {spec.llama_type} " if spec.llama_type else "")
+    clip = spec.clip or job.choice.clip
+    flags += f"--adapter {job.out}" + (f" --clip {clip}" if clip else "")
+    if bundle is not None:
+        flags = f"--model {bundle}"
+    example = next((one.example for one in data.train if one.has_picture), None)
+    if example is None:
+        return f'llama-adapter generate --prompt "TEXT" {flags}'
+    if example.question.instruction is None:
+        return f"llama-adapter caption PICTURE {flags}"
+    choices = "" if example.choices is None else f" --choices {shlex.quote(','.join(example.choices))}"
+    return f"llama-adapter ask PICTURE {flags} --question {shlex.quote(example.question.instruction)}{choices}"
+
+
+def write_card(
+    job: TrainJob,
+    model: TrainableModel,
+    data: TrainingData,
+    folder: Path,
+    *,
+    state: LoopState,
+    why: str,
+    unreadable: Sequence[Unreadable],
+    scores: Sequence[Scores],
+    memory: str,
+    command: str,
+) -> None:
+    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
+    name = Path(job.out).stem
+    optimisation = job.optimisation
+    lines = [
+        f"# {name}",
+        "",
+        f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
+        "",
+        "```bash",
+        command,
+        "```",
+        "",
+        "## Data",
+        "",
+        f"- {', '.join(shown_name(place) for place in job.data)}",
+        f"- SHA-256 of questions, answers and pictures: `{data.digest}`",
+        f"- split by picture with seed {job.seed}: {len(data.train):,} examples to learn, {len(data.validation):,} for "
+        f"validation, {len(data.test):,} for the test; `{DATA}` has the digests of all pictures",
+        f"- pictures that could not be read and are left out: {len(unreadable):,}",
+        "",
+        *_answers(data),
+        "## Training",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {what} | {value} |" for what, value in _facts(job, model, state, why=why)),
+        f"| peak memory | {memory} |",
+        f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
+        f"{optimisation.final_lr:.0%} |",
+        f"| AdamW | weight decay {optimisation.weight_decay:g}, norm of gradients at most {optimisation.max_norm:g} |",
+        "",
+        "## Scores",
+        "",
+        *(["There are no test examples.", ""] if not scores else []),
+    ]
+    text = "\n".join(lines) + "\n" + "\n".join(_nested(as_markdown(one)) for one in scores)
+    with atomic_write(folder / CARD) as file:
+        file.write((text.rstrip() + "\n").encode(errors="backslashreplace"))
+
+
+def _answers(data: TrainingData) -> list[str]:
+    parts = [Counter(one.example.answers[0] for one in part) for part in (data.train, data.validation, data.test)]
+    if data.task == "caption" or len(parts[0]) > _MOST_ANSWERS:
+        return []
+    rows = [
+        f"| {shown_excerpt(answer)} | {' | '.join(str(part[answer]) for part in parts)} |"
+        for answer in sorted(parts[0])
+    ]
+    return ["| answer | learn | validation | test |", "| --- | --- | --- | --- |", *rows, ""]
+
+
+def _facts(job: TrainJob, model: TrainableModel, state: LoopState, *, why: str) -> list[tuple[str, str]]:
+    counts = ", ".join(f"{count:,} in {kind}" for kind, count in model.counts().items())
+    return [
+        ("sets of parameters", ", ".join(job.choice.sets)),
+        ("numbers that are trained", f"{sum(model.counts().values()):,}: {counts}"),
+        ("numbers of frozen weights", str(model.dtype).removeprefix("torch.")),
+        ("steps", f"{state.step:,} of {state.num_steps:,}, {_ENDS.get(why, why)}"),
+        ("best step", f"{state.best_step:,}"),
+        ("examples a step", f"{job.optimisation.batch_size}"),
+        ("examples learnt, each epoch counted", f"{state.num_examples:,}"),
+        ("steps skipped, because a loss was not finite", f"{len(state.skipped)}"),
+        ("seconds", f"{state.elapsed_s:.0f}"),
+        ("seed", f"{job.seed}"),
+    ]
+
+
+def _nested(markdown: str) -> str:
+    """The same below a heading of the second level."""
+    return "\n".join(f"##{line}" if line.startswith("#") else line for line in markdown.splitlines())

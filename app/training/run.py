@@ -1,0 +1,373 @@
+"""`train` from top to bottom: data are checked, pictures encoded, an adapter trained, and results written."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.scores.scoring import Scores
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.training.asking import Asker
+from llama_adapter.app.training.batches import BatchOrder
+from llama_adapter.app.training.cache import (
+    EncodedCache,
+    Unreadable,
+    check_unreadable,
+    encode_pictures,
+    pictures_of,
+)
+from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
+from llama_adapter.app.training.distributing import Distributed, Kind
+from llama_adapter.app.training.feeding import Encodings, Feeder
+from llama_adapter.app.training.interrupting import Interruption, interruptible
+from llama_adapter.app.training.job import TrainJob
+from llama_adapter.app.training.loop import Ended, Loop
+from llama_adapter.app.training.model import TrainableModel, open_trainable
+from llama_adapter.app.training.peak import PeakMemory
+from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
+from llama_adapter.app.training.planning import shapes_of, sizes_of
+from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
+from llama_adapter.app.training.progress import TrainProgress
+from llama_adapter.app.training.ranks import OneRank, device_name, meet, num_ranks_here
+from llama_adapter.app.training.results import (
+    CARD,
+    draw,
+    score_test,
+    trained_spec,
+    usage,
+    write_beginning,
+    write_card,
+    write_model,
+)
+from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.text import shown_name, shown_text
+from llama_adapter.runtime.user_cache import cache_folder
+
+_SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
+
+
+def train(job: TrainJob) -> int:
+    """Do the job; returns the exit code. Raises the errors that runtime/problems.py lists.
+
+    What is wrong with the data is raised before the model is loaded.
+    """
+    folder = _folder(job)
+    tokenizer, context, prompt = model_texts(job.spec)
+    found = read_data(job)
+    data = prepare(job, found, asker=Asker(tokenizer, default_prompt=prompt), context=context)
+    backend = open_backend(device_name(job.spec.device))
+    ranks = meet(backend=backend, timeout_s=job.timeout_s)
+    with contextlib.closing(ranks):
+        return _train(job, data, folder, backend=backend, ranks=ranks)
+
+
+def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
+    """Tokenizer, context and caption prompt of the model of a spec; loads no weights. Raises CheckpointError."""
+    if spec.llama_dir is not None:
+        place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+        return Tokenizer.load(place.require_tokenizer()), spec.context or DEFAULT_CONTEXT, DEFAULT_PROMPT
+    bundle = bundle_folder(spec.model)
+    manifest = read_manifest(bundle)
+    _, decoder = read_configs(bundle, manifest)
+    return Tokenizer.load(bundle / TOKENIZER), spec.context or decoder.context, str(manifest["prompt"])
+
+
+def _folder(job: TrainJob) -> Path:
+    """The folder beside the adapter's file. Raises UsageError for results of an earlier run, unless it is wanted."""
+    out = Path(job.out)
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
+    folder = out.with_suffix(".training")
+    has_checkpoint = (folder / LAST).is_file()
+    if job.resume and not has_checkpoint:
+        raise UsageError(
+            f"--resume goes on from `{folder / LAST}`, which does not exist", hint="leave --resume out to begin"
+        )
+    there = next((path for path in (folder / LAST, out) if path.exists()), None)
+    if there is not None and not job.resume and not job.force:
+        raise UsageError(
+            f"`{there}` exists already",
+            hint="go on with that run with --resume, replace it with --force, or name another --out",
+        )
+    return folder
+
+
+def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend, ranks: OneRank) -> int:
+    tell = say if ranks.is_first else _nothing
+    dtype, kind = run_dtype(job, backend), _kind(job, ranks)
+    job = job.with_rate(width=sizes_of(job).decoder.dim)
+    plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
+    tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
+    peak = PeakMemory(backend.device)
+    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed)
+    model.checkpoint_layers = job.checkpointing
+    for note in model.notes:
+        tell(f"note: {note}")
+    if data.warnings:
+        tell(f"note: the data have these faults:\n{data.warnings}")
+    with interruptible(speaks=ranks.is_first) as interruption:
+        encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
+        data = data.without({one.digest for one in unreadable if one.digest})
+        distributed = Distributed(model, kind=kind, ranks=ranks)
+        num_steps = job.optimisation.num_steps(len(data.train))
+        _announce(job, model, data, num_steps=num_steps, tell=tell)
+        if ranks.is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_beginning(job, data, folder)
+        ended = _run_loop(
+            job,
+            distributed,
+            data,
+            folder,
+            encodings=encodings,
+            num_steps=num_steps,
+            is_scored=is_scored,
+            ranks=ranks,
+            interruption=interruption,
+        )
+        memory = _shown_memory(plan, peak.read())
+        _write(job, model, data, folder, ended=ended, unreadable=unreadable, memory=memory, kind=kind, ranks=ranks)
+    if ended.why == "interrupted":
+        return ExitCode.INTERRUPTED
+    return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
+    """The type of frozen weights: on a CPU float32, elsewhere bfloat16 if the device computes in it.
+
+    Raises DeviceError for one that the device lacks.
+    """
+    name = job.spec.dtype
+    if name == AUTO:
+        is_half = backend.device.type != "cpu" and "bfloat16" in backend.capabilities.dtypes
+        name = "bfloat16" if is_half else "float32"
+    return resolve_dtype(name, backend=backend)
+
+
+def _planned(
+    job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
+) -> tuple[StepPlan, bool]:
+    """The plan of this rank, and whether answers are scored during the run. Raises TooLittleMemoryError."""
+    sizes = sizes_of(job)
+    shapes = shapes_of(
+        job,
+        decoder=sizes.decoder,
+        vision=sizes.vision,
+        dtype=dtype,
+        device_type=backend.device.type,
+        tokens=data.longest,
+        labels=max(row.num_labels for one in data.everything for row in one.rows),
+        is_scored=True,
+    )
+    optimisation = job.optimisation
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=optimisation.batch_size, rows=optimisation.rows)
+    plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
+    is_scored = job.score == "answers" or (
+        job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
+    )
+    if not is_scored:
+        plan = dataclasses.replace(plan, scoring=0)
+    free = backend.free_bytes()
+    if free is not None and backend.device.type == "cpu":
+        free //= num_ranks_here()
+    require_memory(plan, free=free, device=backend.name)
+    return plan, is_scored
+
+
+def _shown_memory(plan: StepPlan, measured: int | None) -> str:
+    found = "" if measured is None else f", measured {measured / 1e9:.2f} GB"
+    return f"predicted {plan.total / 1e9:.2f} GB{found}"
+
+
+def _kind(job: TrainJob, ranks: OneRank) -> Kind:
+    if ranks.size == 1:
+        return "one"
+    return "fsdp" if job.parallel == "fsdp" else "ddp"
+
+
+def _encoded(
+    job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank, tell_all: bool
+) -> tuple[Encodings, list[Unreadable]]:
+    """What all examples attend to, encoded once; and the pictures that are left out, the same on all ranks."""
+    if model.encodes == "nothing":
+        if any(one.has_picture for one in data.everything):
+            raise UsageError(
+                f"`{model.sources.name}` with an adapter for texts sees no pictures, and the data have some",
+                hint="name a CLIP as --clip, or an adapter that sees pictures",
+            )
+        return Encodings(None, None), []
+    nothing = model.encode_nothing().cpu()
+    place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
+    cache = EncodedCache(place, encoder=_encoding_name(job, model), shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
+    pictures = pictures_of(one.example for one in data.everything)
+    num_pictures = len(pictures) + len(data.unreadable)
+    missing = cache.missing(pictures)
+    if ranks.is_first:
+        cache.require_room(len(missing))
+    own = missing[ranks.rank :: ranks.size]
+    progress = TrainProgress(visible=tell_all and not job.quiet and len(missing) > 0, num_steps=0)
+    spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
+    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
+
+    def encode(digests: list[str]) -> list[Unreadable]:
+        return encode_pictures(
+            cache,
+            {digest: pictures[digest] for digest in digests},
+            reader=reader,
+            encode=model.encode,
+            batch_size=ENCODED_TOGETHER,
+            show=lambda done, total: progress.show(f"encoding pictures: {done:,} of {total:,}"),
+        )
+
+    with contextlib.closing(reader):
+        unreadable = encode(own) if own else []
+        ranks.wait()
+        known = {one.digest for one in unreadable}
+        rest = [digest for digest in cache.missing(pictures) if digest not in known]
+        if rest:  # other ranks could not read these, or keep what they encode on another machine
+            unreadable += encode(rest)
+    progress.clear()
+    unreadable += data.unreadable
+    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
+        if tell_all:
+            say(line)
+    return Encodings(cache, nothing), unreadable
+
+
+def _encoding_name(job: TrainJob, model: TrainableModel) -> str:
+    """What encodings depend on: the encoder, and how pictures are read."""
+    return f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading}"
+
+
+def _announce(
+    job: TrainJob, model: TrainableModel, data: TrainingData, *, num_steps: int, tell: Callable[[str], None]
+) -> None:
+    counts = model.counts()
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+    tell(f"trained: {sum(counts.values()):,} numbers ({kinds})")
+    each = -(-len(data.train) // job.optimisation.batch_size)
+    tell(
+        f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
+        f"test; {num_steps:,} steps of {job.optimisation.batch_size}, {num_steps / each:.4g} epochs, "
+        f"highest learning rate {job.lr:g}"
+    )
+    if not data.validation:
+        tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
+
+
+def _run_loop(
+    job: TrainJob,
+    distributed: Distributed,
+    data: TrainingData,
+    folder: Path,
+    *,
+    encodings: Encodings,
+    num_steps: int,
+    is_scored: bool,
+    ranks: OneRank,
+    interruption: Interruption,
+) -> Ended:
+    model, optimisation = distributed.model, job.optimisation
+    order = BatchOrder([one.num_tokens for one in data.train], batch_size=optimisation.batch_size, seed=job.seed)
+    rows = optimisation.rows or -(-optimisation.batch_size // ranks.size)
+    validator = None
+    if data.validation:
+        opens = partial(captioner_of, model, job.spec) if is_scored else None
+        validator = Validator(
+            distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
+        )
+    feeder = Feeder(
+        data.train, order=order, encodings=encodings, rows=rows, seed=job.seed, ranks=ranks, num_steps=num_steps
+    )
+    with contextlib.closing(feeder):
+        loop = Loop(
+            distributed,
+            job=job,
+            folder=folder,
+            run=run_digest(job, data),
+            feeder=feeder,
+            steps_per_epoch=order.steps_per_epoch,
+            num_steps=num_steps,
+            validate=validator,
+            ranks=ranks,
+            progress=TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=num_steps),
+            interruption=interruption,
+        )
+        if job.resume:
+            loop.resume()
+        return loop.run()
+
+
+def _write(
+    job: TrainJob,
+    model: TrainableModel,
+    data: TrainingData,
+    folder: Path,
+    *,
+    ended: Ended,
+    unreadable: list[Unreadable],
+    memory: str,
+    kind: Kind,
+    ranks: OneRank,
+) -> None:
+    """Write all results, on the first rank; the others wait until the files are there."""
+    if ranks.is_first:
+        if kind == "fsdp":  # parameters are divided: the adapter is written from whole ones
+            model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
+        path = folder / BEST
+        tensors, _ = read_checkpoint(path)
+        own = model.trained()
+        with torch.no_grad():
+            for name, tensor in weights_of(tensors, own, path=path).items():
+                own[name].copy_(tensor)
+        bundle = write_model(job, model, folder)
+        say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
+        spec = trained_spec(job, model)
+        if kind != "fsdp":
+            model.to("meta")  # its memory is the captioner's now
+        scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
+        draw(job, folder)
+        write_card(
+            job,
+            model,
+            data,
+            folder,
+            state=ended.state,
+            why=ended.why,
+            unreadable=unreadable,
+            scores=scores,
+            memory=memory,
+            command=usage(job, data, bundle),
+        )
+        for one in scores:
+            figure = one.figures[HEADLINES[one.task]]
+            interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
+            say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
+        say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
+    ranks.wait()
+
+
+def _test_scores(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
+    """Scores of the test examples; none where they cannot be computed, because the adapter is written."""
+    try:
+        return score_test(job, spec, data, folder)
+    except (LlamaAdapterError, RuntimeError, OSError) as error:
+        say(f"note: the test examples are not scored: {describe(error).sentence}")
+        return []

@@ -1,0 +1,209 @@
+"""Opens what a training starts from: a LLaMA, an adapter and a CLIP, of files or of a bundle, with nothing merged."""
+
+# A adapter layers, N heads, Q queries, D model width
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import (
+    DEFAULT_CONTEXT,
+    DEFAULT_PROMPT,
+    LoadedModel,
+    SourceFile,
+    adapter_name,
+    find_clip,
+    find_llama,
+    open_clip,
+    open_llama,
+    query_heads,
+    resolve_channel_order,
+    sources_of,
+)
+from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.training.choice import TrainingChoice
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.adapter import TEXT_QUERIES, AdapterFile, open_adapter
+from llama_adapter.llm.weights.names import LlamaSource, meta_order
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.config import ChannelOrder, QueryConfig
+from llama_adapter.vision.encoder import VisualQueryBlocks
+from llama_adapter.vision.weights import ClipSource, visual_tensors
+
+NEW_ADAPTER = "the new adapter"  # its name in messages
+_LARGEST_GATE = 1 - 2.0**-12  # of a bundle; tanh reaches 1 nowhere
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSources:
+    """What a training starts from. `clip` is None for an adapter for texts."""
+
+    name: str
+    llama: LlamaSource
+    adapter: AdapterFile
+    clip: ClipSource | None
+    visual_heads: int | None
+    channel_order: ChannelOrder
+    tokenizer: Tokenizer
+    context: int
+    prompt: str = DEFAULT_PROMPT
+    files: tuple[SourceFile, ...] = ()
+    bundle: str | None = None  # the folder, if it is one
+    has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
+    notes: tuple[str, ...] = ()  # sentences for people
+
+
+def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> TrainingSources:
+    """Open the model of `spec`; a LLaMA without adapter gets a new one, whose numbers depend on `seed`.
+
+    Raises CheckpointError as the loaders do, and UsageError for a model that cannot be trained so.
+    """
+    if spec.decoder is not None or spec.past_key_values is not None:
+        raise UsageError(
+            "An exported decoder or past keys and values are not trained",
+            hint="name a bundle as --model, or the LLaMA as --llama-dir",
+        )
+    if spec.llama_dir is None:
+        return _of_bundle(spec)
+    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+    tokenizer = Tokenizer.load(place.require_tokenizer())
+    llama = open_llama(place)
+    context = DEFAULT_CONTEXT if spec.context is None else spec.context
+    files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
+    if spec.adapter is None:
+        clip = open_clip(choice.clip) if choice.clip is not None else None
+        adapter = new_adapter(llama, choice, clip=clip, seed=seed)
+        order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
+        heads: int | None = choice.visual_heads
+        name = shown_name(place.folder.resolve().name)
+    else:
+        sources = sources_of(spec)
+        adapter = open_adapter(spec.adapter, for_texts=True)
+        if adapter.is_chat:
+            raise UsageError(
+                f"`{spec.adapter}` is an adapter of LLaMA-Adapter V2 for chat, and its biases and scales are not "
+                "trained here",
+                hint="adapters that see pictures and those of LLaMA-Adapter V1 can be trained",
+            )
+        clip = find_clip(spec.clip, adapter, llama=place) if adapter.sees_pictures else None
+        order, _ = resolve_channel_order(spec.channel_order, adapter)
+        heads = query_heads(sources, adapter, exported=False, encoder=None)
+        name = adapter_name(spec.adapter)
+        files += (SourceFile(role="adapter", path=str(spec.adapter)),)
+    return TrainingSources(
+        name=name,
+        llama=llama,
+        adapter=_with_biases(adapter, llama),
+        clip=clip,
+        visual_heads=heads,
+        channel_order=order,
+        tokenizer=tokenizer,
+        context=context,
+        files=files,
+        bundle=str(place.folder) if place.form == "bundle" else None,
+        has_adapter_file=spec.adapter is not None,
+    )
+
+
+def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
+    """The adapter with the biases of a bundle that stands for a LLaMA, where it has none of its own."""
+    if not llama.biases or any(name.endswith(".bias") for name in adapter.llama):
+        return adapter
+    return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
+
+
+def _biases(llama: LlamaSource) -> dict[str, Tensor]:
+    """The biases of a bundle in float32, in Meta's order."""
+    return {
+        name: meta_order(bias.float(), llama.num_heads) if name.endswith("wq.bias") else bias.float()
+        for name, bias in llama.biases.items()
+    }
+
+
+def _of_bundle(spec: CaptionerSpec) -> TrainingSources:
+    folder = bundle_folder(spec.model)
+    llama = open_bundle(folder)
+    order = None if spec.channel_order == "auto" else spec.channel_order
+    model = load_bundle(folder, context=spec.context, channel_order=order, precision=FLOAT)
+    adapter, notes = _bundle_adapter(model, llama, name=str(folder))
+    return TrainingSources(
+        name=model.name,
+        llama=llama,
+        adapter=adapter,
+        clip=open_bundle_clip(folder),
+        visual_heads=model.vision_config.query.num_heads,
+        channel_order=model.vision_config.channel_order,
+        tokenizer=model.tokenizer,
+        context=model.decoder_config.context,
+        prompt=model.prompt,
+        files=model.sources,
+        bundle=str(folder),
+        has_adapter_file=False,
+        notes=notes,
+    )
+
+
+def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tuple[AdapterFile, tuple[str, ...]]:
+    """The adapter in a bundle, its gates unfolded, and notes for people."""
+    config, state = model.decoder_config, model.decoder_state
+    if not config.num_adapter_layers:
+        raise UsageError(f"`{name}` has no adapter layers, so there is nothing to train in it")
+    folded_AN = state["adapter.gates"].double()
+    notes: tuple[str, ...] = ()
+    num_large = int((folded_AN.abs() > _LARGEST_GATE).sum())
+    if num_large:
+        notes = (
+            f"{num_large} of the {folded_AN.numel()} gates of `{name}` are 1 or nearly so, where no tanh arrives: they "
+            f"begin at {_LARGEST_GATE:.4f}",
+        )
+    gates_AN = folded_AN.clamp(-_LARGEST_GATE, _LARGEST_GATE).atanh().float()
+    found: dict[str, Tensor] = {}
+    for layer in range(config.num_layers):
+        j = layer - config.first_adapter_layer
+        gate = gates_AN[j] if j >= 0 else torch.zeros(config.num_heads)
+        found[f"layers.{layer}.attention.gate"] = gate.reshape(1, -1, 1, 1)
+    found |= _biases(llama)
+    norms = {key: split.read().float() for key, split in llama.tensors.items() if "norm" in key}
+    query = {key.removeprefix("query."): value.float() for key, value in model.vision_state.items()}
+    visual = visual_tensors(query, depth=model.vision_config.query.depth)
+    queries = state["adapter.queries"].float().flatten(0, 1)
+    adapter = AdapterFile(name=name, queries=queries, visual=visual, llama=found | norms, clip={}, declares={})
+    return adapter, notes
+
+
+def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
+    """An adapter before its training, initialised as the reference does; its gates are closed."""
+    num_layers = llama.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
+    if not 1 <= num_layers <= llama.num_layers:
+        raise UsageError(f"adapter_layers must lie in 1..{llama.num_layers}, the layers of the LLaMA, got {num_layers}")
+    if clip is None and choice.num_queries != TEXT_QUERIES:
+        raise UsageError(
+            f"An adapter for texts has {TEXT_QUERIES} queries in each layer, got {choice.num_queries}",
+            hint="name a CLIP as --clip for an adapter that sees pictures",
+        )
+    visual: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        queries = torch.randn(num_layers * choice.num_queries, llama.dim)
+        if clip is not None:
+            config = QueryConfig(
+                num_queries=choice.num_queries,
+                width=choice.visual_width,
+                depth=choice.visual_depth,
+                num_heads=choice.visual_heads,
+                mlp_dim=4 * choice.visual_width,
+                output_dim=llama.dim,
+            )
+            blocks = VisualQueryBlocks(config, input_dim=clip.config.output_dim)
+            visual = visual_tensors(blocks.requires_grad_(False).state_dict(), depth=config.depth)
+    gates = {
+        f"layers.{layer}.attention.gate": torch.zeros(1, llama.num_heads, 1, 1) for layer in range(llama.num_layers)
+    }
+    return AdapterFile(name=NEW_ADAPTER, queries=queries, visual=visual, llama=gates, clip={}, declares={})

@@ -1,0 +1,1 @@
+"""The decoder in training: frozen weights, and what is trained beside them."""

@@ -1,0 +1,39 @@
+"""The adapter in training: gates as its file has them, and keys and values without LoRA."""
+
+# A adapter layers, B pictures, Q queries, N heads, D model width, G gates of a layer: N, or one for all heads
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.adapter import Adapter
+from llama_adapter.llm.prefix import Prefix
+
+
+class TrainableAdapter(Adapter):
+    """`Adapter` whose factors of the values are computed: tanh(gate) * new_gate, or the gate as it is for V1's."""
+
+    def __init__(
+        self, config: DecoderConfig, *, queries_AQD: Tensor, gate_AG: Tensor, new_gate_A: Tensor | None, has_tanh: bool
+    ) -> None:
+        """Tensors are float32. Nothing is trained before `requires_grad_`."""
+        super().__init__(dataclasses.replace(config, separate_adapter_kv=False))
+        del self.gates
+        self.queries = nn.Parameter(queries_AQD, requires_grad=False)
+        self.gate = nn.Parameter(gate_AG, requires_grad=False)
+        self.new_gate = None if new_gate_A is None else nn.Parameter(new_gate_A, requires_grad=False)
+        self.has_tanh = has_tanh
+
+    def folded_gates(self) -> Tensor:
+        """(A, G) float32. With a single query the reference applies no new_gate."""
+        gates = self.gate.tanh() if self.has_tanh else self.gate
+        if self.new_gate is not None and self.queries.shape[1] > 1:
+            gates = gates * self.new_gate[:, None]
+        return gates
+
+    def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[Callable[[Tensor], Tensor]]) -> Prefix:
+        """As `Adapter`; sums and gates are computed in float32, and the result has the type of the visual query."""
+        keys, values = super().forward(visual_query_BQD, token_projections)
+        return Prefix(keys.to(visual_query_BQD.dtype), values.to(visual_query_BQD.dtype))

@@ -1,0 +1,205 @@
+"""From a LLaMA and an adapter's file to the decoder that is trained, and from it back to the file's tensors.
+
+Nothing is merged or folded. Rows of q and k are in half-split order here, and in Meta's order in the file.
+"""
+
+# A adapter layers, Q queries, D model width, P parts of a packed layer, O outputs of a part, R rank, I inputs
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.training.adapter import TrainableAdapter
+from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.linear import AdaptedLinear, new_factors
+from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
+from llama_adapter.llm.weights.build import decoder_tensors
+from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, LlamaSource, half_split, meta_order
+
+Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors"]
+
+_ROTATED = ("attention.wq", "attention.wk")
+_NORMS = {"attention_norm": "attention_norm", "ffn_norm": "feed_forward_norm"}
+
+
+def build_decoder(
+    config: DecoderConfig,
+    *,
+    source: LlamaSource,
+    adapter: AdapterFile,
+    trained: Collection[Kind],
+    lora_rank: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+) -> TrainableDecoder:
+    """The decoder of `source` and `adapter` on `device`, frozen weights in `dtype`, and what is `trained` in float32.
+
+    `config` is that of `plan_decoder`. Biases that the adapter lacks begin at 0 if they are trained, and so do low-rank
+    updates, of rank `lora_rank`; those of the file keep its rank.
+    """
+    random = torch.Generator().manual_seed(seed)
+    plain = dataclasses.replace(config, separate_adapter_kv=False)
+    bare = dataclasses.replace(adapter, llama={k: v for k, v in adapter.llama.items() if ".lora_" not in k})
+    with torch.device("meta"):
+        decoder = LlamaAdapterDecoder(plain)
+    tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None)
+    for name, tensor in tensors:
+        place, _, own = name.rpartition(".")
+        module = decoder.get_submodule(place)
+        if place == "adapter" or own == "bias":
+            continue  # read from the file below
+        if isinstance(module, nn.Linear) and place != "head":
+            parent, _, last = place.rpartition(".")
+            block, _, path = place.removeprefix("layers.").partition(".")
+            adapted = _adapted(
+                tensor.to(device, dtype),
+                layer=int(block),
+                parts=PARTS[path],
+                adapter=adapter,
+                num_heads=config.num_heads,
+                has_biases="biases" in trained,
+                rank=lora_rank if "LoRA factors" in trained else 0,
+                dtype=dtype,
+                random=random,
+            )
+            setattr(decoder.get_submodule(parent), last, adapted)
+            continue
+        is_trained_norm = "norm" in place and "norms" in trained
+        value = tensor.to(device, torch.float32 if is_trained_norm else dtype, copy=is_trained_norm)
+        setattr(module, own, nn.Parameter(value, requires_grad=False))
+        del tensor
+    decoder.adapter = _adapter(config, adapter=adapter, has_lora="LoRA factors" in trained, device=device)
+    decoder.rotary_cos, decoder.rotary_sin = decoder.rotary_cos.to(device), decoder.rotary_sin.to(device)
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(kind_of(name) in trained)
+    return TrainableDecoder(decoder)
+
+
+def kind_of(name: str) -> Kind | None:
+    """What a parameter of the decoder is, by its name; None for what is never trained."""
+    own = name.rpartition(".")[2]
+    if own in ("lora_in", "lora_out"):
+        return "LoRA factors"
+    if own == "bias":
+        return "biases"
+    if "norm." in name:
+        return "norms"
+    if own in ("gate", "new_gate"):
+        return "gates"
+    return "queries" if own == "queries" else None
+
+
+def _adapted(
+    weight: Tensor,
+    *,
+    layer: int,
+    parts: tuple[str, ...],
+    adapter: AdapterFile,
+    num_heads: int,
+    has_biases: bool,
+    rank: int,
+    dtype: torch.dtype,
+    random: torch.Generator,
+) -> AdaptedLinear:
+    file, prefix, outputs = adapter.llama, f"layers.{layer}.", len(weight) // len(parts)
+    biased = [name for name in parts if name in BIASED]
+    bias = None
+    if f"{prefix}{biased[0]}.bias" in file:
+        bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], num_heads) for name in biased])
+    elif has_biases:
+        bias = torch.zeros(len(biased) * outputs)
+    names = [lora_names(prefix + name) for name in parts]
+    lora = None
+    if names[0][0] in file:
+        outs = [_ours(name, file[l2], num_heads) for name, (_, l2) in zip(parts, names, strict=True)]
+        lora = torch.cat([file[l1].float() for l1, _ in names]), torch.stack(outs)
+    elif rank:
+        lora = new_factors(weight.shape[1], outputs, parts=len(parts), rank=rank, random=random)
+    return AdaptedLinear(
+        weight,
+        bias=None if bias is None else bias.to(weight.device),
+        lora=None if lora is None else (lora[0].to(weight.device), lora[1].to(weight.device)),
+    )
+
+
+def _adapter(
+    config: DecoderConfig, *, adapter: AdapterFile, has_lora: bool, device: torch.device | str
+) -> TrainableAdapter:
+    layers = range(config.first_adapter_layer, config.num_layers)
+    gates = [adapter.llama[f"layers.{layer}.attention.gate"].float().flatten() for layer in layers]
+    gate_AG = torch.stack(gates) if gates else torch.zeros(0, config.num_heads)
+    new_names = [f"layers.{layer}.attention.new_gate" for layer in layers]
+    new_gate_A = None
+    if any(name in adapter.llama for name in new_names):
+        new_gate_A = torch.cat([adapter.llama[name].float().flatten() for name in new_names])
+    elif has_lora and not adapter.has_lora:
+        new_gate_A = torch.ones(len(layers))
+    queries = adapter.queries.float().reshape(config.num_adapter_layers, config.num_queries, config.dim)
+    with torch.device("meta"):
+        return TrainableAdapter(
+            config,
+            queries_AQD=queries.to(device, copy=True),
+            gate_AG=gate_AG.to(device),
+            new_gate_A=None if new_gate_A is None else new_gate_A.to(device),
+            has_tanh=adapter.sees_pictures,
+        )
+
+
+def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
+    rows = rows.float()
+    return half_split(rows, num_heads) if name in _ROTATED else rows.clone()
+
+
+def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
+    """What the adapter's file holds of the LLaMA part, by its names without `llama.`: float32 on the CPU.
+
+    Gates of layers without adapter are zeros. Norms are there if they are trained.
+    """
+    return dict(_llama_tensors(trainable.decoder))
+
+
+def _llama_tensors(decoder: LlamaAdapterDecoder) -> Iterator[tuple[str, Tensor]]:
+    config, adapter = decoder.config, decoder.adapter
+    for layer, block in enumerate(decoder.layers):
+        prefix, j = f"layers.{layer}.", layer - config.first_adapter_layer
+        gates = adapter.gate[j] if j >= 0 else torch.zeros(adapter.gate.shape[1])
+        yield f"{prefix}attention.gate", _file(gates)
+        if adapter.new_gate is not None:
+            new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
+            yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
+        for name in LAYER_NORMS:
+            yield f"{prefix}{name}.weight", _file(getattr(block, _NORMS[name]).weight)
+        for path, parts in PARTS.items():
+            yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, num_heads=config.num_heads)
+    yield "norm.weight", _file(decoder.norm.weight)
+
+
+def _of_linear(
+    linear: nn.Module, parts: tuple[str, ...], *, prefix: str, num_heads: int
+) -> Iterator[tuple[str, Tensor]]:
+    assert isinstance(linear, AdaptedLinear)
+    if linear.bias is not None:
+        biased = [name for name in parts if name in BIASED]
+        for name, bias in zip(biased, _file(linear.bias).chunk(len(biased)), strict=True):
+            yield f"{prefix}{name}.bias", _theirs(name, bias, num_heads)
+    if linear.lora_in is None or linear.lora_out is None:
+        return
+    pairs = zip(_file(linear.lora_in).chunk(len(parts)), _file(linear.lora_out), strict=True)
+    for name, (l1, l2) in zip(parts, pairs, strict=True):
+        names = lora_names(prefix + name)
+        yield names[0], l1
+        yield names[1], _theirs(name, l2, num_heads)
+
+
+def _theirs(name: str, rows: Tensor, num_heads: int) -> Tensor:
+    return meta_order(rows, num_heads) if name in _ROTATED else rows
+
+
+def _file(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)

@@ -1,0 +1,122 @@
+"""The decoder as it is trained: the layers of `llm.model` over frozen weights, and the loss of labelled tokens."""
+
+# B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
+from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.training.attention import Attend, attend, packed_attention
+from llama_adapter.llm.training.layout import Layout, layout_of
+from llama_adapter.llm.training.loss import cross_entropy
+from llama_adapter.llm.training.operators import TRAINING
+
+
+class TrainableDecoder(nn.Module):
+    """A decoder whose linear layers are `AdaptedLinear` and whose adapter is `TrainableAdapter`.
+
+    Rows begin at position 0 and are padded behind their tokens; padding is not computed. `checkpoint_layers` computes
+    each layer again in the backward pass (Chen et al., 2016), so that memory holds the activations of one layer.
+    """
+
+    def __init__(self, decoder: LlamaAdapterDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.checkpoint_layers = False
+        self.attend: Attend = attend
+        use_operators(decoder, TRAINING)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the frozen weights and the activations."""
+        return self.decoder.head.weight.dtype
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor) -> tuple[Tensor, Tensor]:
+        """The float32 sums of the loss over all counted labels, and over those of each row, (B).
+
+        Logits at t are scored against labels at t + 1; label 0 does not count. The visual query may have one row for
+        all.
+        """
+        layout = layout_of(tokens_BS, labels_BS)
+        hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
+        loss_L = cross_entropy(hidden_LD, self.decoder.head.weight, layout.target_L)
+        loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)
+        return loss_B.sum(), loss_B
+
+    def logits(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
+        """Float32 logits (B, S, V) of all positions."""
+        hidden_TD = self._hidden(tokens_BS, visual_query_BQD, layout=layout_of(tokens_BS, None), kept=None)
+        return self.decoder.logits(hidden_TD).unflatten(0, tokens_BS.shape)
+
+    def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
+        """Final hidden states, normed, of the packed tokens `kept`, or of all."""
+        decoder = self.decoder
+        prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
+        tables = (decoder.rotary_cos, decoder.rotary_sin)
+        rotary_cos, rotary_sin = (table[layout.place_T][:, None, None] for table in tables)
+        x_TD = decoder.embed(layout.pack(tokens_BS[:, : layout.length]))
+        for index, layer in enumerate(decoder.layers):
+            j, is_last = index - decoder.config.first_adapter_layer, index == len(decoder.layers) - 1
+            run = _Run(layer, layout, (rotary_cos, rotary_sin), kept=kept if is_last else None, attend=self.attend)
+            arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)
+            if self.checkpoint_layers and torch.is_grad_enabled():
+                x_TD = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TD = run(*arguments)
+        hidden: Tensor = decoder.norm(x_TD)
+        return hidden
+
+    def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
+        decoder = self.decoder
+        adapter_layers = decoder.layers[decoder.config.first_adapter_layer :]
+        bare: Sequence[Callable[[Tensor], Tensor]] = [layer.attention.qkv.bare for layer in adapter_layers]
+        prefix: Prefix = decoder.adapter(visual_query_BQD.to(self.dtype), bare)
+        return Prefix(*(part.expand(-1, num_rows, -1, -1, -1) for part in prefix))
+
+
+class _Run:
+    """A layer as a function of what gradients go through: the tokens, and keys and values of the picture."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        layout: Layout,
+        rotary: tuple[Tensor, Tensor],
+        *,
+        kept: Tensor | None,
+        attend: Attend,
+    ) -> None:
+        """Behind attention only the tokens `kept` go on, if there are some: after the last layer no others are read."""
+        self._layer, self._layout, self._rotary, self._kept, self._attend = layer, layout, rotary, kept, attend
+
+    def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:
+        layer: Any = self._layer
+        keys_values = (prefix[0], prefix[1]) if prefix else None
+        normed_TD = layer.attention_norm(x_TD)
+        heads_TD = packed_attention(
+            layer.attention,
+            normed_TD,
+            layout=self._layout,
+            rotary=self._rotary,
+            prefix=keys_values,
+            attend=self._attend,
+        )
+        if self._kept is not None:
+            x_TD, heads_TD = x_TD.index_select(0, self._kept), heads_TD.index_select(0, self._kept)
+        x_TD = x_TD + layer.attention.out(heads_TD)
+        out_TD: Tensor = x_TD + layer.feed_forward(layer.feed_forward_norm(x_TD))
+        return out_TD
+
+
+# Our packed layers of a block, and Meta's names of their parts.
+PARTS = {
+    "attention.qkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "attention.out": ("attention.wo",),
+    "feed_forward.gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "feed_forward.down": ("feed_forward.w2",),
+}

@@ -1,0 +1,81 @@
+"""Rows of different lengths, packed: every layer computes the tokens that the loss depends on, and no padding."""
+
+# B rows, S places of a padded row, T tokens of all rows together, L labelled positions
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORED = 0  # label of a position that does not count, as in the reference
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where the tokens of padded rows stand in the packed ones, and back. Indices are int64."""
+
+    num_rows: int
+    length: int  # places of a padded row
+    from_padded_T: Tensor  # place of each token, row after row
+    to_padded: Tensor  # (B * S) the token at each place; the first one stands for padding
+    labelled_L: Tensor  # tokens whose successor has a label
+    row_L: Tensor
+    target_L: Tensor
+
+    @property
+    def place_T(self) -> Tensor:
+        """The position of each token in its row."""
+        return self.from_padded_T % self.length
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (B, S, ...). What stands in padding is read by no token."""
+        padded: Tensor = _Pad.apply(x, self.to_padded, self.from_padded_T)
+        return padded.unflatten(0, (self.num_rows, self.length))
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(B, S, ...) -> (T, ...)."""
+        return padded.flatten(0, 1).index_select(0, self.from_padded_T)
+
+
+def layout_of(tokens_BS: Tensor, labels_BS: Tensor | None) -> Layout:
+    """The layout of rows that begin at their first column.
+
+    A row ends with the last position that has something to predict. Without labels all positions are kept.
+    """
+    num_rows, length = tokens_BS.shape
+    if labels_BS is None:
+        labels_BS = torch.zeros_like(tokens_BS)
+        is_kept_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
+    else:
+        columns_S = torch.arange(length, device=labels_BS.device)
+        last_B1 = (columns_S * (labels_BS != IGNORED)).amax(1, keepdim=True)
+        is_kept_BS = columns_S < last_B1.clamp(min=1)
+        longest = int(last_B1.amax().clamp(min=1))
+        labels_BS, is_kept_BS, length = labels_BS[:, : longest + 1], is_kept_BS[:, :longest], longest
+    number_BS = is_kept_BS.flatten().cumsum(0).sub_(1).view_as(is_kept_BS)
+    targets_BS = labels_BS[:, 1:]
+    row_L, column_L = (targets_BS != IGNORED).nonzero(as_tuple=True)
+    return Layout(
+        num_rows=num_rows,
+        length=length,
+        from_padded_T=is_kept_BS.flatten().nonzero().squeeze(1),
+        to_padded=number_BS.where(is_kept_BS, 0).flatten(),
+        labelled_L=number_BS[row_L, column_L],
+        row_L=row_L,
+        target_L=targets_BS[row_L, column_L],
+    )
+
+
+class _Pad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, to_padded: Tensor, from_padded_T: Tensor) -> Tensor:
+        ctx.save_for_backward(from_padded_T)
+        return x.index_select(0, to_padded)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (from_padded_T,) = ctx.saved_tensors
+        return grad.index_select(0, from_padded_T), None, None  # no gradient comes from padding

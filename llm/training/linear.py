@@ -1,0 +1,101 @@
+"""A linear layer with a frozen weight, a bias and low-rank updates."""
+
+# P parts, one below the other, each with O outputs; I inputs, T tokens, R rank, M biased outputs
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+class AdaptedLinear(nn.Module):
+    """y = W x + b + L2 (L1 x), with a frozen W of several parts, such as wq, wk and wv, each with its own L1 and L2.
+
+    LoRA (Hu et al., 2022) with scale 1, as LLaMA-Adapter V2 has it. Factors of all parts are stacked: `lora_in`
+    (P R, I), `lora_out` (P, O, R). The bias has the first M outputs: those of wq alone in a layer of wq, wk, wv.
+    `weight` has the type of the activations; bias and factors are float32 where they are trained.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, *, bias: Tensor | None, lora: tuple[Tensor, Tensor] | None) -> None:
+        """`lora` are `lora_in` and `lora_out`. Nothing is trained before `requires_grad_`."""
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        factors = (None, None) if lora is None else (nn.Parameter(one, requires_grad=False) for one in lora)
+        self.lora_in, self.lora_out = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., P O), in the type of the weight."""
+        out: Tensor = _Adapted.apply(x, self.weight, self.bias, self.lora_in, self.lora_out)
+        return out
+
+    def bare(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., 2 O): the last two parts of three alone, without bias and low-rank updates."""
+        rows = len(self.weight) // 3
+        return F.linear(x.to(self.weight.dtype), self.weight[rows:])
+
+
+def new_factors(inputs: int, outputs: int, *, parts: int, rank: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`lora_in` as torch initialises linear layers, and `lora_out` of zeros, as the reference does; float32."""
+    bound = 1 / math.sqrt(inputs)
+    factors = torch.empty(parts * rank, inputs).uniform_(-bound, bound, generator=random)
+    return factors, torch.zeros(parts, outputs, rank)
+
+
+class _Adapted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora_in: Tensor | None, lora_out: Tensor | None
+    ) -> Tensor:
+        x_TI = x.flatten(0, -2)
+        padded = None
+        if bias is not None:
+            padded = F.pad(bias.to(weight.dtype), (0, len(weight) - len(bias)))
+        out = F.linear(x_TI, weight, padded)
+        low_TR = None
+        if lora_in is not None and lora_out is not None:
+            low_TR = x_TI @ lora_in.to(weight.dtype).T
+            for part, low, factor in _parts(out, low_TR, lora_out):
+                part.addmm_(low, factor.to(weight.dtype).T)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(weight, lora_in, lora_out, x_TI if needs[3] else None, low_TR if needs[4] else None)
+        ctx.num_biased = None if bias is None else len(bias)
+        return out.unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, lora_in, lora_out, x_TI, low_TR = ctx.saved_tensors
+        needs_x, _, needs_bias, needs_in, needs_out = ctx.needs_input_grad
+        grad_TO = grad.flatten(0, -2)
+        grad_x = grad_bias = grad_in = grad_out = None
+        if needs_bias:
+            grad_bias = grad_TO[:, : ctx.num_biased].sum(0, dtype=torch.float32)
+        if needs_x:
+            grad_x = grad_TO @ weight
+        if lora_in is not None and (needs_x or needs_in or needs_out):
+            grad_low = grad_TO.new_empty(len(grad_TO), len(lora_in))
+            if needs_out:
+                grad_out = torch.empty_like(lora_out)
+            for part, (grads, low, factor) in enumerate(_parts(grad_TO, grad_low, lora_out)):
+                low.copy_(grads @ factor.to(weight.dtype))
+                if grad_out is not None:
+                    first = part * lora_out.shape[2]
+                    grad_out[part] = grads.T @ low_TR[:, first : first + lora_out.shape[2]]
+            if grad_x is not None:
+                grad_x.addmm_(grad_low, lora_in.to(weight.dtype))
+            if needs_in:
+                grad_in = (grad_low.T @ x_TI).to(lora_in.dtype)
+        if grad_x is not None:
+            grad_x = grad_x.unflatten(0, grad.shape[:-1])
+        return grad_x, None, grad_bias, grad_in, grad_out
+
+
+def _parts(out_TO: Tensor, low_TR: Tensor, lora_out: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Outputs, low-rank inputs and factors of each part, as views."""
+    return list(zip(out_TO.chunk(len(lora_out), 1), low_TR.chunk(len(lora_out), 1), lora_out.unbind(), strict=True))

@@ -1,0 +1,101 @@
+"""The decoder's operators for training: those of `runtime.operators` with backward passes that keep little.
+
+What autograd would keep of a float32 computation is computed again from its inputs, which have the type of the weights.
+"""
+
+# H head size
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from llama_adapter.runtime.operators import ATEN, Operators
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x_float = x.float()
+        inverse = torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (x_float * inverse * weight.float()).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        grad_float, normalised = grad.float(), x.float() * inverse
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = (grad_float * normalised).flatten(0, -2).sum(0).to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            scaled = grad_float * weight.float()
+            along = (scaled * normalised).mean(-1, keepdim=True)
+            grad_x = scaled.sub_(normalised.mul_(along)).mul_(inverse).to(x.dtype)
+        return grad_x, grad_weight, None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    half = first.shape[-1]
+    cos, sin = cos[..., :half], sin[..., :half]  # both halves of the table are equal
+    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+    turned[..., :half] = torch.addcmul(first * cos, second, sin, value=-1)
+    turned[..., half:] = torch.addcmul(second * cos, first, sin)
+    return turned
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
+        torch.mul(F.silu(gate), grad, out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return grad_gate_up
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of queries or keys (..., H) with a float32 table that is broadcast; computed in float32."""
+    turned: Tensor = _Rotate.apply(x, cos, sin)
+    return turned
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = _RmsNorm.apply(x, weight, eps)
+    return normed
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    activated: Tensor = _SwiGlu.apply(gate_up)
+    return activated
+
+
+# Attention of packed rows is in `attention.py`.
+TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu)

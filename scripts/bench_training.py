@@ -1,0 +1,149 @@
+"""Measures a training step of LoRA beside Hugging Face's LLaMA with peft; writes docs/training-speed.json and its page.
+
+Usage: python -m scripts.bench_training [--size 160M] [--rows N] [--steps N] [--rounds N] [--part NAME ...]
+       [--out FOLDER] [--quick]
+
+The extra `peers` has peft. Both programs train the same factors over the same random weights, on the same batch, by
+torch's AdamW. Every run has a process of its own, in turn.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from scripts.common import in_turn, process_mib, run_bench, tell
+
+PROGRAMS = {
+    "bfloat16": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"),
+    "float32": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager"),
+}
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How much is measured."""
+
+    size: str = "160M"
+    rows: int = 8
+    steps: int = 3  # that are timed, after two
+    rounds: int = 2
+
+
+QUICK = Settings(size="tiny", rows=2, steps=2, rounds=1)
+THREADS = (1, 2)
+
+
+class Way(NamedTuple):
+    """A program, the type of its frozen weights, and its threads."""
+
+    program: str
+    dtype: str
+    threads: int
+
+
+def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
+    """Steps of all programs in turn; their losses and times, and how many times as fast ours is."""
+
+    def run(way: Way) -> dict[str, Any]:
+        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            measured = fresh.submit(time_steps, way, settings).result()
+        tell(f"{dtype}, {way.program}, threads {threads}: {measured['step_s']:.3f} s")
+        return measured
+
+    ways = [Way(program, dtype, threads) for program in PROGRAMS[dtype]]
+    found = in_turn(ways, run, rounds=settings.rounds)
+    rows = [{"program": way.program, **_row(runs)} for way, runs in found.items()]
+    first = rows[0]
+    return {
+        "dtype": dtype,
+        "threads": threads,
+        "size": settings.size,
+        "rows": rows,
+        "num_rows": settings.rows,
+        "steps": settings.steps,
+        "rounds": settings.rounds,
+        "batch": {name: first[name] for name in ("num_tokens", "num_places", "num_labels", "num_trained")},
+        **_gain(rows),
+    }
+
+
+def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one way: the best time of all rounds, the spread, and what is the same in each."""
+    times = [run["step_s"] for run in runs]
+    peak = statistics.median(run["peak_mib"] for run in runs)
+    return {**runs[0], "step_s": min(times), "step_s_of_rounds": times, "peak_mib": peak}
+
+
+def _gain(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many times as fast ours is as the fastest of the others."""
+    of = {row["program"]: row["step_s"] for row in rows}
+    best = min((name for name in of if name.startswith("peft")), key=lambda name: float(of[name]))
+    return {"best": best, "gain": of[best] / of["ours"]}
+
+
+def time_steps(way: Way, settings: Settings) -> dict[str, Any]:
+    """Train some steps; the median time of a step in seconds, first and last loss, the process's largest memory."""
+    import os
+
+    import torch
+
+    from scripts.training_bench.batch import random_batch, random_llama
+    from scripts.training_bench.programs import open_program
+
+    torch.set_num_threads(way.threads)
+    llama, batch = random_llama(settings.size), random_batch(settings.rows)
+    model, loss_of = open_program(way.program, llama, dtype=getattr(torch, way.dtype))  # type: ignore[arg-type]
+    del llama
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)
+    losses, times = [], []
+    for _ in range(2 + settings.steps):
+        started = time.perf_counter()
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        times.append(time.perf_counter() - started)
+    return {
+        "step_s": statistics.median(times[2:]),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "peak_mib": process_mib(os.getpid(), "VmHWM"),
+        "num_trained": sum(weight.numel() for weight in trained),
+        "num_tokens": batch.num_tokens,
+        "num_places": batch.tokens_BS.numel(),
+        "num_labels": batch.num_labels,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    return run_bench(
+        __doc__,
+        arguments,
+        measure={
+            f"{dtype}_{threads}": partial(measure, dtype=dtype, threads=threads)
+            for dtype in PROGRAMS
+            for threads in THREADS
+        },
+        page="training-speed",
+        packages=("peft", "transformers"),
+        full=Settings(),
+        quick=QUICK,
+        flags={
+            "size": "size of the LLaMA",
+            "rows": "rows of the batch",
+            "steps": "steps that are timed",
+            "rounds": "rounds, each with every program once",
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Trains a random model of some size for a few steps: predicted and measured memory and time beside each other.
+
+python -m scripts.train_memory 160M --sets bias --steps 20
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
+from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
+from llama_adapter.app.training.asking import TrainExample
+from llama_adapter.app.training.batches import Microbatch
+from llama_adapter.app.training.choice import TrainingChoice
+from llama_adapter.app.training.distributing import Distributed
+from llama_adapter.app.training.model import TrainableModel
+from llama_adapter.app.training.optimiser import NamedAdamW
+from llama_adapter.app.training.plan import Shapes, plan_step
+from llama_adapter.app.training.ranks import OneRank
+from llama_adapter.app.training.sources import TrainingSources, new_adapter
+from llama_adapter.app.training.stepping import Stepper
+from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
+from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.vision.encoder import ClipVisionTower
+from llama_adapter.vision.weights import ClipSource
+from scripts.training_bench.batch import random_llama
+
+# D model width, F feed-forward width, V vocabulary; B rows, S tokens
+
+_EXAMPLE = TrainExample(
+    example=Example(
+        item=PictureInput(source=None, label=""),
+        question=QuestionFields(),
+        task="answer",
+        answers=("",),
+        place="random tokens",
+    ),
+    prompt="",
+    rows=(),
+)
+
+
+def main() -> None:
+    """Print the measurement as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", nargs="?", default="160M")
+    parser.add_argument("--sets", default="bias")
+    parser.add_argument("--dtype", default="float32", choices=tuple(DTYPES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--labels", type=int, default=16, help="tokens of an answer")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--checkpointing", action="store_true")
+    options = parser.parse_args()
+    choice = TrainingChoice(sets=tuple(options.sets.split(",")))
+    backend = open_backend(options.device)
+    dtype = DTYPES[options.dtype]
+    size = parse_size(options.size)
+    shapes = Shapes(
+        decoder=decoder_config(size),
+        vision=vision_config(size),
+        kinds=choice.kinds,
+        lora_rank=choice.lora_rank,
+        dtype=dtype,
+        rows=options.rows,
+        tokens=options.tokens,
+        labels=options.labels,
+        checkpointing=options.checkpointing,
+        is_scored=False,
+        device_type=backend.device.type,
+    )
+    plan = plan_step(shapes)
+    linear = [(size.dim, size.ffn_dim), (size.ffn_dim, size.dim)]
+    flops_per_s = measure_matmul(backend, shapes=linear, dtype=dtype)
+    bytes_per_s = measure_bandwidth(backend)
+    before = _resident_bytes()
+    model = TrainableModel(random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0)
+    model.checkpoint_layers = options.checkpointing
+    # Real ones are mapped from files. The adapter stays, as it does in a run.
+    model.sources = dataclasses.replace(
+        model.sources, llama=dataclasses.replace(model.sources.llama, tensors={}), clip=None
+    )
+    gc.collect()
+    loaded = _resident_bytes()
+    _forget_peak()
+    seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
+    peak = _peak_bytes()
+    seconds.sort()
+    predicted_s = plan.seconds(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)
+    found = {
+        "size": options.size,
+        "sets": options.sets,
+        "dtype": options.dtype,
+        "rows": options.rows,
+        "tokens": options.tokens,
+        "checkpointing": options.checkpointing,
+        "threads": torch.get_num_threads(),
+        "trained": sum(model.counts().values()),
+        "static_mb": {"predicted": _mb(plan.frozen), "measured": _mb(loaded - before)},
+        "peak_mb": {"predicted": _mb(plan.total), "measured": _mb(peak - before)},
+        "peak_ratio": round(plan.total / (peak - before), 3),
+        "step_s": {"predicted": round(predicted_s, 3), "measured": round(seconds[len(seconds) // 2], 3)},
+        "gflop_a_step": round(plan.flops / 1e9, 1),
+        "gflop_per_s": round(flops_per_s / 1e9, 1),
+        "gb_a_step": round(plan.traffic / 1e9, 2),
+        "gb_per_s": round(bytes_per_s / 1e9, 1),
+    }
+    print(json.dumps(found, indent=1))
+
+
+def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
+    """A LLaMA of a size and a CLIP with random weights, and a new adapter, in memory."""
+    size = parse_size(name)
+    vision, llama = vision_config(size), random_llama(name)
+    with torch.device("meta"):
+        tower = ClipVisionTower(vision.clip)
+    state = {f"clip.{key}": _drawn(tuple(tensor.shape)) for key, tensor in tower.state_dict().items()}
+    clip = ClipSource(name="random CLIP", config=vision.clip, tensors=state)
+    return TrainingSources(
+        name=f"random {name}",
+        llama=llama,
+        adapter=new_adapter(llama, choice, clip=clip, seed=0),
+        clip=clip,
+        visual_heads=choice.visual_heads,
+        channel_order="rgb",
+        tokenizer=WiderTokenizer(VOCABULARY),
+        context=DEFAULT_CONTEXT,
+    )
+
+
+def _drawn(shape: tuple[int, ...]) -> torch.Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape)
+    drawn: torch.Tensor = torch.randn(shape) * shape[-1] ** -0.5
+    return drawn
+
+
+def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, labels: int) -> list[float]:
+    """Seconds of each step."""
+    ranks = OneRank()
+    optimiser = NamedAdamW(model.trained(), no_decay=model.no_decay(), weight_decay=0.02)
+    stepper = Stepper(Distributed(model, kind="one", ranks=ranks), optimiser, ranks=ranks, clip=1.0)
+    encoded = model.encode_nothing().cpu().expand(rows, -1, -1)
+    generator = torch.Generator().manual_seed(0)
+    seconds = []
+    for _ in range(num_steps):
+        tokens_BS = torch.randint(3, VOCABULARY, (rows, tokens), generator=generator)
+        labels_BS = tokens_BS.clone()
+        labels_BS[:, : tokens - labels] = 0
+        part = Microbatch(examples=(_EXAMPLE,) * rows, rows=(), tokens_BS=tokens_BS, labels_BS=labels_BS)
+        started = time.perf_counter()
+        stepper.step([(part, encoded)], num_labels=rows * labels, lr=1e-4)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _status() -> dict[str, int]:
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {line[0]: int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
+
+
+def _resident_bytes() -> int:
+    return _status()["VmRSS:"]
+
+
+def _peak_bytes() -> int:
+    return _status()["VmHWM:"]
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _mb(num_bytes: int) -> float:
+    return round(num_bytes / 1e6, 1)
+
+
+if __name__ == "__main__":
+    main()

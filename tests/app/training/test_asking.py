@@ -1,0 +1,140 @@
+"""Examples become the tokens and labels of the reference's trainer, with the questions that data leave out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.tasks.prompts import PromptEncoder
+from llama_adapter.app.training.asking import Asker, default_question
+from llama_adapter.app.training.batches import padded
+from llama_adapter.app.training.job import Optimisation, TrainJob
+from llama_adapter.app.training.prepare import prepare, read_data, run_digest
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.errors import UsageError
+from tests.app.golden import GOLDEN
+from tests.app.labelled.tables import write_lines
+from tests.app.training.pets import draw_pets
+from tests.parity.golden import CASES, tensors
+
+
+def example(*answers: str, task: Any = "answer", **changes: Any) -> Example:
+    fields = {"instruction": "What is it?", **changes.pop("question", {})}
+    return Example(
+        item=PictureInput(source=changes.pop("source", "a.png"), label="photos/a.png", columns={"place": "Rome"}),
+        question=QuestionFields(**fields),
+        task=task,
+        answers=answers,
+        place="data.jsonl, line 1",
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model")
+
+
+@pytest.fixture(scope="module")
+def asker(tokenizer: Tokenizer) -> Asker:
+    return Asker(tokenizer, default_prompt="Describe it")
+
+
+@pytest.mark.proves("training", "CPU")
+def test_tokens_and_labels_are_the_references(asker: Asker) -> None:
+    case = next(case for case in CASES["loss"] if case["name"] == "BIAS-TINY")
+    golden = tensors("loss_BIAS-TINY")
+    rows = [
+        asker.ask(example(answer, question={"instruction": asked["instruction"], "input": asked["input"]})).rows[0]
+        for asked, answer in zip(case["prompts"], case["answers"], strict=True)
+    ]
+    tokens_BS, labels_BS = padded(rows)
+    width = case["max_words"]  # the reference cuts longer ones off
+
+    assert torch.equal(tokens_BS[:, :width], golden["tokens"])
+    assert torch.equal(labels_BS[:, :width], golden["labels"])
+
+
+def test_the_prompt_is_that_of_an_answering_model(asker: Asker, tokenizer: Tokenizer) -> None:
+    encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None)
+    asked = asker.ask(example("in Rome", question={"instruction": "Where is {stem}, {place}?"}))
+    encoded = encoder.encode("Where is a, Rome?", ("in Rome",))
+
+    assert asked.rows[0].token_ids == (*encoded.token_ids, *encoded.continuations[0], tokenizer.eos_id)
+    assert asked.rows[0].num_prompt == len(encoded.token_ids)
+    text = asker.ask(example("4", source=None, question={"instruction": "Is {2} + {2} four?"}))
+    assert text.prompt == "Is {2} + {2} four?", "braces of texts are plain"
+
+
+def test_captions_have_a_row_for_each_right_answer_and_others_one(asker: Asker) -> None:
+    assert len(asker.ask(example("a cat", "one cat", task="caption")).rows) == 2
+    assert len(asker.ask(example("cat", "cats")).rows) == 1
+
+
+def test_classes_make_a_question() -> None:
+    few = example("b", task="choice", choices=("a", "b"))
+    many = example("b", task="choice", choices=tuple("abcdefghijk"))
+
+    assert default_question(few) == "Which of these is it: a, b?"
+    assert default_question(many) == "Which class is this?"
+    assert default_question(example("a cat on a mat", task="caption")) is None
+
+
+def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
+    found = Examples(examples=[example("yes"), example("yes " * 30), example("no", question={"input": "{gone}"})])
+    asker.ask_all(found, context=64)
+
+    assert [len(found.examples), len(found.problems)] == [1, 2]
+    reasons = sorted(one.reason for one in found.problems)
+    assert reasons[0].startswith("The prompt wants the variable {gone}")
+    assert "its prompt and answer have" in reasons[1]
+
+
+def test_a_run_is_known_by_its_data_and_settings(asker: Asker, tmp_path: Path) -> None:
+    folder = draw_pets(tmp_path / "pets", each=10)
+    digests = []
+    for changes in (
+        {},
+        {"seed": 1},
+        {"optimisation": Optimisation(batch_size=4)},
+        {"optimisation": Optimisation(rows=2)},
+    ):
+        job = TrainJob(data=(str(folder),), out="a.pth", **changes).with_rate(width=64)  # type: ignore[arg-type]
+        data = prepare(job, read_data(job), asker=asker, context=512)
+        digests.append(run_digest(job, data))
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [16, 2, 2]
+
+    assert digests[0] == digests[3], "how many rows are computed at once does not matter"
+    assert len(set(digests)) == 3
+
+
+def test_open_answers_need_a_question(tmp_path: Path) -> None:
+    draw_pets(tmp_path / "pets", each=1)
+    table = write_lines(tmp_path / "a.jsonl", {"image": "pets/ring/0.png", "answer": "a ring"})
+    with pytest.raises(UsageError, match="Wanted a question for every example, but 1 of 1 have none"):
+        read_data(TrainJob(data=(str(table),), out="a.pth"))
+
+
+def test_values_out_of_range_are_refused() -> None:
+    for values, words in (
+        ({"out": "a.bin"}, "out must be the name of a .pth file"),
+        ({"validation": 0.6, "test": 0.5}, "leave some to learn"),
+        ({"most_unreadable": 2.0}, "most_unreadable must lie in 0..1"),
+        ({"resume": True, "force": True}, "exclude each other"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TrainJob(**{"data": ("a",), "out": "a.pth", **values})  # type: ignore[arg-type]
+    for wrong in ({"batch_size": 0}, {"lr": 0.0}, {"warmup": 1.5}, {"max_norm": -1.0}, {"epochs": float("inf")}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Optimisation(**wrong)  # type: ignore[arg-type]
+
+
+def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
+    job = TrainJob(data=("a",), out="a.pth")
+
+    assert job.with_rate(width=4096).lr == pytest.approx(1.5e-3)
+    assert job.with_rate(width=192).lr == pytest.approx(3.2e-2)
+    assert (job.rate_factor("gates"), job.rate_factor("visual blocks")) == (1.0, pytest.approx(0.1))

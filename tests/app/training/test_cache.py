@@ -1,0 +1,97 @@
+"""Encoded pictures on disk: each once, whole or not at all, and what cannot be read is named and left out."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.tasks.answers import AnswerError
+from llama_adapter.app.training import cache as module
+from llama_adapter.app.training.cache import CacheError, EncodedCache, check_unreadable, encode_pictures
+
+SHAPE = (3, 4)
+DIGESTS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(6)]
+
+
+def open_cache(folder: Path, *, encoder: str = "a", dtype: torch.dtype = torch.bfloat16) -> EncodedCache:
+    return EncodedCache(folder, encoder=encoder, shape=SHAPE, dtype=dtype, in_memory=2 * 24)
+
+
+class Pictures:
+    """Reads pixels of one value, the number of the picture; the fourth cannot be read."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def read(self, source: object, **options: object) -> PictureReading:
+        self.num_read += 1
+        number = int(str(source))
+        if number == 3:
+            return PictureReading(error=AnswerError(code="unreadable", message="it is cut off"))
+        return PictureReading(pixels=np.full((2, 2, 3), number, dtype=np.uint8))
+
+    def close(self) -> None:
+        pass
+
+
+def encode(pixels_BHWC: torch.Tensor) -> torch.Tensor:
+    return pixels_BHWC[:, 0, 0, 0].float()[:, None, None].expand(-1, *SHAPE)
+
+
+def items() -> dict[str, PictureInput]:
+    return {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)}
+
+
+def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path: Path) -> None:
+    reader, seen = Pictures(), list[tuple[int, int]]()
+    unreadable = encode_pictures(
+        open_cache(tmp_path),
+        items(),
+        reader=reader,
+        encode=encode,
+        batch_size=2,
+        show=lambda done, total: seen.append((done, total)),
+    )
+    other = open_cache(tmp_path)
+
+    assert [(one.label, one.reason) for one in unreadable] == [("3.png", "it is cut off")]
+    assert other.missing(DIGESTS) == [DIGESTS[3]]
+    assert [float(other.get(digest)[0, 0]) for digest in (DIGESTS[5], DIGESTS[1])] == [5.0, 1.0]
+    assert seen[-1] == (6, 6)
+    assert open_cache(tmp_path, encoder="b").missing(DIGESTS) == DIGESTS
+    assert open_cache(tmp_path, dtype=torch.float32).missing(DIGESTS) == DIGESTS
+
+
+def test_what_a_killed_process_leaves_is_not_taken(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path)
+    cache.put(DIGESTS[0], torch.ones(SHAPE))
+    (whole,) = tmp_path.rglob("*.safetensors")
+    whole.write_bytes(whole.read_bytes()[:-3])
+
+    fresh = open_cache(tmp_path)
+    assert fresh.missing(DIGESTS[:1]) == DIGESTS[:1]
+    with pytest.raises(KeyError):
+        fresh.get(DIGESTS[0])
+    fresh.put(DIGESTS[0], torch.ones(SHAPE))
+    assert torch.equal(open_cache(tmp_path).get(DIGESTS[0]), torch.ones(SHAPE, dtype=torch.bfloat16))
+
+
+def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10_000}))
+    open_cache(tmp_path).require_room(2)
+    with pytest.raises(CacheError, match=r"1,000 pictures take 0.0 GB.* --cache|1,000 pictures take"):
+        open_cache(tmp_path).require_room(1000)
+
+
+def test_too_many_bad_pictures_stop_the_run() -> None:
+    bad = [module.Unreadable(label=f"{number}.png", reason="cut off", digest=str(number)) for number in range(25)]
+
+    lines = list(check_unreadable(bad, num_pictures=250, most=0.1))
+    assert lines[0] == "left out: 0.png: cut off"
+    assert lines[-1] == "left out: 5 more"
+    with pytest.raises(CacheError, match="25 of 240 pictures cannot be read"):
+        list(check_unreadable(bad, num_pictures=240, most=0.1))

@@ -1,0 +1,105 @@
+"""Memory and work of a step are predicted from shapes, and are those of a real step."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
+from llama_adapter.app.training.counting import MetaCounter
+from llama_adapter.app.training.model import open_trainable
+from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller
+from llama_adapter.runtime.errors import TooLittleMemoryError
+from tests.app.command import Run
+from tests.app.golden import model_options
+
+ROWS, TOKENS, LABELS = 4, 48, 12
+
+
+def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[MetaCounter, Shapes, int, int]:
+    """A real step of the tiny model, counted; its shapes; bytes of frozen weights and of trained ones."""
+    choice = TrainingChoice(sets=sets)
+    model = open_trainable(
+        CaptionerSpec(**model_options("BIAS-TINY")), choice, dtype=torch.float32, device="cpu", seed=0
+    )
+    model.checkpoint_layers = checkpointing
+    tokens_BS = torch.randint(3, 500, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
+    labels_BS = tokens_BS.clone()
+    labels_BS[:, : TOKENS - LABELS] = 0
+    encoded = model.encode_nothing().expand(ROWS, -1, -1).clone()
+    with MetaCounter() as counter:
+        loss, _ = model(tokens_BS, labels_BS, encoded)
+        loss.backward()
+    shapes = Shapes(
+        decoder=model.decoder_config,
+        vision=model.vision_config,
+        kinds=choice.kinds,
+        lora_rank=choice.lora_rank,
+        dtype=torch.float32,
+        rows=ROWS,
+        tokens=TOKENS,
+        labels=LABELS,
+        checkpointing=checkpointing,
+    )
+    trained = sum(one.nbytes for one in model.trained().values())
+    return counter, shapes, sum(one.nbytes for one in model.parameters()) - trained, trained
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("sets", [("bias",), ("bias", "lora"), ("visual",)])
+def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], checkpointing: bool) -> None:
+    counter, shapes, frozen, trained = counted(sets, checkpointing=checkpointing)
+    plan = plan_step(shapes)
+
+    assert plan.computing == pytest.approx(counter.peak_bytes, rel=0.1)
+    assert plan.flops == pytest.approx(counter.flops, rel=0.05)
+    assert plan.trained == pytest.approx(3 * trained, rel=0.05), "weights and two moments"
+    assert plan.frozen - trained == pytest.approx(frozen, rel=0.1), "and the adapter as it was"
+
+
+def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
+    choice = TrainingChoice(sets=("bias", "lora"))
+    _, shapes, _, _ = counted(choice.sets, checkpointing=False)
+    shapes = dataclasses.replace(shapes, rows=16, device_type="cuda", is_scored=False)
+    whole = plan_step(shapes)
+    eighth = smaller(shapes, num_ranks=8, batch_size=16, rows=None)
+
+    assert (eighth.rows, eighth.parts) == (2, 1)
+    assert plan_step(smaller(shapes, num_ranks=1, batch_size=16, rows=4)).computing < 0.5 * whole.computing
+    assert plan_step(smaller(shapes, num_ranks=1, batch_size=16, rows=4)).flops == pytest.approx(whole.flops, rel=0.02)
+    assert plan_step(dataclasses.replace(shapes, checkpointing=True)).computing < whole.computing
+    divided = plan_step(eighth, num_ranks=8, kind="fsdp")
+    assert divided.total < plan_step(eighth, num_ranks=8).total < whole.total
+    assert divided.trained == whole.trained // 8
+
+
+def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
+    _, shapes, _, _ = counted(("bias",), checkpointing=False)
+    plan = plan_step(shapes)
+
+    require_memory(plan, free=plan.total, device="cpu")
+    require_memory(plan, free=None, device="cpu")
+    with pytest.raises(TooLittleMemoryError, match=r"Training needs 0\.1 GB at its peak .* are free on cpu"):
+        require_memory(plan, free=plan.total - 1, device="cpu")
+
+
+def test_7b_is_planned_without_a_model(run: Run) -> None:
+    flags = ["--dtype", "bfloat16", "--checkpointing", "--device-type", "cuda", "--json"]
+    ran = run("train", "--plan", "7B", *flags, "--device-tflops", "100", "--device-bandwidth", "1000")
+    assert ran.code == 0, ran.err
+    plans = json.loads(ran.out)["plans"]
+
+    assert [(one["devices"], one["parallel"], one["rows"]) for one in plans] == [
+        (1, "", 16),
+        (8, "ddp", 2),
+        (8, "fsdp", 2),
+    ]
+    assert 13.4e9 < plans[0]["frozen"] < 14.5e9, "6.7 billion numbers and CLIP, of 2 bytes"
+    assert plans[0]["trained"] == pytest.approx(3 * 4 * 63_095_552, rel=0.02), "the released BIAS-7B"
+    assert 1.6 * plans[0]["flops"] > 4 * 6.7e9 * 16 * 512, "at least two passes over all weights"
+    assert plans[0]["seconds"] == pytest.approx(plans[0]["flops"] / 1e14 + plans[0]["traffic"] / 1e12)
+    refused = run("train", "--plan", "7X")
+    assert refused.code == 2
+    assert "7X" in refused.err

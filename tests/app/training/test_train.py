@@ -1,0 +1,319 @@
+"""`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, and with bad data."""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter import Captioner
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.training import stepping
+from llama_adapter.app.training.checkpoint import read_checkpoint
+from llama_adapter.app.training.stepping import Step, Stepper
+from llama_adapter.runtime.tensor_files.files import read_safetensors
+from tests.app.command import Ran, Run
+from tests.app.labelled.tables import write_lines
+from tests.app.training.pets import draw_pets
+
+pytestmark = pytest.mark.slow
+
+QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3"]
+# AdamW's first steps are as long for a gradient of rounding errors as for any other. Weights that hardly move keep what
+# is computed differently comparable.
+STEADY = [*QUICK, "--lr", "1e-7"]
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_pets(tmp_path_factory.mktemp("pets"), each=15)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return ["--encoded", str(tmp_path_factory.mktemp("encoded"))]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return read_checkpoint(folder / "last.safetensors")[0]
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def losses(folder: Path) -> list[tuple[str, str, str]]:
+    with (folder / "log.csv").open() as file:
+        return [(row["step"], row["loss"], row["validation_loss"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps; returns its folder."""
+    from llama_adapter.app.cli import main
+
+    out = tmp_path_factory.mktemp("whole") / "pets.pth"
+    assert main(["train", str(pets), "--out", str(out), *QUICK, *encoded, "--quiet"]) == 0
+    return out.with_suffix(".training")
+
+
+@pytest.fixture(scope="module")
+def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with weights that hardly move."""
+    from llama_adapter.app.cli import main
+
+    out = tmp_path_factory.mktemp("steady") / "pets.pth"
+    assert main(["train", str(pets), "--out", str(out), *STEADY, *encoded, "--quiet"]) == 0
+    return out.with_suffix(".training")
+
+
+@pytest.mark.proves("training", "CPU")
+def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    ran = run(
+        "train", str(pets), "--out", str(out), "--epochs", "40", "--batch-size", "8", "--evaluate-every", "40", *encoded
+    )
+    assert ran.code == 0, ran.err
+    folder = tmp_path / "pets.training"
+    question = "Which of these is it: ring, triangle?"
+    pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
+    with Captioner.load(llama_dir=embedded_model(), adapter=out) as one, Captioner.load(folder / "bundle") as other:
+        answers = [each.generate(pictures, [question] * 2, choices=["ring", "triangle"]) for each in (one, other)]
+    assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
+    card = (folder / "card.md").read_text()
+    assert "| ring | 12 |" in card
+    assert {"curves.png", "data.json", "log.csv", "settings.yaml", "test.json", "best.safetensors"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+@pytest.mark.proves("train: resume after kill -9", "CPU")
+def test_a_run_that_is_killed_goes_on_bit_for_bit(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, steps = tmp_path / "pets.pth", list[float]()
+    original = Stepper.step
+
+    def killed(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        if len(steps) == 4:  # one after the checkpoint
+            raise SystemExit(9)
+        steps.append(options["lr"])
+        return original(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stepping.Stepper, "step", killed)
+        assert run("train", str(pets), "--out", str(out), *QUICK, *encoded).code == 9
+    assert not out.exists()
+    refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
+    assert refused.code == 2
+    assert "--resume" in refused.err
+    other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
+    assert other.code == 2
+    assert "other data, examples or settings" in other.err
+
+    assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
+    folder = out.with_suffix(".training")
+    assert_same_bits(tensors(folder), tensors(whole))
+    assert losses(folder) == losses(whole)
+    assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
+
+
+def test_accumulated_parts_give_the_same_sums(
+    steady: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    assert run("train", str(pets), "--out", str(out), *STEADY, *encoded, "--rows", "3", "--checkpointing").code == 0
+    assert_same_sums(out.with_suffix(".training"), steady)
+
+
+def assert_same_sums(folder: Path, whole: Path) -> None:
+    """Equal losses and gradients, which the moments are sums of, but for rounding."""
+    for ours, theirs in zip(losses(folder), losses(whole), strict=True):
+        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=1e-5)
+    mine, other = tensors(folder), tensors(whole)
+    for name in (name for name in mine if name.startswith("exp_avg/")):
+        scale = float(other[name].abs().max())
+        assert float((mine[name] - other[name]).abs().max()) <= 1e-4 * scale + 1e-9, name
+
+
+def torchrun(*arguments: str, timeout: float = 200) -> Ran:
+    """The command on two ranks."""
+    program = Path(sys.executable).with_name("torchrun")
+    ran = subprocess.run(
+        [str(program), "--standalone", "--nproc-per-node=2", "-m", "llama_adapter", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+@pytest.mark.proves("train: several ranks", "CPU")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "pets.pth"
+    ran = torchrun("train", str(pets), "--out", str(out), *STEADY, *encoded, "--parallel", kind, "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert_same_sums(out.with_suffix(".training"), steady)
+    assert out.is_file()
+    assert ran.err.count("wrote `") == 1, "the first rank speaks"
+
+
+def test_sigterm_keeps_the_best_so_far(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Stepper.step
+
+    def asked(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments, **{**options, "ask_to_end": True})
+
+    monkeypatch.setattr(stepping.Stepper, "step", asked)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 130
+    assert (tmp_path / "pets.pth").is_file()
+    assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+
+
+def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    cache = tmp_path / "encoded"
+    shutil.copytree(encoded[1], cache)
+    from safetensors.torch import load_file, save_file
+
+    poisoned = next(cache.rglob("*.safetensors"))
+    held = load_file(poisoned)["encoded"].fill_(float("nan"))
+    save_file({"encoded": held}, poisoned)
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, "--encoded", str(cache), "--validation", "0", "--test", "0"]
+    ran = run("train", str(pets), *flags)
+    digest = poisoned.stem
+    place = next(path for path in pets.rglob("*.png") if _digest(path) == digest)
+
+    assert ran.code == 0
+    assert ran.err.count(f"is skipped: the loss of {place} is not finite") == 2, "once in each epoch"
+    assert all(bool(torch.isfinite(one).all()) for one in tensors(tmp_path / "pets.training").values())
+
+    stopped = run("train", str(pets), *flags, "--skip", "1", "--force")
+    assert stopped.code == 1
+    assert "2 steps had a loss or gradient that is not finite" in stopped.err
+    assert str(place) in stopped.err
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_learns_as_float32_does(
+    dtype: str, whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    ran = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--dtype", dtype)
+    assert ran.code == 0, ran.err
+    ours, theirs = (losses(folder) for folder in (out.with_suffix(".training"), whole))
+    pairs = [(float(mine[1]), float(his[1])) for mine, his in zip(ours, theirs, strict=True) if mine[1] and his[1]]
+    assert len(pairs) >= 5, "float16 may skip its first step, to find its scale"
+    assert all(mine == pytest.approx(his, rel=0.25, abs=0.2) for mine, his in pairs)
+
+
+def test_pictures_and_texts_are_learnt_together(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "image": str(path),
+            "questions": [
+                {"question": "Is it a ring?", "answer": answer},
+                {"question": "Is it a triangle?", "answer": other},
+            ],
+        }
+        for name, answer, other in (("ring", "yes", "no"), ("triangle", "no", "yes"))
+        for path in sorted((pets / name).iterdir())
+    ]
+    rows += [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
+    table = write_lines(tmp_path / "data.jsonl", *rows)
+    ran = run("train", str(table), "--out", str(tmp_path / "both.pth"), *QUICK, *encoded, "--sets", "lora")
+
+    assert ran.code == 0, ran.err
+    assert "LoRA factors" in ran.err
+    with Captioner.load(tmp_path / "both.training" / "bundle") as captioner:
+        assert captioner.generate_text("What is one and one?", max_new_tokens=3)
+
+
+def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llama_adapter.app.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded"))
+    picture = str(next((pets / "ring").iterdir()))
+    table = write_lines(
+        tmp_path / "data.jsonl",
+        {"image": picture, "question": "What is it?", "answer": "a ring"},
+        {"image": "gone.png", "question": "What is it?", "answer": "a ring"},
+        {"image": picture, "question": "How is it?", "answer": " "},
+        {"image": picture, "question": "long " * 600, "answer": "yes"},
+        {"image": picture, "question": "What is {it}?", "answer": "yes"},
+    )
+    ran = run("train", str(table), "--out", str(tmp_path / "a.pth"))
+
+    assert ran.code == 2
+    for words in ("gone.png does not exist", "line 3", "line 4: its prompt and answer have", "the variable {it}"):
+        assert words in ran.err
+    lone = write_lines(tmp_path / "lone.jsonl", {"image": picture, "answer": "a ring"})
+    asked = run("train", str(lone), "--out", str(tmp_path / "a.pth"))
+    assert asked.code == 2
+    assert "--question" in asked.err
+
+
+def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "pets"
+    shutil.copytree(pets, folder)
+    bad = folder / "ring" / "cut.png"
+    bad.write_bytes((folder / "ring" / "0.png").read_bytes()[:100])
+    ran = run("train", str(folder), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 3
+    assert f"left out: {bad}" in ran.err
+    assert (
+        "left out: 1 |" in (tmp_path / "pets.training/card.md").read_text()
+        or "left out: 1\n" in (tmp_path / "pets.training/card.md").read_text()
+    )
+
+
+def test_a_rank_that_dies_ends_the_run(pets: Path, encoded: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(
+        "import os, sys\n"
+        "from llama_adapter.app.training.stepping import Stepper\n"
+        "from llama_adapter.__main__ import main\n"
+        "def die(self, *arguments, **options):\n"
+        "    if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n"
+        "    return step(self, *arguments, **options)\n"
+        "step, Stepper.step = Stepper.step, die\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    program = Path(sys.executable).with_name("torchrun")
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--rank-timeout", "30"]
+    ran = subprocess.run(
+        [str(program), "--standalone", "--nproc-per-node=2", str(script), "train", str(pets), *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 1
+    assert "Rank 0 of 2 lost the others" in ran.stderr, ran.stderr
