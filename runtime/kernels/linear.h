@@ -9,7 +9,7 @@
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
-#define SLAB_BYTES (256 * 1024) /* of weights that stay in the second cache while all rows pass */
+#define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
 
 typedef struct {
     int32_t kind;
