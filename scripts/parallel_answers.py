@@ -83,7 +83,8 @@ def embedded_answers(num_pictures: int | None, ranks: int) -> dict[str, Any]:
         prompts = [
             tuple(captioner.encode_prompt(prompt).token_ids) for prompt, _ in zip(itertools.cycle(PROMPTS), files)
         ]
-        pixels = np.stack([captioner.reader.read(str(file)).content for file in files])
+        contents: list[Any] = [captioner.reader.read(str(file)).content for file in files]
+        pixels = np.stack(contents)
         prefixes = parts.runner.project_prefix(parts.vision.encode(pixels))
 
         def answers(num_rows: int) -> list[Answer]:
