@@ -24,7 +24,7 @@ def measure_bandwidth(backend: Backend) -> float:
     num_bytes = num_bytes if free is None else max(min(num_bytes, free // 4), 1 << 20)
     buffer = torch.ones(num_bytes // 4, device=backend.device)
     target, source = buffer.chunk(2)
-    return num_bytes / min(_best_seconds(backend, work) for work in (buffer.sum, lambda: target.copy_(source)))
+    return num_bytes / min(best_seconds(backend, work) for work in (buffer.sum, lambda: target.copy_(source)))
 
 
 @torch.inference_mode()
@@ -56,11 +56,11 @@ def measure_matmul(
             for layer, x in zip(layers, inputs, strict=True):
                 layer(x)
 
-        rates.append(2 * rows * sum(map(math.prod, shapes)) / _best_seconds(backend, work))
+        rates.append(2 * rows * sum(map(math.prod, shapes)) / best_seconds(backend, work))
     return max(rates)
 
 
-def _best_seconds(backend: Backend, work: Callable[[], object]) -> float:
+def best_seconds(backend: Backend, work: Callable[[], object]) -> float:
     """The shortest of a few repetitions, after a warm-up."""
     seconds = []
     for _ in range(1 + _REPEATS):

@@ -23,10 +23,10 @@ from llama_adapter.app.training.distributing import Distributed
 from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.optimiser import NamedAdamW
 from llama_adapter.app.training.plan import Shapes, plan_step
+from llama_adapter.app.training.planning import measured_rates
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.training.stepping import Stepper
-from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
@@ -78,9 +78,7 @@ def main() -> None:
         device_type=backend.device.type,
     )
     plan = plan_step(shapes)
-    linear = [(size.dim, size.ffn_dim), (size.ffn_dim, size.dim)]
-    flops_per_s = measure_matmul(backend, shapes=linear, dtype=dtype)
-    bytes_per_s = measure_bandwidth(backend)
+    rates = measured_rates(backend, decoder=shapes.decoder, dtype=dtype)
     before = _resident_bytes()
     model = TrainableModel(random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0)
     model.checkpoint_layers = options.checkpointing
@@ -94,7 +92,7 @@ def main() -> None:
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
     peak = _peak_bytes()
     seconds.sort()
-    predicted_s = plan.seconds(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)
+    predicted_s = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
     found = {
         "size": options.size,
         "sets": options.sets,
@@ -109,9 +107,9 @@ def main() -> None:
         "peak_ratio": round(plan.total / (peak - before), 3),
         "step_s": {"predicted": round(predicted_s, 3), "measured": round(seconds[len(seconds) // 2], 3)},
         "gflop_a_step": round(plan.flops / 1e9, 1),
-        "gflop_per_s": round(flops_per_s / 1e9, 1),
+        "gflop_per_s": round(rates.flops_per_s / 1e9, 1),
         "gb_a_step": round(plan.traffic / 1e9, 2),
-        "gb_per_s": round(bytes_per_s / 1e9, 1),
+        "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
     }
     print(json.dumps(found, indent=1))
 

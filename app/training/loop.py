@@ -112,7 +112,8 @@ class Loop:
         started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
         if state.step == 0 and self._validate is not None:
             self._log(log, validation=self._evaluate())
-        why = ""
+        patience = self._job.patience
+        why = "early" if patience and state.num_worse >= patience else ""  # of a run that had ended before
         try:
             while state.step < state.num_steps and not why:
                 done = self._step(log)
@@ -124,7 +125,7 @@ class Loop:
                 elif self._validate is not None and (state.step % self._every == 0 or is_end):
                     self._log(log, validation=self._evaluate())
                     is_evaluated = True
-                    if self._job.patience and state.num_worse >= self._job.patience:
+                    if patience and state.num_worse >= patience:
                         why = "early"
                     self._progress.resume()
                 is_due = time.monotonic() - saved_at > self._job.save_every_s

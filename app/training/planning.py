@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from llama_adapter.app.doctor.plan import PlanJob, PlannedModel, planned_model
 from llama_adapter.app.models.checkpoints import open_clip
@@ -14,12 +15,13 @@ from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.plan import Shapes, StepPlan, plan_step, smaller
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
+from llama_adapter.runtime.ceilings import best_seconds
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 
 _GB: Final = 1e9
+_TOKENS: Final = 512  # that rates are measured with
 _LABELS: Final = 8  # a row has this many tokens for each one of its answer, if there are no data
 
 
@@ -128,12 +130,19 @@ def planned_runs(
             )
 
 
+@torch.inference_mode()
 def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
-    """What this machine's device reaches, with layers of the model's widths."""
-    shapes = [(decoder.dim, decoder.ffn_dim), (decoder.ffn_dim, decoder.dim)]
-    return Rates(
-        flops_per_s=measure_matmul(backend, shapes=shapes, dtype=dtype), bytes_per_s=measure_bandwidth(backend)
-    )
+    """What this machine's device reaches in training: layers of the model's widths as torch computes them.
+
+    The C kernels that answer are faster, but have no backward pass.
+    """
+    options = {"dtype": dtype, "device": backend.device}
+    x_TD = torch.randn(_TOKENS, decoder.dim, **options)
+    weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
+    y_TF = torch.randn(_TOKENS, decoder.ffn_dim, **options)
+    products = best_seconds(backend, lambda: functional.linear(x_TD, weight_FD) @ weight_FD)
+    others = best_seconds(backend, lambda: functional.silu(y_TF).mul_(y_TF))
+    return Rates(flops_per_s=4 * _TOKENS * weight_FD.numel() / products, bytes_per_s=5 * y_TF.nbytes / others)
 
 
 def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: bool) -> str:
