@@ -52,7 +52,7 @@ def attend(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> T
 
 def attend_on_cpu(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
     """As `attend`, with few scores in memory at once."""
-    heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)
+    heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)  # type: ignore[no-untyped-call]
     return heads_BNSH
 
 

@@ -16,7 +16,7 @@ _MOST_LOGITS = 1 << 24  # at once: 64 MiB in float32
 
 def cross_entropy(hidden_LD: Tensor, head_VD: Tensor, labels_L: Tensor) -> Tensor:
     """Negative log-likelihood of each label, float32 (L). Gradients go to `hidden_LD` alone."""
-    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)
+    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)  # type: ignore[no-untyped-call]
     return loss_L
 
 

@@ -84,17 +84,17 @@ class _SwiGlu(torch.autograd.Function):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of queries or keys (..., H) with a float32 table that is broadcast; computed in float32."""
-    turned: Tensor = _Rotate.apply(x, cos, sin)
+    turned: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return turned
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(x, weight, eps)
+    normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 
 def _swiglu(gate_up: Tensor) -> Tensor:
-    activated: Tensor = _SwiGlu.apply(gate_up)
+    activated: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
     return activated
 
 

@@ -50,7 +50,7 @@ def bundle_of(run: Training, folder: Path) -> Path:
     return folder / f"{run.name}.training" / "bundle"
 
 
-def read_curve(log: Path) -> list[dict[str, float]]:
+def read_curve(log: Path) -> list[dict[str, float | None]]:
     """The evaluations of a log: step, loss and score on the validation part, and the mean training loss before it."""
     curve, losses = [], list[float]()
     with open(log, encoding="utf-8", newline="") as file:
@@ -59,7 +59,7 @@ def read_curve(log: Path) -> list[dict[str, float]]:
                 losses.append(float(row["loss"]))
             elif row["validation_loss"]:
                 mean = round(sum(losses) / len(losses), 4) if losses else None
-                point = {"step": int(row["step"]), "loss": mean}
+                point: dict[str, float | None] = {"step": int(row["step"]), "loss": mean}
                 point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
                 curve.append(point)
                 losses.clear()
