@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.vision.block import SelfAttention, plain_attention
+from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.pixels import zero_picture

@@ -2,7 +2,7 @@
 
 # B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
