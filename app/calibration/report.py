@@ -47,9 +47,8 @@ def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] 
     if mistakes:
         lines += ["", f"{len(mistakes)} answers differ from their labels, the most confident first:"]
         for one in mistakes[:_NUM_MISTAKES]:
-            lines.append(
-                f"  line {one.line}, {one.picture}: {one.answer} ({one.probability:.2f}), labelled {one.label}"
-            )
+            place = f"line {one.line}, " if one.line else ""  # pictures in folders have no line
+            lines.append(f"  {place}{one.picture}: {one.answer} ({one.probability:.2f}), labelled {one.label}")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,12 @@ from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 from llama_adapter.app.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.training.build import Kind, build_decoder, kind_of, llama_tensors
+from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, kind_of, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.vision.block import SelfAttention, plain_attention
+from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.pixels import zero_picture
@@ -95,7 +95,7 @@ class TrainableModel(nn.Module):
             planned,
             source=sources.llama,
             adapter=adapter,
-            trained={kind for kind in get_args(Kind) if kind in choice.kinds},
+            trained=[kind for kind in DECODER_KINDS if kind in choice.kinds],
             lora_rank=choice.lora_rank,
             dtype=dtype,
             device=device,
@@ -113,9 +113,8 @@ class TrainableModel(nn.Module):
             self.vision.mean, self.vision.std = self.vision.mean.to(device), self.vision.std.to(device)
             self.vision.query.requires_grad_(_VISUAL in choice.kinds)
             if _VISUAL in choice.kinds and device.type == "cpu":
-                for module in self.vision.query.modules():
-                    if isinstance(module, SelfAttention):
-                        module.attend = plain_attention
+                for block in self.vision.query.blocks:
+                    block.attention.attend = plain_attention  # type: ignore[union-attr]
 
     @property
     def notes(self) -> tuple[str, ...]:

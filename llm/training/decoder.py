@@ -2,7 +2,7 @@
 
 # B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,8 +73,9 @@ class TrainableDecoder(nn.Module):
 
     def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
         decoder = self.decoder
-        adapter_layers: Iterable[Any] = decoder.layers[decoder.config.first_adapter_layer :]
-        bare: list[Callable[[Tensor], Tensor]] = [layer.attention.qkv.bare for layer in adapter_layers]
+        adapter_layers = decoder.layers[decoder.config.first_adapter_layer :]
+        bare: Sequence[Callable[[Tensor], Tensor]]
+        bare = [layer.attention.qkv.bare for layer in adapter_layers]  # type: ignore[union-attr,misc]
         prefix: Prefix = decoder.adapter(visual_query_BQD.to(self.dtype), bare)
         return Prefix(*(part.expand(-1, num_rows, -1, -1, -1) for part in prefix))
 

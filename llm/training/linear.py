@@ -26,13 +26,14 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.lora_in = None if lora is None else nn.Parameter(lora[0], requires_grad=False)
-        self.lora_out = None if lora is None else nn.Parameter(lora[1], requires_grad=False)
+        self.lora_in: nn.Parameter | None = None
+        self.lora_out: nn.Parameter | None = None
+        if lora is not None:
+            self.lora_in, self.lora_out = (nn.Parameter(one, requires_grad=False) for one in lora)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., P O), in the type of the weight."""
-        factors = (self.lora_in, self.lora_out)
-        out: Tensor = _Adapted.apply(x, self.weight, self.bias, *factors)  # type: ignore[no-untyped-call]
+        out: Tensor = _Adapted.apply(x, self.weight, self.bias, self.lora_in, self.lora_out)  # type: ignore[no-untyped-call]
         return out
 
     def bare(self, x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 # B rows, S places
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,12 +48,7 @@ def random_batch(num_rows: int) -> Batch:
 def random_llama(name: str) -> LlamaSource:
     """A LLaMA of a size by its name, in memory in float32; rows of q and k are in Hugging Face's order."""
     size: LlamaSize = parse_size(name)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "dim": size.dim,
-        "num_layers": size.num_layers,
-        "ffn_dim": size.ffn_dim,
-    }
+    sizes = {"vocab_size": VOCABULARY, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
     random = torch.Generator().manual_seed(0)
     tensors: dict[str, SplitTensor] = {}
     for key, shape in llama_shapes(**sizes).items():
@@ -69,5 +63,8 @@ def random_llama(name: str) -> LlamaSource:
         half_split=True,
         tensors=tensors,
         files=(),
-        **sizes,
+        vocab_size=VOCABULARY,
+        dim=size.dim,
+        num_layers=size.num_layers,
+        ffn_dim=size.ffn_dim,
     )

@@ -160,6 +160,8 @@ def test_the_report(snapshot: SnapshotAssertion) -> None:
     wrong = replace(right, labels_N=np.array([1, 0]))
 
     assert format_calibration(calibration(), mistakes=mistakes) == snapshot(name="mistakes")
+    of_a_folder = format_calibration(calibration(), mistakes=[replace(mistakes[0], line=0)])
+    assert "\n  a.png: No (0.93), labelled Yes" in of_a_folder
     for name, one in (("unreachable", unreachable), ("all right", right), ("all wrong", wrong)):
         found = calibrate(one, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.99)
         assert format_calibration(found) == snapshot(name=name)

@@ -1,0 +1,161 @@
+"""Trains the embedded model on data that it does not know, and writes docs/training-proofs.json and .md.
+
+Usage: python -m scripts.prove_training [--part baselines|digits|world|precision ...] [--work FOLDER] [--out FOLDER]
+                                        [--quick]
+
+Other parts keep their figures. What lies finished in the working folder is not computed again. Needs
+`pip install --editable '.[bench]'`. All parts together take about an hour on one core.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.app.models.resources import embedded_model
+from scripts.common import Measure, run_bench
+from scripts.training_proofs.baselines import accuracies, inputs_of
+from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
+from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, divide, load_scans, write_digits
+from scripts.training_proofs.forgetting import old_scores
+from scripts.training_proofs.head import head_likeness
+from scripts.training_proofs.new_questions import write_drawings
+
+PAGE = "training-proofs"
+NEW = ("corners", "warm")
+PRECISION = "corners"  # the task of the part `precision`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How much is measured, and where."""
+
+    work: Path
+    sizes: tuple[int, ...] = (10, 50, 100)  # training scans a digit
+    seeds: int = 5  # of the baselines
+    drawings: tuple[int, int, int] = (400, 100, 500)  # to train, to validate, to test
+    old_drawings: int = 200  # asked about in the old ways
+    steps: float = 1.0  # share of the steps of each training
+
+
+def measure_baselines(settings: Settings) -> dict[str, Any]:
+    scans = load_scans()
+    parts = divide(scans.digits_N, seed=0)
+    rows = accuracies(scans, inputs_of(scans, embedded_model()), sizes=settings.sizes, seeds=range(settings.seeds))
+    return {
+        "num_train": len(parts.train),
+        "num_validation": len(parts.validation),
+        "num_held_out": len(parts.held_out),
+        "sizes": settings.sizes,
+        "seeds": settings.seeds,
+        "rows": rows,
+    }
+
+
+def measure_digits(settings: Settings) -> dict[str, Any]:
+    """Trainings on scans: the digits by name, and by words that the model has learned to say."""
+    scans, data = load_scans(), settings.work / "digits"
+    write_digits(data, scans, divide(scans.digits_N, seed=0), sizes=settings.sizes)
+    rows = []
+    most = settings.sizes[-1]
+    for answers, size, sets in (
+        ("digits", most, "bias"),
+        ("digits", most, "lora"),
+        ("digits", most, "lora,visual"),
+        *(("digits", size, "bias") for size in settings.sizes[:-1]),
+        ("words", most, "bias"),
+    ):
+        flags = ("--sets", sets, *_epochs(settings, 6 * most / size))
+        name = f"{answers}-{size}-{sets.replace(',', '-')}"
+        run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=("--sets", sets, *flags))
+        figures = train(run, settings.work)
+        scored = {
+            task: evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{name}-{task}", task=task)
+            for task in ("choices", "open")
+        }
+        rows.append({"answers": answers, "per_digit": size, "sets": sets, **figures, **scored})
+    likeness = {
+        "digits": head_likeness(embedded_model(), CHOICES),
+        "words": head_likeness(embedded_model(), KNOWN_WORDS),
+    }
+    return {"likeness": likeness, "rows": rows}
+
+
+def measure_world(settings: Settings) -> dict[str, Any]:
+    """New questions about drawings of the model's world, learned with and without old ones beside them."""
+    rows = []
+    before = old_scores(embedded_model(), num_pictures=settings.old_drawings)
+    for task in NEW:
+        data = settings.work / task
+        write_drawings(data, task, counts=settings.drawings, seed=0)
+        asked = data / "new.jsonl"
+        start = evaluate(None, asked, settings.work / f"{task}-before", task="open")
+        rows.append({"task": task, "data": None, "new": start, "old": before})
+        for table in ("new", "mixed"):
+            run = _world_run(settings, task, table)
+            figures = train(run, settings.work)
+            bundle = bundle_of(run, settings.work)
+            scored = evaluate(bundle, asked, settings.work / f"{run.name}-scores", task="open")
+            old = old_scores(bundle, num_pictures=settings.old_drawings)
+            rows.append({"task": task, "data": table, "new": scored, "old": old, **figures})
+    return {"drawings": settings.drawings, "old_drawings": settings.old_drawings, "rows": rows}
+
+
+def measure_precision(settings: Settings) -> dict[str, Any]:
+    """The same training with frozen weights in float32 and in bfloat16."""
+    data = settings.work / PRECISION
+    write_drawings(data, PRECISION, counts=settings.drawings, seed=0)
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        run = _world_run(settings, PRECISION, "new")
+        if dtype != "float32":
+            run = dataclasses.replace(run, name=f"{run.name}-{dtype}", flags=(*run.flags, "--dtype", dtype))
+        figures = train(run, settings.work)
+        scored = evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{run.name}-scores", task="open")
+        rows.append({"dtype": dtype, "new": scored, **figures})
+    return {"task": PRECISION, "rows": rows}
+
+
+def _world_run(settings: Settings, task: str, table: str) -> Training:
+    return Training(
+        name=f"{task}-{table}",
+        data=settings.work / task / f"{table}.jsonl",
+        # A mixed table has three questions a drawing.
+        flags=("--sets", "bias", *_epochs(settings, 15 if table == "new" else 9)),
+    )
+
+
+def _epochs(settings: Settings, count: float) -> tuple[str, ...]:
+    """The flag for so many epochs."""
+    return "--epochs", f"{count * settings.steps:.4g}"
+
+
+PARTS: dict[str, Measure] = {
+    "baselines": measure_baselines,
+    "digits": measure_digits,
+    "world": measure_world,
+    "precision": measure_precision,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    flags = {"work": "working folder, kept afterwards", "seeds": "seeds of the baselines"}
+    with tempfile.TemporaryDirectory(prefix="llama-adapter-training-", ignore_cleanup_errors=True) as work:
+        full = Settings(work=Path(work))
+        quick = dataclasses.replace(full, sizes=(10,), seeds=1, drawings=(16, 8, 8), old_drawings=10, steps=0.05)
+        run_bench(
+            __doc__,
+            arguments,
+            measure=PARTS,
+            page=PAGE,
+            packages=("scikit-learn",),
+            full=full,
+            quick=quick,
+            flags=flags,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Runs `llama-adapter train` and `eval` as processes, and reads their results. What is done already is not repeated."""
+
+import csv
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from scripts.common import ROOT, tell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A run of `train` over the embedded model."""
+
+    name: str  # of its files
+    data: Path  # with splits to train, to validate and to test
+    flags: tuple[str, ...]
+
+
+def train(run: Training, folder: Path) -> dict[str, Any]:
+    """Train into `folder`; the command, what is trained, processor minutes, steps, and the curve of the validation."""
+    out = folder / f"{run.name}.pth"
+    results = folder / f"{run.name}.training"
+    done = folder / f"{run.name}.json"
+    if not done.exists():
+        flags = ["--resume"] if (results / "last.safetensors").exists() else ["--force"]
+        tell(f"training {run.name}")
+        seconds = _run(["train", str(run.data), "--out", str(out), "--quiet", *run.flags, *flags])
+        state = json.loads((results / "last.json").read_text(encoding="utf-8"))
+        figures = {
+            "command": " ".join(["llama-adapter train", run.data.name, "--out", out.name, *run.flags]),
+            "processor_s": round(seconds, 1),
+            "elapsed_s": round(state["elapsed_s"], 1),
+            "steps": state["step"],
+            "best_step": state["best_step"],
+            "examples": state["num_examples"],
+            "curve": read_curve(results / "log.csv"),
+        }
+        done.write_text(json.dumps(figures), encoding="utf-8")
+    found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    return found
+
+
+def bundle_of(run: Training, folder: Path) -> Path:
+    """The bundle that a run wrote."""
+    return folder / f"{run.name}.training" / "bundle"
+
+
+def read_curve(log: Path) -> list[dict[str, float | None]]:
+    """The evaluations of a log: step, loss and score on the validation part, and the mean training loss before it."""
+    curve, losses = [], list[float]()
+    with open(log, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["loss"]:
+                losses.append(float(row["loss"]))
+            elif row["validation_loss"]:
+                mean = round(sum(losses) / len(losses), 4) if losses else None
+                point: dict[str, float | None] = {"step": int(row["step"]), "loss": mean}
+                point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
+                curve.append(point)
+                losses.clear()
+    return curve
+
+
+def evaluate(
+    bundle: Path | None, data: Path, out: Path, *, task: Literal["choices", "open"]
+) -> dict[str, dict[str, float]]:
+    """The figures of `eval` on the test split, by name: value, low and high of the 95 % interval, count.
+
+    `bundle` None is the embedded model.
+    """
+    report = out / "scores.json"
+    if not report.exists():
+        tell(f"evaluating {out.name}")
+        model = [] if bundle is None else ["--model", str(bundle)]
+        _run(
+            [
+                "eval",
+                str(data),
+                "--split",
+                "test",
+                "--task",
+                task,
+                "--out",
+                str(out),
+                "--quiet",
+                "--reader",
+                "thread",
+                *model,
+            ]
+        )
+    figures: dict[str, dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))["figures"]
+    return figures
+
+
+def _run(arguments: list[str]) -> float:
+    """Run a command; processor seconds of it and its processes. Raises CalledProcessError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "llama_adapter", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
