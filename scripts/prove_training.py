@@ -24,7 +24,8 @@ from scripts.training_proofs.head import head_likeness
 from scripts.training_proofs.new_questions import write_drawings
 
 PAGE = "training-proofs"
-NEW = ("corners", "warm")
+# New tasks, and the highest learning rates that they are trained with; None is the default.
+NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.003), ("warm", 0.003))
 PRECISION = "corners"  # the task of the part `precision`
 
 
@@ -66,10 +67,12 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
         ("digits", most, "lora,visual"),
         *(("digits", size, "bias") for size in settings.sizes[:-1]),
         ("words", most, "bias"),
+        ("words", most, "lora"),
+        ("words", most, "lora,visual"),
     ):
         flags = ("--sets", sets, *_epochs(settings, 6 * most / size))
         name = f"{answers}-{size}-{sets.replace(',', '-')}"
-        run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=("--sets", sets, *flags))
+        run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=flags)
         figures = train(run, settings.work)
         scored = {
             task: evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{name}-{task}", task=task)
@@ -85,21 +88,22 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
 
 def measure_world(settings: Settings) -> dict[str, Any]:
     """New questions about drawings of the model's world, learned with and without old ones beside them."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     before = old_scores(embedded_model(), num_pictures=settings.old_drawings)
-    for task in NEW:
+    for task, rate in NEW:
         data = settings.work / task
         write_drawings(data, task, counts=settings.drawings, seed=0)
         asked = data / "new.jsonl"
         start = evaluate(None, asked, settings.work / f"{task}-before", task="open")
-        rows.append({"task": task, "data": None, "new": start, "old": before})
+        if task not in {row["task"] for row in rows}:
+            rows.append({"task": task, "data": None, "rate": None, "new": start, "old": before})
         for table in ("new", "mixed"):
-            run = _world_run(settings, task, table)
+            run = _world_run(settings, task, table, rate=rate)
             figures = train(run, settings.work)
             bundle = bundle_of(run, settings.work)
             scored = evaluate(bundle, asked, settings.work / f"{run.name}-scores", task="open")
             old = old_scores(bundle, num_pictures=settings.old_drawings)
-            rows.append({"task": task, "data": table, "new": scored, "old": old, **figures})
+            rows.append({"task": task, "data": table, "rate": rate, "new": scored, "old": old, **figures})
     return {"drawings": settings.drawings, "old_drawings": settings.old_drawings, "rows": rows}
 
 
@@ -118,12 +122,13 @@ def measure_precision(settings: Settings) -> dict[str, Any]:
     return {"task": PRECISION, "rows": rows}
 
 
-def _world_run(settings: Settings, task: str, table: str) -> Training:
+def _world_run(settings: Settings, task: str, table: str, *, rate: float | None = None) -> Training:
+    flags = () if rate is None else ("--lr", str(rate), "--patience", "0")
     return Training(
-        name=f"{task}-{table}",
+        name="-".join((task, table, *flags[1:2])),
         data=settings.work / task / f"{table}.jsonl",
         # A mixed table has three questions a drawing.
-        flags=("--sets", "bias", *_epochs(settings, 15 if table == "new" else 9)),
+        flags=("--sets", "bias", *flags, *_epochs(settings, 15 if table == "new" else 9)),
     )
 
 

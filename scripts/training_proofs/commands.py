@@ -52,7 +52,7 @@ def bundle_of(run: Training, folder: Path) -> Path:
 
 def read_curve(log: Path) -> list[dict[str, float | None]]:
     """The evaluations of a log: step, loss and score on the validation part, and the mean training loss before it."""
-    curve, losses = [], list[float]()
+    curve, losses = list[dict[str, float | None]](), list[float]()
     with open(log, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["loss"]:

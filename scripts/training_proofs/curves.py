@@ -11,26 +11,29 @@ from scripts.pages.render import DOCS, read
 
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
-    """Draw the parts `digits` and `precision` of the page's figures."""
+    """Draw the parts `digits` and `precision` of the page's figures, where they are measured."""
     from matplotlib.figure import Figure
 
+    precision = figures.get("precision", {})
     figure = Figure(figsize=(11, 4), layout="constrained")
     scores, losses = figure.subplots(1, 2)
-    for row in figures["digits"]["rows"]:
+    for row in figures.get("digits", {}).get("rows", ()):
         label = f"{row['answers']}, {row['per_digit']} a digit, {row['sets']}"
         points = [(point["step"], 100 * point["validation_score"]) for point in row["curve"]]
         scores.plot(*zip(*points, strict=True), label=label, linestyle="--" if row["answers"] == "digits" else "-")
     scores.set_title("scans of digits")
     scores.set_ylabel("right in the validation part, %")
-    for row in figures["precision"]["rows"]:
+    for row in precision.get("rows", ()):
         points = [(point["step"], point["validation_loss"]) for point in row["curve"]]
         losses.plot(*zip(*points, strict=True), label=row["dtype"])
-    losses.set_title(f"new question: {figures['precision']['task']}")
+    losses.set_title(f"new question: {precision.get('task', '')}")
     losses.set_ylabel("validation loss a token")
-    losses.set_yscale("log")
+    if precision:
+        losses.set_yscale("log")
     for axes in (scores, losses):
         axes.set_xlabel("step")
-        axes.legend(frameon=False, fontsize=7)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
