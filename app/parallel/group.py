@@ -132,15 +132,20 @@ class RankGroup:
             )
 
     def load(self, spec: CaptionerSpec, model: LoadedModel, *, random: object = None) -> None:
-        """Tell the other ranks to load their shares of `model`, without waiting for them. Raises OSError."""
+        """Tell the other ranks to load their shares of `model`, without waiting for them.
+
+        Raises OSError, and RankError if one of them has ended.
+        """
         wanted = dataclasses.replace(spec, dtype=dtype_name(model.dtype), precision=model.precision, batch_size=1)
-        self.channel.send(
-            {
-                "do": "load",
-                "spec": dataclasses.asdict(wanted),
-                "random": dataclasses.asdict(random) if isinstance(random, RandomLoader) else None,
-            }
-        )
+        command = {
+            "do": "load",
+            "spec": dataclasses.asdict(wanted),
+            "random": dataclasses.asdict(random) if isinstance(random, RandomLoader) else None,
+        }
+        try:
+            self.channel.send(command)
+        except CollectiveError as error:
+            raise self._named_failure(error) from None
         self._files = files_fingerprint(model, spec)
 
     def lead(self, decoder: PlacedDecoder, runner: Runner) -> LeadingRunner:
