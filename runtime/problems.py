@@ -4,6 +4,7 @@ Errors of this package carry all of that. Foreign errors are looked up by the na
 imported for it; errors of a device, which have no class of their own, by their text.
 """
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,8 @@ def rule_for(error: BaseException) -> Rule:
         return Rule(exit_code=error.exit_code, http_status=error.http_status)
     if isinstance(error, RuntimeError) and tells_shortage(str(error)):  # torch has no class for it
         return _OUT_OF_MEMORY
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return _OUT_OF_MEMORY
     if explain_torch_import(error) is not None:
         return _FAILED
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
@@ -109,6 +112,8 @@ def describe(error: BaseException) -> Problem:
 
 
 def _own_words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": `{error.filename}`" if error.filename is not None else "")
     return one_line(str(error))

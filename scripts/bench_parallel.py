@@ -4,11 +4,13 @@ Usage: python -m scripts.bench_parallel [--size 1B] [--ranks N ...] [--rounds N]
        [--quick]
 
 Weights are random, stored in float16 and computed in float32, in a whole bundle and in one that is split for each
-number of ranks. The picture encoder is a tiny one. Every run has processes of its own, in turn.
+number of ranks. The picture encoder is a tiny one. Every run has processes of its own, in turn. Answers are those of
+the embedded model and of the test cases of the reference.
 """
 
 import dataclasses
 import multiprocessing
+import operator
 import os
 import statistics
 import tempfile
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts import parallel_cost
+from scripts import parallel_answers, parallel_cost
 from scripts.common import in_turn, process_mib, run_bench, tell
 
 PROMPT_TOKENS = 55
@@ -37,9 +39,11 @@ class Settings:
     size: str = "1B"
     ranks: tuple[int, ...] = (1, 2, 4)
     rounds: int = 3
+    cases: int | None = None  # of the reference; None means all
+    pictures: int | None = None  # that the embedded model answers about; None means all samples
 
 
-QUICK = Settings(size="tiny", ranks=(1, 2), rounds=1)
+QUICK = Settings(size="tiny", ranks=(1, 2), rounds=1, cases=1, pictures=2)
 
 
 class Way(NamedTuple):
@@ -88,6 +92,26 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
             peaks = ", ".join(f"{peak:.0f}" for peak in rows[-1]["peaks_mib"])
             tell(f"{way}: peaks of {peaks} MiB for {rows[-1]['share_mib']:.0f} MiB of weights")
     return {"size": settings.size, "rows": rows}
+
+
+def measure_answers(settings: Settings) -> dict[str, Any]:
+    """Answers of each number of ranks: beside the reference's, beside one rank's, and alone beside in a batch."""
+    import numpy as np
+
+    cases = parallel_answers.golden_cases()[: settings.cases]
+    rows, alone = [], _in_fresh_process(parallel_answers.embedded_answers, settings.pictures, 1)
+    for ranks in settings.ranks:
+        ours = alone if ranks == 1 else _in_fresh_process(parallel_answers.embedded_answers, settings.pictures, ranks)
+        embedded = {
+            "num_answers": len(ours["token_ids"]),
+            "num_equal": sum(map(operator.eq, ours["token_ids"], alone["token_ids"])),
+            "difference": float(np.abs(ours["logits"] - alone["logits"]).max()),
+            "batch_difference": ours["batch_difference"],
+        }
+        golden = _in_fresh_process(parallel_answers.golden_answers, cases, ranks)
+        rows.append({"ranks": ranks, "golden": golden, "embedded": embedded})
+        tell(f"{ranks} ranks: {golden}, {embedded}")
+    return {"num_cases": len(cases), "rows": rows}
 
 
 def ways_of(settings: Settings) -> list[Way]:
@@ -295,7 +319,7 @@ def _rank_processes(process: int) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     flags = {"size": "of the random model", "ranks": "numbers of ranks", "rounds": "of all numbers of ranks"}
-    measure = {"steps": measure_steps, "memory": measure_memory}
+    measure = {"steps": measure_steps, "memory": measure_memory, "answers": measure_answers}
     run_bench(__doc__, arguments, measure=measure, page="parallel", full=Settings(), quick=QUICK, flags=flags)
 
 

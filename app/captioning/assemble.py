@@ -22,7 +22,7 @@ from llama_adapter.app.models.precision_check import check_asked_precision, chec
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
-from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.parallel.group import RankGroup
 from llama_adapter.app.prefixes.file import Encoding, read_encoding
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
@@ -73,7 +73,8 @@ def assemble_parts(
         if spec.tensor_parallel > 1:
             if load is not None and not isinstance(load, RandomLoader):
                 raise UsageError("A model made in this process is not split: tensor_parallel must be 1")
-            group = stack.enter_context(closing(RankGroup(spec, backend=backend)))
+            check = partial(check_split, spec, random=load)
+            group = stack.enter_context(closing(RankGroup(spec, backend=backend, check=check)))
         ranks = ALONE if group is None else group.ranks
         exported: ExportedEncoder | None = None
         card: EncoderCard | None = None if encoding is None else encoding.card
@@ -96,7 +97,7 @@ def assemble_parts(
         else:
             model, tensors = load(choice)
         if group is not None:
-            group.load(spec, dtype=model.dtype, precision=model.precision, random=load)
+            group.load(spec, model, random=load)
         check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +35,7 @@ from llama_adapter.app.models.spec import (
     TextPrefix,
     VisionKind,
 )
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.prefixes.file import StoredPicture
 from llama_adapter.app.reading.prefetch import Prefetcher
 from llama_adapter.app.reading.reader import PictureReader, Reader
@@ -556,8 +557,13 @@ class Captioner:
                 ood_detector=self._ood_detector,
             )
             try:
-                with closing(loop):  # which fails if ranks have
-                    yield loop
+                yield loop
+            except BaseException:
+                with suppress(RankError):  # it fails too if ranks have
+                    loop.close()
+                raise
+            else:
+                loop.close()
             finally:
                 self._running_in = None
 

@@ -36,7 +36,9 @@ def add_train(commands: Any) -> None:
 
 
 def _declare(train: Parser) -> None:
-    train.add_argument("data", metavar="DATA", nargs="*", section="input", help="labelled data")
+    train.add_argument(
+        "data", metavar="DATA", nargs="*", section="input", first=True, help="labelled pictures or texts (required)"
+    )
     output = train.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="FILE.pth", first=True, help="the adapter to write")
     output.add_argument("--force", action="store_true", help="replace the results of an earlier run")

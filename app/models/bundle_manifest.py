@@ -237,7 +237,8 @@ def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict
     if wanted not in (1, ranks.size):
         raise CheckpointError(
             f"The decoder of `{place}` is split for {wanted} ranks, and this run has {ranks.size}",
-            hint=f"pass --tensor-parallel {wanted}, or use the bundle that it was split from",
+            hint=f"commands that answer take --tensor-parallel {wanted}; for others, and for another number, use the "
+            "bundle that it was split from",
         )
     others = set(decoder_files(wanted)) - {decoder_file(ranks.rank, wanted)} if wanted > 1 else set()
     return {name: entry for name, entry in manifest["files"].items() if name not in others}

@@ -1,12 +1,17 @@
 """The weights of a spec, from a bundle or from checkpoints, as a stream of the decoder's tensors."""
 
+from pathlib import Path
+
 from llama_adapter.app.models.bundle import stream_bundle
+from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.quantised_model import quantise_model
+from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.split import shares_of
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.card import EncoderCard
@@ -52,3 +57,18 @@ def stream_model(
         dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
         model, tensors = quantise_model(model, tensors, dtype=dtype, precision=precision)
     return model, tensors
+
+
+def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> None:
+    """Raise UsageError where the decoder of `spec`, or a `random` one, cannot be divided over the ranks of `spec`.
+
+    Reads no weights, so it can be asked before ranks are started. Raises CheckpointError.
+    """
+    if random is not None:
+        decoder = decoder_config(parse_size(random.name))
+    elif spec.llama_dir is None:
+        place = Path(bundle_folder(spec.model))
+        _, decoder = read_configs(place, read_manifest(place))
+    else:
+        decoder = stream_llama(spec, dtype=None)[0].decoder_config
+    shares_of(decoder, spec.tensor_parallel)

@@ -1,18 +1,54 @@
-"""A digest of the weights that every rank has whole, to see whether ranks have loaded the same model."""
+"""Digests by which ranks see whether they have loaded the same model."""
 
 import hashlib
+from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.past import PastKeyValues
+
+_NUM_SAMPLES: Final = 512  # of a file: some in each matrix of a LLaMA-7B in one file
+_SAMPLE_BYTES: Final = 4096
 
 
-def weights_fingerprint(decoder: LlamaAdapterDecoder) -> str:
-    """SHA-256 of all norms and of the adapter's queries, in hex."""
-    digest = hashlib.sha256()
+def fingerprints(decoder: LlamaAdapterDecoder, *, files: str, past: PastKeyValues | None) -> dict[str, str]:
+    """What has to be the same on all ranks, in hex, by its name for people. `files` is that of `files_fingerprint`.
+
+    Of the weights it covers what every rank has whole: norms and the adapter's queries.
+    """
+    digest = hashlib.sha256(files.encode())
     for tensor in _whole(decoder):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return {"weights": digest.hexdigest(), "past keys and values": "" if past is None else past.digest}
+
+
+def files_fingerprint(model: LoadedModel, spec: CaptionerSpec) -> str:
+    """Identifies the files of a model on any machine, in hex.
+
+    A bundle has a digest. Of checkpoints, sizes and samples are read: no rank reads them whole. Raises OSError.
+    """
+    if spec.llama_dir is None:
+        return model.digest
+    digest = hashlib.sha256()
+    for source in model.sources:
+        if source.role in ("llama", "adapter"):
+            digest.update(_samples(Path(source.path)))
     return digest.hexdigest()
+
+
+def _samples(path: Path) -> bytes:
+    """The size of a file, and parts of it at equal distances."""
+    size = path.stat().st_size
+    samples = [size.to_bytes(8, "little")]
+    with open(path, "rb", buffering=0) as file:
+        for number in range(_NUM_SAMPLES):
+            file.seek(number * size // _NUM_SAMPLES)
+            samples.append(file.read(_SAMPLE_BYTES))
+    return b"".join(samples)
 
 
 def _whole(decoder: LlamaAdapterDecoder) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -10,11 +11,12 @@ from typing import Any, Final
 import torch
 
 from llama_adapter import __version__
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.parallel.cores import bind_to, cores_of_ranks
 from llama_adapter.app.parallel.errors import RankError
-from llama_adapter.app.parallel.fingerprint import weights_fingerprint
+from llama_adapter.app.parallel.fingerprint import files_fingerprint, fingerprints
 from llama_adapter.app.parallel.launch import checked_launch
 from llama_adapter.app.parallel.rendezvous import (
     SECONDARY,
@@ -36,7 +38,6 @@ from llama_adapter.runtime.devices.collectives import LIBRARIES
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.ranks import CollectiveError
-from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 
 ENTRY: Final = "llama_adapter.app.parallel.rank_process:main"
@@ -48,8 +49,11 @@ _NAMING_S: Final = 4.0  # for finding out which rank it is, once something has f
 class RankGroup:
     """All ranks of one model. `ranks.rank` is 0."""
 
-    def __init__(self, spec: CaptionerSpec, *, backend: Backend) -> None:
-        """Start the other ranks, or meet those that `torchrun` started. Raises RankError and UsageError."""
+    def __init__(self, spec: CaptionerSpec, *, backend: Backend, check: Callable[[], None]) -> None:
+        """Start the other ranks, or meet those that `torchrun` started. Raises RankError and UsageError.
+
+        `check` is called before ranks are started, and raises where they would be started in vain.
+        """
         self.size = spec.tensor_parallel
         self._backend = backend
         self._children: dict[int, ChildProcess] = {}
@@ -65,6 +69,7 @@ class RankGroup:
             )
         try:
             if place is None:
+                check()
                 self._store = host_store(self.size)
                 self._start_ranks(spec)
             else:
@@ -126,26 +131,33 @@ class RankGroup:
                 hint="install the same versions on all machines",
             )
 
-    def load(self, spec: CaptionerSpec, *, dtype: torch.dtype, precision: Precision, random: object = None) -> None:
-        """Tell the other ranks to load their shares, without waiting for them."""
-        wanted = dataclasses.replace(spec, dtype=dtype_name(dtype), precision=precision, batch_size=1)
-        self.channel.send(
-            {
-                "do": "load",
-                "spec": dataclasses.asdict(wanted),
-                "random": dataclasses.asdict(random) if isinstance(random, RandomLoader) else None,
-            }
-        )
+    def load(self, spec: CaptionerSpec, model: LoadedModel, *, random: object = None) -> None:
+        """Tell the other ranks to load their shares of `model`, without waiting for them.
+
+        Raises OSError, and RankError if one of them has ended.
+        """
+        wanted = dataclasses.replace(spec, dtype=dtype_name(model.dtype), precision=model.precision, batch_size=1)
+        command = {
+            "do": "load",
+            "spec": dataclasses.asdict(wanted),
+            "random": dataclasses.asdict(random) if isinstance(random, RandomLoader) else None,
+        }
+        try:
+            self.channel.send(command)
+        except CollectiveError as error:
+            raise self._named_failure(error) from None
+        self._files = files_fingerprint(model, spec)
 
     def lead(self, decoder: PlacedDecoder, runner: Runner) -> LeadingRunner:
         """The runner of all ranks, once they have loaded their shares. Raises RankError."""
-        ours = weights_fingerprint(decoder.decoder)
+        ours = fingerprints(decoder.decoder, files=self._files, past=runner.config.past)
 
         def check(rank: int, said: dict[str, Any]) -> None:
-            if said["weights"] != ours:
+            differing = [name for name, value in ours.items() if said.get(name) != value]
+            if differing:
                 raise RankError(
-                    f"Rank {rank} of {self.size} has other weights than rank 0",
-                    hint="copy the same model to all machines, under the same path",
+                    f"Rank {rank} of {self.size} has other {' and other '.join(differing)} than rank 0",
+                    hint="copy the same files to all machines, under the same path",
                 )
 
         self._wait_for("loaded", check)
@@ -157,7 +169,7 @@ class RankGroup:
     def _wait_for(self, key: str, check: Callable[[int, dict[str, Any]], None] = lambda rank, said: None) -> None:
         """Wait until every rank has said `key` in the store. Raises RankError for one that ends or hangs before."""
         missing = set(range(1, self.size))
-        watch = BeatWatch(self._seen)
+        watch = self._beat_watch()
         while missing:
             for rank in sorted(missing):
                 if self._seen.check([f"{key}/{rank}"]):
@@ -184,7 +196,7 @@ class RankGroup:
     def _named_failure(self, error: BaseException) -> RankError:
         """Who made a collective fail: a rank that says so or has ended, else one that does not respond."""
         others = set(range(1, self.size))
-        watch = BeatWatch(self._seen)
+        watch = self._beat_watch()
         until = time.monotonic() + _NAMING_S
         found = None
         while found is None and time.monotonic() < until:
@@ -198,9 +210,12 @@ class RankGroup:
             hint="look at the log of the other ranks, and at the network between them",
         )
 
+    def _beat_watch(self) -> BeatWatch:
+        return BeatWatch(self._seen, may_have_ended=not self._children)
+
     def _watch_steps(self, spec: CaptionerSpec, *, collectives: Collectives) -> None:
         """Watch the others in every step, where the device would wait for ever for one that has failed."""
-        library, others, watch = LIBRARIES[collectives], set(range(1, self.size)), BeatWatch(self._seen)
+        library, others, watch = LIBRARIES[collectives], set(range(1, self.size)), self._beat_watch()
         if not library.is_queued:
             return
 
@@ -235,8 +250,7 @@ class RankGroup:
         for rank in sorted(others & self._children.keys()):
             child = self._children[rank]
             if child.has_ended() and child.process.returncode < 0:
-                hint = "the system may have killed it for want of memory: see `dmesg`; try a smaller --batch-size"
-                return rank, f"ended {child.how_it_ended()}", hint
+                return rank, f"ended {child.how_it_ended()}", _hint_of_signal(-child.process.returncode)
         for rank in sorted(others & self._children.keys()):
             child = self._children[rank]
             if child.has_ended() and child.process.returncode != SECONDARY:
@@ -271,3 +285,12 @@ class RankGroup:
             if not child.has_ended(within_s=_END_S):
                 child.process.kill()
                 child.process.wait()
+
+
+def _hint_of_signal(number: int) -> str:
+    """What to do after a signal has ended a rank."""
+    if number == signal.SIGKILL:
+        return "the system may have killed it because memory ran out: see `dmesg`; try a smaller --batch-size"
+    if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        return "another program ended it, such as a job scheduler at its time limit; start the command again"
+    return "this is a fault of the program or of a driver: `dmesg` may say more"

@@ -3,8 +3,13 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
+
+_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MOST: Final = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,15 +22,34 @@ class Launched:
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """This process's place if `torchrun` started it, or another program that sets the same variables; else None."""
-    try:
-        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local_rank = int(environ.get("LOCAL_RANK", rank))
-    except (KeyError, ValueError):
+    """This process's place if `torchrun` started it, or another program that sets the same variables; else None.
+
+    Raises UsageError for variables that are set in part, or are no such numbers.
+    """
+    given = [name for name in _VARIABLES if environ.get(name)]
+    if environ.get("WORLD_SIZE") == "1" or not {"RANK", "WORLD_SIZE"} & set(given):
         return None
-    if "MASTER_ADDR" not in environ or not 0 <= rank < size:
-        return None
+    missing = [name for name in _VARIABLES if name not in given]
+    if missing:
+        raise UsageError(
+            f"The environment has {', '.join(given)}, and lacks {', '.join(missing)}",
+            hint="a program that starts ranks sets all four; without them the command starts its ranks itself",
+        )
+    size = _number(environ, "WORLD_SIZE", 1, _MOST)
+    rank = _number(environ, "RANK", 0, size - 1)
+    _number(environ, "MASTER_PORT", 1, 65535)
+    local_rank = _number(environ, "LOCAL_RANK", 0, _MOST) if environ.get("LOCAL_RANK") else rank
     return Launched(rank=rank, size=size, local_rank=local_rank)
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = environ[name]
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UsageError(
+            f"The variable {name} must be a whole number from {least} to {most}, got {shown_excerpt(repr(text))}",
+            hint="the program that starts the ranks sets it",
+        )
+    return int(text)
 
 
 def launched_follower(num_ranks: int) -> Launched | None:

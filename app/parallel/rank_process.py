@@ -14,7 +14,7 @@ from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.parallel.cores import bind_to
-from llama_adapter.app.parallel.fingerprint import weights_fingerprint
+from llama_adapter.app.parallel.fingerprint import files_fingerprint, fingerprints
 from llama_adapter.app.parallel.launch import Launched, checked_launch
 from llama_adapter.app.parallel.rendezvous import (
     SECONDARY,
@@ -110,7 +110,8 @@ def _serve(store: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
     config = engine_config(model, spec, ranks)
     model.vision_state.clear()  # the first rank encodes
     decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
-    _say(store, "loaded", ranks.rank, {"weights": weights_fingerprint(decoder.decoder)})
+    files = files_fingerprint(model, spec)
+    _say(store, "loaded", ranks.rank, fingerprints(decoder.decoder, files=files, past=config.past))
     runner = decoder.runner(channel.receive()["num_slots"])
     _say(store, "ready", ranks.rank, {})
     follow(runner, channel)

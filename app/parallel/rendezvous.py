@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -33,6 +34,7 @@ _END_BEATS: Final = 10
 DEFAULT_TIMEOUT_S: Final = 60.0
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
 _LOOPBACK: Final = "127.0.0.1"
+_SPARE_S: Final = 5.0  # that torch takes beyond its own time limit
 _MOST_REASON: Final = 200  # characters of what torch says
 
 
@@ -58,9 +60,9 @@ def environment_store(place: Launched, *, timeout_s: float) -> Any:
 
     Raises RankError where that takes longer than `timeout_s`, and for a port in use.
     """
-    port = os.environ.get("MASTER_PORT", "")
+    port = os.environ["MASTER_PORT"]
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+        return _met(timeout_s)
     except RuntimeError as error:
         if "EADDRINUSE" in str(error):
             raise RankError(
@@ -73,7 +75,26 @@ def environment_store(place: Launched, *, timeout_s: float) -> Any:
             hint="all ranks need the address and port of rank 0 in MASTER_ADDR and MASTER_PORT, its firewall has to "
             "let them in, and all have to be started within --parallel-timeout",
         ) from None
-    return store
+
+
+def _met(timeout_s: float) -> Any:
+    """The store of the environment. Raises RuntimeError, also where torch itself would wait for ever.
+
+    It does so for the first words of a server that accepts connections and says nothing.
+    """
+    found: Future[Any] = Future()
+
+    def meet() -> None:
+        try:
+            found.set_result(next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0])
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=meet, name="rendezvous", daemon=True).start()
+    try:
+        return found.result(timeout_s + _SPARE_S)
+    except TimeoutError:
+        raise RuntimeError("what listens there does not answer as a rank does") from None
 
 
 def join(

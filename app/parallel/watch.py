@@ -24,8 +24,10 @@ Failure = tuple[int, str, str]  # rank, sentence, hint
 class BeatWatch:
     """Finds ranks whose beats have stopped."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *, may_have_ended: bool) -> None:
+        """`may_have_ended` says that a rank can end without a word, because it is not a child of this process."""
         self._store = store
+        self._what = "it has ended, is stopped or hangs" if may_have_ended else "it is stopped or hangs"
         self._last: dict[int, tuple[bytes, float]] = {}
 
     def silent(self, ranks: set[int], *, beats: float = MISSED_BEATS) -> Failure | None:
@@ -39,7 +41,7 @@ class BeatWatch:
             if self._last.get(rank, (b"", 0.0))[0] != beat:
                 self._last[rank] = beat, now
             elif found is None and now - self._last[rank][1] > beats * BEAT_S:
-                found = rank, "it does not respond: it is stopped or hangs", "see what it does, or start again"
+                found = rank, f"it does not respond: {self._what}", "see what it does, or start again"
         return found
 
 
@@ -58,7 +60,7 @@ class StepWatch:
         progress: Callable[[], int],
         release: Callable[[], None],
     ) -> None:
-        """`find` looks for a rank that has failed; it is told for how many seconds nothing has gone on.
+        """`find` looks for a rank that has failed; its argument is for how many seconds nothing has gone on.
 
         `progress` changes while work goes on, and `release` makes the device give up.
         """

@@ -134,7 +134,7 @@ def deployment_options(
         "max_replicas_per_node": place.most_per_machine,
         "request_router_config": RequestRouterConfig(**router),
         "max_ongoing_requests": max_ongoing_requests,
-        "max_constructor_retry_count": 1,  # an error of loading is told at once
+        "max_constructor_retry_count": 1,  # an error of loading is shown at once
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": max(1.0, settings.graceful_shutdown_timeout_s),
@@ -155,7 +155,7 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
             handle.set_exception(error)
 
     threading.Thread(target=run, name="deploy", daemon=True).start()
-    told = ""
+    shown = ""
     while True:
         with suppress(TimeoutError):
             try:
@@ -165,8 +165,8 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
         message = _message(serve.status(), settings.name)
         if "failed to start" in message:
             _raise_not_loaded(message, settings)
-        if "to be scheduled" in message and message != told:
-            told = message
+        if "to be scheduled" in message and message != shown:
+            shown = message
             tell("note: replicas wait for free resources or for their processes; `ray status` shows which")
 
 

@@ -47,7 +47,8 @@ def problem_in(text: str) -> tuple[str, Problem] | None:
     if found is None:
         return None
     host, fields = json.loads(base64.b64decode(found[1]))
-    return host, Problem(**{**fields, "exit_code": ExitCode(fields["exit_code"])})
+    fields |= {"exit_code": ExitCode(fields["exit_code"]), "details": tuple(fields["details"])}
+    return host, Problem(**fields)
 
 
 class Replica:

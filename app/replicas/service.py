@@ -303,7 +303,7 @@ class ReplicatedService:
         self._hand_out()
 
     def _expire(self, entry: _Entry) -> None:
-        """Fail a request that still waits; one that a replica has is told so by the replica."""
+        """Fail a request that still waits; one that a replica has fails there."""
         with self._changed:
             is_waiting = self._queue.remove(entry)
         if is_waiting:

@@ -23,7 +23,7 @@ from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 from llama_adapter.app.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.training.build import build_decoder, kind_of, llama_tensors
+from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, kind_of, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
@@ -95,7 +95,7 @@ class TrainableModel(nn.Module):
             planned,
             source=sources.llama,
             adapter=adapter,
-            trained=choice.kinds,
+            trained=[kind for kind in DECODER_KINDS if kind in choice.kinds],
             lora_rank=choice.lora_rank,
             dtype=dtype,
             device=device,
@@ -114,7 +114,7 @@ class TrainableModel(nn.Module):
             self.vision.query.requires_grad_(_VISUAL in choice.kinds)
             if _VISUAL in choice.kinds and device.type == "cpu":
                 for block in self.vision.query.blocks:
-                    block.attention.attend = plain_attention
+                    block.attention.attend = plain_attention  # type: ignore[union-attr]
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
-from llama_adapter.llm.training.build import Kind
+from llama_adapter.llm.training.build import DECODER_KINDS, Kind
 from llama_adapter.llm.training.sketch import attend_fused, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
@@ -74,7 +74,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     With FSDP a rank has its part of each parameter, gradient and moment, and whole ones of the layer that is computed
     and of the next one.
     """
-    decoder_kinds: set[Kind] = {kind for kind in _KINDS if kind in shapes.kinds}
+    decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
     decoder = sketch_decoder(
         shapes.decoder,
         trained=decoder_kinds,
@@ -122,9 +122,6 @@ def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
         hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
         "torchrun and --parallel fsdp",
     )
-
-
-_KINDS: Final[tuple[Kind, ...]] = ("queries", "gates", "norms", "biases", "LoRA factors")
 
 
 def _query(shapes: Shapes) -> VisualQueryBlocks:

@@ -136,7 +136,7 @@ def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dty
 
     The C kernels that answer are faster, but have no backward pass.
     """
-    options = {"dtype": dtype, "device": backend.device}
+    options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
     weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
     y_TF = torch.randn(_TOKENS, decoder.ffn_dim, **options)

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.launch import Launched, launched

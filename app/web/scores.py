@@ -16,7 +16,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 MAX_REPORT_BYTES: Final = 32 * 2**20
-_MAX_ROWS: Final = 200  # of a table on the page; the JSON report has all
+MAX_ROWS: Final = 200  # of a table on the page; the JSON report has all
 _ADDRESS: Final = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -93,5 +93,5 @@ def report_html(report: SavedReport) -> str:
         name=report.name,
         texts=contents(report.scores, report.comparison),
         worst=list(zip(worst, (*pictures, *(None,) * (len(worst) - len(pictures))), strict=True)),
-        max_rows=_MAX_ROWS,
+        max_rows=MAX_ROWS,
     )

@@ -2,7 +2,7 @@
 
 # A adapter layers, B pictures, Q queries, N heads, H head size, D model width
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class Adapter(nn.Module):
         """
         keys, values = [], []
         gates_AN11 = self.folded_gates()[:, :, None, None]
-        for layer, projection in enumerate(token_projections if self.kv is None else self.kv):
+        projections: Iterable[Callable[[Tensor], Tensor]] = token_projections if self.kv is None else self.kv
+        for layer, projection in enumerate(projections):
             tokens_BQD = self.queries[layer] + visual_query_BQD
             packed = projection(tokens_BQD)
             k_BQD, v_BQD = packed[..., -2 * self.width :].chunk(2, dim=-1)

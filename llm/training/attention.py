@@ -52,7 +52,7 @@ def attend(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> T
 
 def attend_on_cpu(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
     """As `attend`, with few scores in memory at once."""
-    heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)
+    heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)  # type: ignore[no-untyped-call]
     return heads_BNSH
 
 
@@ -82,22 +82,22 @@ class _Attention(torch.autograd.Function):
             q, k, v, grad = q_BNSH[rows], k_BNPH[rows], v_BNPH[rows], grad_BNSH[rows]
             p_BNSP = _probabilities(q, k, is_causal=ctx.is_causal)
             grad_v = p_BNSP.to(v.dtype).transpose(-1, -2) @ grad
-            error_BNSP = (grad @ v.transpose(-1, -2)).float()
-            error_BNSP.sub_((error_BNSP * p_BNSP).sum(-1, keepdim=True)).mul_(p_BNSP).mul_(q.shape[-1] ** -0.5)
-            grad_scores = error_BNSP.to(q.dtype)
-            grads.append((grad_scores @ k, grad_scores.transpose(-1, -2) @ q, grad_v))
+            grad_p = (grad @ v.transpose(-1, -2)).float()
+            grad_scores = torch._softmax_backward_data(grad_p, p_BNSP, -1, torch.float32).to(q.dtype)
+            scale = q.shape[-1] ** -0.5
+            grads.append(((grad_scores @ k).mul_(scale), (grad_scores.transpose(-1, -2) @ q).mul_(scale), grad_v))
         grad_q, grad_k, grad_v = (torch.cat(each) if len(each) > 1 else each[0] for each in zip(*grads, strict=True))
         return grad_q, grad_k, grad_v, None
 
 
 def _probabilities(q_BNSH: Tensor, k_BNPH: Tensor, *, is_causal: bool) -> Tensor:
     """Float32 (B, N, S, P)."""
-    scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float().mul_(q_BNSH.shape[-1] ** -0.5)
-    if is_causal:
-        length = q_BNSH.shape[2]
-        is_later_SS = torch.ones(length, length, dtype=torch.bool, device=q_BNSH.device).triu_(1)
-        scores_BNSP.masked_fill_(is_later_SS, float("-inf"))
-    return scores_BNSP.softmax(-1)
+    scores_BNSP, scale = q_BNSH @ k_BNPH.transpose(-1, -2), q_BNSH.shape[-1] ** -0.5
+    if not is_causal:
+        return scores_BNSP.float().mul_(scale).softmax(-1)
+    length = q_BNSH.shape[2]
+    mask_SS = torch.full((length, length), float("-inf"), device=q_BNSH.device).triu_(1)
+    return torch.add(mask_SS, scores_BNSP, alpha=scale).softmax(-1)  # in float32, as the mask is
 
 
 def _parts(q_BNSH: Tensor, k_BNPH: Tensor) -> list[slice]:

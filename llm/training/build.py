@@ -7,7 +7,7 @@ Nothing is merged or folded. Rows of q and k are in half-split order here, and i
 
 import dataclasses
 from collections.abc import Collection, Iterator
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, LlamaSource, half_split, meta_order
 
 Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors"]
+DECODER_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 _ROTATED = ("attention.wq", "attention.wk")
 _NORMS = {"attention_norm": "attention_norm", "ffn_norm": "feed_forward_norm"}
@@ -166,6 +167,7 @@ def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
 
 def _llama_tensors(decoder: LlamaAdapterDecoder) -> Iterator[tuple[str, Tensor]]:
     config, adapter = decoder.config, decoder.adapter
+    assert isinstance(adapter, TrainableAdapter)
     for layer, block in enumerate(decoder.layers):
         prefix, j = f"layers.{layer}.", layer - config.first_adapter_layer
         gates = adapter.gate[j] if j >= 0 else torch.zeros(adapter.gate.shape[1])

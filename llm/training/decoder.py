@@ -51,7 +51,7 @@ class TrainableDecoder(nn.Module):
     def logits(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
         """Float32 logits (B, S, V) of all positions."""
         hidden_TD = self._hidden(tokens_BS, visual_query_BQD, layout=layout_of(tokens_BS, None), kept=None)
-        return self.decoder.logits(hidden_TD).unflatten(0, tokens_BS.shape)
+        return self.decoder.logits(hidden_TD).view(*tokens_BS.shape, -1)
 
     def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
         """Final hidden states, normed, of the packed tokens `kept`, or of all."""
@@ -74,7 +74,8 @@ class TrainableDecoder(nn.Module):
     def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
         decoder = self.decoder
         adapter_layers = decoder.layers[decoder.config.first_adapter_layer :]
-        bare: Sequence[Callable[[Tensor], Tensor]] = [layer.attention.qkv.bare for layer in adapter_layers]
+        bare: Sequence[Callable[[Tensor], Tensor]]
+        bare = [layer.attention.qkv.bare for layer in adapter_layers]  # type: ignore[union-attr,misc]
         prefix: Prefix = decoder.adapter(visual_query_BQD.to(self.dtype), bare)
         return Prefix(*(part.expand(-1, num_rows, -1, -1, -1) for part in prefix))
 

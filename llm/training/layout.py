@@ -31,8 +31,8 @@ class Layout:
 
     def pad(self, x: Tensor) -> Tensor:
         """(T, ...) -> (B, S, ...). What stands in padding is read by no token."""
-        padded: Tensor = _Pad.apply(x, self.to_padded, self.from_padded_T)
-        return padded.unflatten(0, (self.num_rows, self.length))
+        padded: Tensor = _Pad.apply(x, self.to_padded, self.from_padded_T)  # type: ignore[no-untyped-call]
+        return padded.view(self.num_rows, self.length, *x.shape[1:])
 
     def pack(self, padded: Tensor) -> Tensor:
         """(B, S, ...) -> (T, ...)."""

@@ -26,12 +26,14 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        factors = (None, None) if lora is None else (nn.Parameter(one, requires_grad=False) for one in lora)
-        self.lora_in, self.lora_out = factors
+        self.lora_in: nn.Parameter | None = None
+        self.lora_out: nn.Parameter | None = None
+        if lora is not None:
+            self.lora_in, self.lora_out = (nn.Parameter(one, requires_grad=False) for one in lora)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., P O), in the type of the weight."""
-        out: Tensor = _Adapted.apply(x, self.weight, self.bias, self.lora_in, self.lora_out)
+        out: Tensor = _Adapted.apply(x, self.weight, self.bias, self.lora_in, self.lora_out)  # type: ignore[no-untyped-call]
         return out
 
     def bare(self, x: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ class _Adapted(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.save_for_backward(weight, lora_in, lora_out, x_TI if needs[3] else None, low_TR if needs[4] else None)
         ctx.num_biased = None if bias is None else len(bias)
-        return out.unflatten(0, x.shape[:-1])
+        return out.view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
@@ -92,7 +94,7 @@ class _Adapted(torch.autograd.Function):
             if needs_in:
                 grad_in = (grad_low.T @ x_TI).to(lora_in.dtype)
         if grad_x is not None:
-            grad_x = grad_x.unflatten(0, grad.shape[:-1])
+            grad_x = grad_x.view(*grad.shape[:-1], weight.shape[1])
         return grad_x, None, grad_bias, grad_in, grad_out
 
 

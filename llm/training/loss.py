@@ -16,7 +16,7 @@ _MOST_LOGITS = 1 << 24  # at once: 64 MiB in float32
 
 def cross_entropy(hidden_LD: Tensor, head_VD: Tensor, labels_L: Tensor) -> Tensor:
     """Negative log-likelihood of each label, float32 (L). Gradients go to `hidden_LD` alone."""
-    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)
+    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)  # type: ignore[no-untyped-call]
     return loss_L
 
 
@@ -27,12 +27,11 @@ class _CrossEntropy(torch.autograd.Function):
         for first in range(0, len(hidden_LD), max(1, _MOST_LOGITS // len(head_VD))):
             places = slice(first, first + max(1, _MOST_LOGITS // len(head_VD)))
             labels_K1 = labels_L[places, None]
-            logits_KV = (hidden_LD[places] @ head_VD.T).float()
-            total_K1 = logits_KV.logsumexp(1, keepdim=True)
-            losses.append((total_K1 - logits_KV.gather(1, labels_K1)).squeeze(1))
+            logs_KV = (hidden_LD[places] @ head_VD.T).log_softmax(1, dtype=torch.float32)
+            losses.append(logs_KV.gather(1, labels_K1).neg().squeeze(1))
             if ctx.needs_input_grad[0]:
-                error_KV = logits_KV.sub_(total_K1).exp_()
-                error_KV.scatter_add_(1, labels_K1, torch.full_like(total_K1, -1.0))
+                error_KV = logs_KV.exp_()
+                error_KV.scatter_add_(1, labels_K1, torch.full_like(losses[-1], -1.0)[:, None])
                 gradients.append(error_KV.to(head_VD.dtype) @ head_VD)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(hidden_LD))

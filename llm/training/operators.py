@@ -53,12 +53,13 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
     half = first.shape[-1]
     cos, sin = cos[..., :half], sin[..., :half]  # both halves of the table are equal
     turned = torch.empty_like(x, memory_format=torch.contiguous_format)
-    turned[..., :half] = torch.addcmul(first * cos, second, sin, value=-1)
-    turned[..., half:] = torch.addcmul(second * cos, first, sin)
+    # Products with the float32 table are float32.
+    turned[..., :half] = (first * cos).sub_(second * sin)
+    turned[..., half:] = (second * cos).add_(first * sin)
     return turned
 
 
@@ -77,23 +78,23 @@ class _SwiGlu(torch.autograd.Function):
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
         torch.mul(F.silu(gate), grad, out=grad_up)
-        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        torch.ops.aten.silu_backward(grad * up, gate, grad_input=grad_gate)
         return grad_gate_up
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of queries or keys (..., H) with a float32 table that is broadcast; computed in float32."""
-    turned: Tensor = _Rotate.apply(x, cos, sin)
+    turned: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return turned
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(x, weight, eps)
+    normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 
 
 def _swiglu(gate_up: Tensor) -> Tensor:
-    activated: Tensor = _SwiGlu.apply(gate_up)
+    activated: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
     return activated
 
 

@@ -139,6 +139,10 @@ typedef struct {
     int64_t first, end;
 } span_t;
 
+static inline const void *element(const void *base, int type, int64_t at) {
+    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
+}
+
 #define VECTORS_AT_ONCE 8 /* of a head's values, whose sums are in registers */
 
 /* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of LANES make up a head. */
@@ -149,6 +153,7 @@ ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, 
     for (int s = 0; s < num_spans; s++)
         for (int64_t place = spans[s].first; place < spans[s].end; place++) {
             floats_t sums = zeros();
+            UNROLL for (int64_t i = 0; i < vectors; i++) __builtin_prefetch(element(v, type, place * head_dim + i * LANES));
             UNROLL for (int64_t i = 0; i < vectors; i++) sums = times_add(
                 load(q + i * LANES), load_as_float(k, type, place * head_dim + i * LANES), sums);
             scores[count++] = sum_of(sums) * scale;
@@ -194,10 +199,6 @@ static void attend_any(int64_t vectors, const float *q, const void *k, const voi
         case 32: attend(32, q, k, v, type, spans, num_spans, scores, heads); break;
         default: attend(vectors, q, k, v, type, spans, num_spans, scores, heads);
     }
-}
-
-static inline const void *element(const void *base, int type, int64_t at) {
-    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
 }
 
 static void attention_task(const void *context, int64_t first, int64_t end, int64_t thread) {

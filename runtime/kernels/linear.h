@@ -9,7 +9,7 @@
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
-#define SLAB_BYTES (256 * 1024) /* of weights that stay in the second cache while all rows pass */
+#define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
 
 typedef struct {
     int32_t kind;
@@ -116,6 +116,7 @@ typedef struct {
     const void *x;
     int64_t stride, num_rows, num_in, num_groups;
     void *values;
+    int64_t value_stride;
     float *scales;
     int32_t *offsets;
 } conversion_t;
@@ -144,7 +145,7 @@ static void quantise_group(const conversion_t *self, int64_t row, int64_t group)
     for (int64_t k = first; k < end; k += LANES) {
         ints_t rounded = to_ints(times(load_some(self->x, self->type, at + k, end - k), splat(inverse)));
         sum = add_ints(sum, rounded);
-        int64_t place = row * self->num_in + k;
+        int64_t place = row * self->value_stride + k;
         if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, end - k);
         else store_int8_first((int8_t *)self->values + place, rounded, end - k);
     }
@@ -164,7 +165,7 @@ static void convert_task(const void *context, int64_t first, int64_t end, int64_
         for (int64_t group = 0; group < self->num_groups; group++) quantise_group(self, row, group);
         if (self->num_groups) continue;
         for (int64_t k = 0; k < self->num_in; k += LANES) {
-            int64_t place = row * self->num_in + k, count = self->num_in - k;
+            int64_t place = row * self->value_stride + k, count = self->num_in - k;
             floats_t x = load_some(self->x, self->type, row * self->stride + k, count);
             if (wanted == BFLOAT16) store_bf16_first((bfloat16_t *)self->values + place, x, count);
             else store_first((float *)self->values + place, x, count);
@@ -176,9 +177,15 @@ static inline int64_t groups_of(int kind, int64_t num_in) {
     return kind == INT8 || kind == INT4 ? round_up(num_in, GROUP) / GROUP : 0;
 }
 
-static inline int64_t value_bytes_of(int kind, int64_t num_rows, int64_t num_in) {
+static inline int64_t value_bytes_of(int kind) {
     int64_t each[] = {4, BFLOAT16_INPUT == FLOAT32 ? 4 : 2, sizeof(int8_input_t), 1};
-    return round_up(num_rows * num_in * each[kind] + 64, 64);
+    return each[kind];
+}
+
+/* From row to row, in elements: an odd number of cache lines, or rows would compete for few places of the cache. */
+static inline int64_t value_stride_of(int kind, int64_t num_in) {
+    int64_t each = value_bytes_of(kind), lines = round_up(num_in * each, 64) / 64;
+    return (lines | 1) * 64 / each;
 }
 
 /* What is made for a layer to read is made in this type, to save converting it where that can be. */
@@ -189,7 +196,8 @@ static inline int wanted_type(const linear_t *linear) {
 /* Of what convert_input makes. */
 static int64_t converted_bytes(const linear_t *linear, int type, int64_t num_rows) {
     if (input_type(linear->kind) == type) return 0;
-    return value_bytes_of(linear->kind, num_rows, linear->num_in) + 8 * num_rows * groups_of(linear->kind, linear->num_in);
+    int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
+    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in));
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` holds what is made. */
@@ -198,11 +206,12 @@ static input_t convert_input(const linear_t *linear, const void *x, int type, in
     int kind = linear->kind;
     int64_t num_in = linear->num_in, num_groups = groups_of(kind, num_in);
     if (input_type(kind) == type) return (input_t){x, num_in, NULL, NULL, 0};
-    float *scales = (float *)(memory + value_bytes_of(kind, num_rows, num_in));
+    int64_t value_stride = value_stride_of(kind, num_in);
+    float *scales = (float *)(memory + num_rows * value_stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    conversion_t job = {kind, type, x, num_in, num_rows, num_in, num_groups, memory, scales, offsets};
+    conversion_t job = {kind, type, x, num_in, num_rows, num_in, num_groups, memory, value_stride, scales, offsets};
     run_items(convert_task, &job, num_rows, 1 + SMALL / num_in, num_threads);
-    return (input_t){memory, num_in, scales, offsets, num_groups};
+    return (input_t){memory, value_stride, scales, offsets, num_groups};
 }
 
 /* ---- products ---- */

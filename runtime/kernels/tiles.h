@@ -35,7 +35,9 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + 2048, 0, 3); }
+#define AHEAD 8192 /* bytes: the memory answers by then, and they fit into the nearest cache */
+
+static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
     EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
@@ -121,63 +123,111 @@ ALWAYS_INLINE ints_t splat_word(const void *a) {
     return splat_ints(word);
 }
 
-/* Sums of a group as floats, added to those in `c`. */
-ALWAYS_INLINE void add_to_sums(float *c, ints_t sums, floats_t scale, bool go_on) {
-    store(c, times_add(to_floats(sums), scale, go_on ? load(c) : zeros()));
+/* Of integers, the sums of a group are integers, and those of all groups so far are floats. Where both fit into the
+ * registers, a tile of many rows is computed in two parts: half of the vectors over a stretch of inputs, then the other
+ * half, whose weights are in the nearest cache by then. Elsewhere the floats are in memory. */
+#define VECTORS_AT_A_TIME(rows) (TOTALS_IN_REGISTERS && (rows) > TILE_ROWS / 2 ? TILE_VECTORS / 2 : TILE_VECTORS)
+#define STRETCH (2 * GROUP) /* inputs */
+
+typedef floats_t totals_t[TILE_ROWS][TILE_VECTORS];
+
+ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t totals, const float *c, bool go_on) {
+    if (TOTALS_IN_REGISTERS)
+        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+}
+
+/* Sums of a group as floats, added to the totals. */
+ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, float *c, bool go_on) {
+    if (TOTALS_IN_REGISTERS) *total = times_add(to_floats(sums), scale, *total);
+    else store(c, times_add(to_floats(sums), scale, go_on ? load(c) : zeros()));
+}
+
+ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t totals, float *c) {
+    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * BLOCK + v * LANES, totals[r][v]);
+}
+
+/* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
+ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
+                             int64_t stride, const float *scales, const int32_t *offsets, int64_t num_groups,
+                             const uint8_t *w, int64_t num_in, float *c, bool go_on) {
+    totals_t totals;
+    c += first_vector * LANES, w += 4 * first_vector * LANES;
+    load_totals(rows, vectors, totals, c, go_on);
+    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++) {
+        ints_t sums[TILE_ROWS][TILE_VECTORS];
+        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r * num_groups]);
+        int64_t end = least(first + GROUP, num_in);
+        for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
+            if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+            EACH(pass, INT8_PASSES) {
+                ints_t weights[TILE_VECTORS];
+                EACH(v, vectors) weights[v] = int8_weights(w + 4 * v * LANES, pass);
+                EACH(r, rows) {
+                    ints_t x = splat_word(a + r * stride + k + 2 * pass);
+                    EACH(v, vectors) sums[r][v] = int8_products(sums[r][v], weights[v], x);
+                }
+            }
+        }
+        EACH(r, rows) EACH(v, vectors)
+            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * BLOCK + v * LANES,
+                         go_on || first);
+    }
+    store_totals(rows, vectors, totals, c);
 }
 
 ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
                              const int32_t *offsets, int64_t num_groups, const uint8_t *w, int64_t num_in, float *c,
                              bool go_on) {
-    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++) {
+    const int vectors = VECTORS_AT_A_TIME(rows);
+    int64_t stretch = vectors < TILE_VECTORS ? STRETCH : num_in;
+    for (int64_t first = 0; first < num_in; first += stretch)
+        EACH(part, TILE_VECTORS / vectors)
+            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / GROUP, offsets + first / GROUP,
+                      num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
+}
+
+ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
+                             const float *scales, const int32_t *offsets, int64_t num_groups, const uint8_t *w,
+                             int64_t num_in, float *c, bool go_on) {
+    totals_t totals;
+    c += first_vector * LANES;
+    load_totals(rows, vectors, totals, c, go_on);
+    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++, w += INT4_BYTES) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(offsets[r * num_groups]);
-        int64_t end = least(first + GROUP, num_in);
-        for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
-            EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
-            EACH(pass, INT8_PASSES) {
-                ints_t weights[TILE_VECTORS];
-                EACH(v, TILE_VECTORS) weights[v] = int8_weights(w + 4 * v * LANES, pass);
-                EACH(r, rows) {
-                    ints_t x = splat_word(a + r * stride + k + 2 * pass);
-                    EACH(v, TILE_VECTORS) sums[r][v] = int8_products(sums[r][v], weights[v], x);
-                }
+        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(0);
+        const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
+        for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
+            ints_t weights[TILE_VECTORS];
+            if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(eight + 4 * v * LANES);
+            EACH(v, vectors) weights[v] = low_halves(eight + 4 * v * LANES);
+            EACH(r, rows) {
+                ints_t x = splat_word(a + r * stride + k);
+                EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
+            }
+            EACH(v, vectors) weights[v] = high_halves(eight + 4 * v * LANES);
+            EACH(r, rows) {
+                ints_t x = splat_word(a + r * stride + k + 4);
+                EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
             }
         }
-        EACH(r, rows) EACH(v, TILE_VECTORS)
-            add_to_sums(c + r * BLOCK + v * LANES, sums[r][v], splat(scales[r * num_groups]), go_on || first);
+        EACH(v, vectors) {
+            floats_t weight_scale = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
+            EACH(r, rows) {
+                ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
+                add_to_total(&totals[r][v], total, times(weight_scale, splat(scales[r * num_groups])),
+                             c + r * BLOCK + v * LANES, go_on || first);
+            }
+        }
     }
+    store_totals(rows, vectors, totals, c);
 }
 
 ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, const int32_t *offsets,
                              int64_t num_groups, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
-    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++, w += INT4_BYTES) {
-        ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = splat_ints(0);
-        const uint8_t *eight = w + 2 * BLOCK;
-        for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
-            ints_t weights[TILE_VECTORS];
-            EACH(v, TILE_VECTORS) {
-                weights[v] = low_halves(eight + 4 * v * LANES);
-                fetch_ahead(eight + 4 * v * LANES);
-            }
-            EACH(r, rows) {
-                ints_t x = splat_word(a + r * stride + k);
-                EACH(v, TILE_VECTORS) sums[r][v] = int4_products(sums[r][v], weights[v], x);
-            }
-            EACH(v, TILE_VECTORS) weights[v] = high_halves(eight + 4 * v * LANES);
-            EACH(r, rows) {
-                ints_t x = splat_word(a + r * stride + k + 4);
-                EACH(v, TILE_VECTORS) sums[r][v] = int4_products(sums[r][v], weights[v], x);
-            }
-        }
-        EACH(v, TILE_VECTORS) {
-            floats_t weight_scale = load_float16((const uint16_t *)w + v * LANES);
-            EACH(r, rows) {
-                ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
-                add_to_sums(c + r * BLOCK + v * LANES, total, times(weight_scale, splat(scales[r * num_groups])),
-                            go_on || first);
-            }
-        }
-    }
+    const int vectors = VECTORS_AT_A_TIME(rows);
+    int64_t stretch = vectors < TILE_VECTORS ? STRETCH : num_in;
+    for (int64_t first = 0; first < num_in; first += stretch)
+        EACH(part, TILE_VECTORS / vectors)
+            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / GROUP, offsets + first / GROUP,
+                      num_groups, w + first / GROUP * INT4_BYTES, least(stretch, num_in - first), c, go_on || first);
 }

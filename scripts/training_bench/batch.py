@@ -63,5 +63,8 @@ def random_llama(name: str) -> LlamaSource:
         half_split=True,
         tensors=tensors,
         files=(),
-        **sizes,
+        vocab_size=VOCABULARY,
+        dim=size.dim,
+        num_layers=size.num_layers,
+        ffn_dim=size.ffn_dim,
     )

@@ -102,6 +102,7 @@ def test_an_error_survives_pickling(error: LlamaAdapterError) -> None:
         (ValueError("x"), 2, 400),
         (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1, 500),
         (BrokenPipeError(), 0, 500),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, 503),
         (MemoryError(), 1, 503),
         (torch.OutOfMemoryError("x"), 1, 503),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, 503),

@@ -80,7 +80,7 @@ def test_other_processes_of_torchrun_follow_in_the_demo(monkeypatch: pytest.Monk
         "llama_adapter.app.parallel.rank_process.run_launched",
         lambda place, spec: followed.append((place.rank, spec.tensor_parallel)) or 0,
     )
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *TWO])
     assert demo_bsz.main() == 0

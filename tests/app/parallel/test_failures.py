@@ -18,6 +18,7 @@ from llama_adapter.app.parallel import group as group_module
 from llama_adapter.app.parallel import rendezvous
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.group import RankGroup
+from llama_adapter.app.parallel.launch import launched
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
@@ -136,6 +137,44 @@ def test_a_wrong_name_of_the_first_machine_is_told(run: Run, monkeypatch: pytest
     ran = run(*COMMAND)
     assert ran.code == ExitCode.FAILED
     assert "error: Rank 1 of 2 did not meet the others at no-such-machine.invalid, port 29500, within 1 s: " in ran.err
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch itself would wait for ever."""
+    launch(monkeypatch, 1, address="127.0.0.1", port=taken)
+    monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    where = f"at 127.0.0.1, port {taken}, within 1 s"
+    assert f"error: Rank 1 of 2 did not meet the others {where}: what listens there does not answer" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"MASTER_PORT": None}, "The environment has RANK, WORLD_SIZE, MASTER_ADDR, and lacks MASTER_PORT"),
+        ({"WORLD_SIZE": None}, "and lacks WORLD_SIZE"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a whole number from 1 to 65535, got '99999'"),
+        ({"RANK": "2"}, "RANK must be a whole number from 0 to 1, got '2'"),
+        ({"RANK": "x"}, "RANK must be a whole number from 0 to 1, got 'x'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK must be"),
+    ],
+)
+def test_variables_that_are_set_in_part_or_wrong_are_refused(
+    change: dict[str, str | None], words: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every process would answer all pictures."""
+    launch(monkeypatch, 0, address="127.0.0.1", port=29500)
+    for name, value in change.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.USAGE
+    assert words in ran.err
+
+
+def test_variables_of_a_single_process_mean_nothing() -> None:
+    assert launched({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert launched({"MASTER_ADDR": "localhost"}) is None
 
 
 def test_nobody_can_take_our_own_port_between_choice_and_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -20,6 +21,8 @@ from llama_adapter.app.cli import main
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from tests.app.captioning.test_chat_adapter import chat_adapter
+from tests.app.captioning.test_text import v1_adapter
 from tests.app.golden import case, model_options, picture
 from tests.app.parallel.processes import ranks_of
 
@@ -38,6 +41,26 @@ def test_golden_checkpoints_answer_as_the_reference(name: str, size: int) -> Non
         prompt = RawPrompt(wanted["prompts"][0]["text"])
         answers = captioner.generate(pictures, prompt, max_new_tokens=wanted["max_gen_len"])
         assert [answer.text for answer in answers] == wanted["output_text"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "V1", "past"])
+def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
+    options = {name: value for name, value in model_options().items() if name.startswith("llama")}
+    if kind == "past":
+        values = np.random.default_rng(2).normal(size=(4, 2, 4, 6, 16)).astype(np.float32)
+        np.save(tmp_path / "past.npy", values)
+        options["past_key_values"] = tmp_path / "past.npy"
+    else:
+        make = chat_adapter if kind == "chat" else v1_adapter
+        make(tmp_path / "adapter.pth")
+        options["adapter"] = tmp_path / "adapter.pth"
+    prompts = [RawPrompt("Hello"), RawPrompt("A long prompt of words")]
+    answers = []
+    for ranks in (1, 2):
+        with Captioner.load(**options, dtype="float32", batch_size=2, tensor_parallel=ranks) as captioner:
+            answers.append([one.token_ids for one in captioner.generate_text(prompts, max_new_tokens=12)])
+    assert answers[0] == answers[1]
+    assert all(answers[0])
 
 
 def test_quantised_and_bfloat16_decoders_run_on_ranks_that_end_with_the_captioner() -> None:
@@ -74,8 +97,8 @@ def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, words: str) 
     [
         (lambda patch: patch.setattr(group_module, "__version__", "9.9"), r"Rank 1 of 2 runs llama-adapter .* 9\.9"),
         (
-            lambda patch: patch.setattr(group_module, "weights_fingerprint", lambda decoder: "other"),
-            "Rank 1 of 2 has other weights than rank 0",
+            lambda patch: patch.setattr(group_module, "files_fingerprint", lambda model, spec: "other"),
+            "^Rank 1 of 2 has other weights than rank 0\n",
         ),
     ],
 )
@@ -88,9 +111,13 @@ def test_ranks_that_differ_are_refused(
     assert not dist.is_initialized()
 
 
-def test_more_ranks_than_heads_and_wrong_combinations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="4 ranks are the most"):
-        Captioner.load(**model_options(), tensor_parallel=5)
+def test_more_ranks_than_heads_and_wrong_combinations_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(group_module, "ChildProcess")  # no rank is started
+    for options, most in ((model_options(), 4), ({}, 6)):
+        with pytest.raises(UsageError, match=f"{most} ranks are the most"):
+            Captioner.load(**options, tensor_parallel=1_000_000)
     with pytest.raises(ValueError, match="tensor_parallel goes with mode eager"):
         Captioner.load(tensor_parallel=2, mode="graph")
     with pytest.raises(ValueError, match="exported decoder"):
@@ -118,7 +145,8 @@ def test_torchrun_starts_a_job_on_two_ranks(tmp_path: Path) -> None:
 def test_another_number_of_ranks_than_torchrun_started_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
 
     assert main(["caption", str(SAMPLES[0]), "--tensor-parallel", "3"]) == ExitCode.USAGE

@@ -11,6 +11,7 @@ import pytest
 from llama_adapter import Captioner
 from llama_adapter.app.online.request_handle import Ask
 from llama_adapter.app.online.service import Service
+from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -97,3 +98,19 @@ def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
     with pytest.raises(UsageError, match="has a process group"):
         Captioner.load(tensor_parallel=2)
     assert pair.caption(SAMPLES[0]).error is None
+
+
+def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
+    pair: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test of this file: the ranks end."""
+    ranks: Any = pair._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
+
+    def interrupted(partial: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ranks, "sum", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pair.caption(SAMPLES[0])
+    with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: Interrupted$"):
+        pair.caption(SAMPLES[0])

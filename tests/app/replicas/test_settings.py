@@ -42,7 +42,7 @@ def test_the_page_has_one_process(capsys: pytest.CaptureFixture[str]) -> None:
 def test_torchrun_starts_no_ranks_of_models_on_a_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")):
         monkeypatch.setenv(name, value)
     assert main(["serve", "--engine", "ray", "--tensor-parallel", "2"]) == ExitCode.USAGE
     assert "without torchrun" in capsys.readouterr().err

@@ -266,6 +266,7 @@ def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet,
             channel_order="rgb",
             tokenizer=WiderTokenizer(32000),
             context=512,
+            has_adapter_file=False,
         )
         model = TrainableModel(sources, choice, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
         written = model.adapter_tensors()
