@@ -1,6 +1,7 @@
 """Files of a run that goes on later: weights, moments of the optimiser, and the state of the loop. Atomic."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -27,11 +28,26 @@ class LoopState:
     run: str = ""  # digest of the settings and data that the steps depend on
     best: list[float] = field(default_factory=list)  # `Validation.key` of the best weights; empty: none yet
     best_step: int = 0
-    num_worse: int = 0  # evaluations since then
+    least_loss: float | None = None  # on the validation examples
+    num_worse: int = 0  # evaluations in a row with neither a better key nor a smaller loss
     skipped: list[int] = field(default_factory=list)  # steps with a loss or gradient that was not finite
     elapsed_s: float = 0.0
     num_examples: int = 0  # learnt, counted in every epoch
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16
+
+    def judge(self, key: list[float], loss: float | None) -> bool:
+        """Take in an evaluation at `step`; returns whether it is the best so far.
+
+        A falling loss counts as progress. At first a model often gives one answer to everything, while what it has
+        learned shows in the loss alone.
+        """
+        is_best, falls = not self.best or key > self.best, False
+        if loss is not None and math.isfinite(loss) and (self.least_loss is None or loss < self.least_loss):
+            self.least_loss, falls = loss, True
+        if is_best:
+            self.best, self.best_step = key, self.step
+        self.num_worse = 0 if is_best or falls else self.num_worse + 1
+        return is_best
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: LoopState) -> None:

@@ -195,13 +195,9 @@ class Loop:
 
     def _evaluate(self) -> Validation:
         assert self._validate is not None, "there is something to validate with"
-        state = self._state
         found = self._validate()
-        if not state.best or found.key > state.best:
-            state.best, state.best_step, state.num_worse = found.key, state.step, 0
+        if self._state.judge(found.key, found.loss):
             self._write(BEST, self._weights())
-        else:
-            state.num_worse += 1
         return found
 
     def _log(self, log: RunLog | None, *, validation: Validation) -> None:
