@@ -339,7 +339,7 @@ def _write(
                 own[name].copy_(tensor)
         bundle = write_model(job, model, folder)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
-        if ended.state.best_step == 0 < ended.state.step:
+        if ended.state.best and ended.state.best_step == 0 < ended.state.step:
             say(
                 "note: no evaluation was better than the one before the first step, so these are the weights that the "
                 "training began with; more --epochs or another --lr may help"
