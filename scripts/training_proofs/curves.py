@@ -33,7 +33,7 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     for axes in (scores, losses):
         axes.set_xlabel("step")
         if axes.lines:
-            axes.legend(frameon=False, fontsize=7)
+            axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

@@ -78,10 +78,11 @@ def children(captioner: Captioner) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGKILL, "failed: ended by SIGKILL"), (signal.SIGSTOP, "does not respond")]
+    ("number", "timeout", "words"),
+    [(signal.SIGKILL, 60, "failed: ended by SIGKILL"), (signal.SIGSTOP, 5, "does not respond")],
 )
-def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, words: str) -> None:
-    with Captioner.load(tensor_parallel=3, parallel_timeout=2) as captioner:
+def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, timeout: float, words: str) -> None:
+    with Captioner.load(tensor_parallel=3, parallel_timeout=timeout) as captioner:
         captioner.caption(SAMPLES[0])
         processes = children(captioner)
         os.kill(processes[1].pid, number)
