@@ -214,8 +214,8 @@ def test_the_guides_own_commands_lead_from_the_adapter_to_the_report_on_a_310p(n
     shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", weights)
     (weights / "7B").symlink_to(GOLDEN / "LLaMA" / "TINY")
     (tmp_path / "pictures").mkdir()
-    # These have the same answers in float32 and float16.
-    names = {f"pic_{number}.jpg": picture for number, picture in enumerate(PICTURES[:6])}
+    # These have the same answers in float32 and float16, with AVX2 and with AVX-512.
+    names = {f"pic_{number}.jpg": picture for number, picture in enumerate(PICTURES[:8]) if number not in (3, 6)}
     for name, picture in names.items():
         shutil.copy(picture, tmp_path / "pictures" / name)
     programs = tmp_path / "bin"
@@ -265,12 +265,7 @@ def test_the_guides_own_commands_lead_from_the_adapter_to_the_report_on_a_310p(n
     results = dict(re.findall(r"^\[result\]: (?:.*/)?(pic_\d+\.jpg): (.*)$", ran.stdout, re.MULTILINE))
     with Captioner.load(**model_options()) as captioner:
         answers = captioner.generate([str(picture) for picture in names.values()])
-    expected = {name: one_line(answer.text) for name, answer in zip(names, answers, strict=True)}
-    # The encoder's float16 and a processor's order of sums decide between random tokens that are nearly as likely.
-    assert {name: text.split()[:5] for name, text in results.items()} == {
-        name: text.split()[:5] for name, text in expected.items()
-    }
-    assert sum(results[name] == text for name, text in expected.items()) >= len(expected) - 1
+    assert results == {name: one_line(answer.text) for name, answer in zip(names, answers, strict=True)}
     assert re.search(r"^\[avg_time\]: [\d.]+ ms$", ran.stdout, re.MULTILINE)
     assert "pictures/s" in ran.stdout
 
