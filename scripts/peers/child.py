@@ -94,7 +94,9 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
         case "job":
             figures = iter([_measure_job(opened)])
         case "decode":
-            figures = measure_decoder(opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s)
+            figures = measure_decoder(
+                opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s, num_threads=task.threads
+            )
         case "vision":
             image_size = bare_tower(task.size).clip.image_size
             measured = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)

@@ -241,6 +241,16 @@ def test_shares_use_ceilings_of_the_same_run() -> None:
     assert {one.run for one in before.merged(again).rows} == {"second"}
 
 
+def test_steps_of_one_row_are_compared_at_the_bandwidth_of_their_moments() -> None:
+    ours = row("ours-int4", (30.0, 10.0), reads=(60e9, 20e9))
+    theirs = row("llama.cpp-q4_0", (20.0, 40.0), reads=(40e9, 80e9))
+    target = Target(part="decode", ours=ours.engine, peers=(theirs.engine,), size="1B", batch=1, wanted=1.15)
+    reached = check(target, results(ours, theirs), threads=1)
+    assert reached.ratio == pytest.approx(2 / 3)  # ours had less bandwidth
+    assert reached.at_equal_bandwidth == pytest.approx(1.0)
+    assert check(target, results(ours, row(theirs.engine, (20.0,))), threads=1).at_equal_bandwidth is None
+
+
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
@@ -279,7 +289,7 @@ def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     engine = Counting()
 
     rungs = [("prefill", 1), ("decode", 1), ("decode", 16)]
-    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0))
+    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0, num_threads=2))
 
     assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
     assert ("prefill", 16) not in engine.calls
