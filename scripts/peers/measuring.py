@@ -21,6 +21,7 @@ MIN_STEPS = 4
 _MAX_CALLS = 5  # of a prefill, or of an encoder
 _NUM_WARM_UP_TOKENS = 8
 _READ_BYTES = 256 << 20  # between two steps; far above any cache
+_REST_S = 0.001  # until our kernels' threads sleep
 
 
 class DecoderEngine(Protocol):
@@ -49,6 +50,7 @@ class MemoryReader:
 
     def read(self) -> float:
         """Bytes per second of summing the buffer, each thread a part."""
+        time.sleep(_REST_S)
         started = time.perf_counter()
         for _ in self._threads.map(torch.sum, self._parts):
             pass
@@ -56,15 +58,14 @@ class MemoryReader:
 
 
 def measure_decoder(
-    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float, num_threads: int
+    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float, reader: MemoryReader | None
 ) -> Iterator[Figure]:
     """Prefill and decode rates in tokens per second, by batch size.
 
     If the prefill of a batch size is not measured, its rows are copies of the first. At least 4 steps are measured, up
-    to `num_steps` or `budget_s`, after a warm-up step; the median counts. Steps of one row alternate with readings of
-    the memory, which bounds them.
+    to `num_steps` or `budget_s`, after a warm-up step; the median counts. With a reader, the memory, which bounds steps
+    of one row, is read after each of them.
     """
-    reader = MemoryReader(num_threads=num_threads) if ("decode", 1) in rungs else None
     engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
     engine.step([5], _NUM_WARM_UP_TOKENS)
     for batch in sorted({batch for _, batch in rungs}):

@@ -35,12 +35,6 @@ class Reached:
         return self.ours.median / self.peer.median
 
     @property
-    def at_equal_bandwidth(self) -> float | None:
-        """The ratio with each rate beside the bandwidth of its moments; None where that was not measured."""
-        mine, theirs = (row.per_byte_read if row is not None else None for row in (self.ours, self.peer))
-        return mine / theirs if mine is not None and theirs is not None else None
-
-    @property
     def is_met(self) -> bool | None:
         """Whether the target is reached; None if it was not measured."""
         return None if self.ratio is None else self.ratio >= self.target.wanted

@@ -12,7 +12,7 @@ from scripts.bench_peers import main
 from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import answer
-from scripts.peers.measuring import measure_decoder, median_of_warm
+from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.results import Missing, Results, Row, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.shares import share_of
@@ -241,14 +241,16 @@ def test_shares_use_ceilings_of_the_same_run() -> None:
     assert {one.run for one in before.merged(again).rows} == {"second"}
 
 
-def test_steps_of_one_row_are_compared_at_the_bandwidth_of_their_moments() -> None:
-    ours = row("ours-int4", (30.0, 10.0), reads=(60e9, 20e9))
-    theirs = row("llama.cpp-q4_0", (20.0, 40.0), reads=(40e9, 80e9))
-    target = Target(part="decode", ours=ours.engine, peers=(theirs.engine,), size="1B", batch=1, wanted=1.15)
-    reached = check(target, results(ours, theirs), threads=1)
-    assert reached.ratio == pytest.approx(2 / 3)  # ours had less bandwidth
-    assert reached.at_equal_bandwidth == pytest.approx(1.0)
-    assert check(target, results(ours, row(theirs.engine, (20.0,))), threads=1).at_equal_bandwidth is None
+def test_share_of_one_row_is_of_the_bandwidth_between_its_steps() -> None:
+    ceilings = (row("read", (80e9,), part="ceiling"), row("matmul-int4", (1e12,), part="ceiling"))
+    beside = row("ours-int4", (30.0, 10.0), reads=(60e9, 20e9))  # a third of the bandwidth in the second round
+    alone = replace(beside, reads=())
+
+    shares = [share_of(one, results(one, *ceilings)) for one in (beside, alone)]
+
+    assert shares[0] is not None
+    assert shares[1] is not None
+    assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
 
 
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +291,7 @@ def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     engine = Counting()
 
     rungs = [("prefill", 1), ("decode", 1), ("decode", 16)]
-    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0, num_threads=2))
+    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0, reader=MemoryReader(num_threads=2)))
 
     assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
     assert ("prefill", 16) not in engine.calls
