@@ -9,7 +9,7 @@ Other parts keep their figures. What lies finished in the working folder is not 
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ PAGE = "training-proofs"
 # New tasks, and the highest learning rates that they are trained with; None is the default.
 NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.003), ("warm", 0.003))
 PRECISION = "corners"  # the task of the part `precision`
+EPOCHS = 6  # of the shortest trainings on all scans; on fewer scans, as many as give the same steps
+LONGER = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,29 +63,36 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
     write_digits(data, scans, divide(scans.digits_N, seed=0), sizes=settings.sizes)
     rows = []
     most = settings.sizes[-1]
-    for answers, size, sets in (
-        ("digits", most, "bias"),
-        ("digits", most, "lora"),
-        ("digits", most, "lora,visual"),
-        *(("digits", size, "bias") for size in settings.sizes[:-1]),
-        ("words", most, "bias"),
-        ("words", most, "lora"),
-        ("words", most, "lora,visual"),
-    ):
-        flags = ("--sets", sets, *_epochs(settings, 6 * most / size))
-        name = f"{answers}-{size}-{sets.replace(',', '-')}"
+    for answers, size, sets, length in _digit_runs(settings.sizes):
+        flags = ("--sets", sets, *_epochs(settings, EPOCHS * length * most / size))
+        name = f"{answers}-{size}-{sets.replace(',', '-')}{f'-{length}x' if length > 1 else ''}"
         run = Training(name=name, data=data / f"{answers}-{size}.jsonl", flags=flags)
         figures = train(run, settings.work)
         scored = {
             task: evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{name}-{task}", task=task)
             for task in ("choices", "open")
         }
-        rows.append({"answers": answers, "per_digit": size, "sets": sets, **figures, **scored})
+        rows.append({"answers": answers, "per_digit": size, "sets": sets, "length": length, **figures, **scored})
     likeness = {
         "digits": head_likeness(embedded_model(), CHOICES),
         "words": head_likeness(embedded_model(), KNOWN_WORDS),
     }
     return {"likeness": likeness, "rows": rows}
+
+
+def _digit_runs(sizes: Sequence[int]) -> Iterator[tuple[str, int, str, int]]:
+    """Answers, scans a digit, sets, and how many times as long as the shortest run."""
+    most = sizes[-1]
+    for sets in ("bias", "bias,lora"):
+        for size in reversed(sizes):
+            yield "digits", size, sets, LONGER
+    yield "digits", most, "lora", LONGER
+    for size in reversed(sizes):
+        yield "digits", size, "lora", 1
+    yield "digits", most, "bias", 1
+    yield "digits", most, "lora,visual", 1
+    for sets in ("bias", "lora", "lora,visual"):
+        yield "words", most, sets, 1
 
 
 def measure_world(settings: Settings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Usage: python -m scripts.training_proofs.curves
 """
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     precision = figures.get("precision", {})
     figure = Figure(figsize=(11, 4), layout="constrained")
     scores, losses = figure.subplots(1, 2)
-    for row in figures.get("digits", {}).get("rows", ()):
+    rows = figures.get("digits", {}).get("rows", ())
+    longest = {(row["answers"], row["per_digit"], row["sets"]): row for row in sorted(rows, key=itemgetter("length"))}
+    for row in longest.values():
         label = f"{row['answers']}, {row['per_digit']} a digit, {row['sets']}"
         points = [(point["step"], 100 * point["validation_score"]) for point in row["curve"]]
         scores.plot(*zip(*points, strict=True), label=label, linestyle="--" if row["answers"] == "digits" else "-")
