@@ -40,7 +40,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_tokens, num_runs;
-    int64_t equal_runs;       /* 1: all runs have the same tokens, which differ by the row's prefix alone */
+    int64_t equal_runs;       /* so many of the last runs have the same tokens, which differ by the row's prefix alone */
     float *x;                  /* (tokens, dim): embeddings; computed upon in place */
     const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
     const int64_t *run_starts; /* (runs + 1): first token */
@@ -264,10 +264,12 @@ static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *bat
     return num_bytes;
 }
 
-/* Copy the first run's `width` numbers of each token to all other runs, which are as long. */
+/* Copy the `width` numbers of each token of the first equal run to the others, which are as long. */
 static void copy_run(const batch_t *batch, float *values, int64_t width) {
-    int64_t count = batch->run_starts[1] * width;
-    for (int64_t run = 1; run < batch->num_runs; run++) memcpy(values + run * count, values, 4 * count);
+    const int64_t *starts = batch->run_starts + batch->num_runs - batch->equal_runs;
+    float *first = values + starts[0] * width;
+    int64_t count = (starts[1] - starts[0]) * width;
+    for (int64_t run = 1; run < batch->equal_runs; run++) memcpy(first + run * count, first, 4 * count);
 }
 
 /* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
@@ -302,8 +304,9 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
     int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
     int64_t attention_chunk = 1 + SMALL / (per_head * most_places);
-    bool is_shared = batch->equal_runs;
-    if (is_shared) num_tokens = batch->run_starts[1];
+    bool is_shared = batch->equal_runs > 1;
+    int64_t distinct_runs = batch->num_runs - (is_shared ? batch->equal_runs - 1 : 0);
+    num_tokens = batch->run_starts[distinct_runs];
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
@@ -317,7 +320,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         }
         attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each};
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
-        int64_t num_seeing = is_shared ? decoder->num_heads : num_heads;
+        int64_t num_seeing = is_shared ? distinct_runs * decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
         if (add_to_x(decoder, &layer->out, heads, FLOAT32, num_tokens, batch->x, converted, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
