@@ -67,12 +67,7 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     found, num_bytes = Examples(), 0
     for item in archive_inputs(path):
         num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
-        if num_bytes > MAX_COMPRESSED_BYTES:
-            raise InputsError(
-                f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
-                f"`{shown_name(path)}`, which has more.",
-                hint="decompress it: pictures of a plain .tar are read where they lie",
-            )
+        require_compressed(num_bytes, archive=path)
         try:
             if item.error is not None:
                 raise ValueError(item.error.message)
@@ -81,3 +76,13 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
         except ValueError as error:
             found.refuse(item.label, str(error))
     return found
+
+
+def require_compressed(num_bytes: int, *, archive: str) -> None:
+    """Raise InputsError if the pictures of a compressed archive, which are held in memory, are more than 1 GiB."""
+    if num_bytes > MAX_COMPRESSED_BYTES:
+        raise InputsError(
+            f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+            f"`{shown_name(archive)}`, which has more.",
+            hint="decompress it: pictures of a plain .tar are read where they lie",
+        )

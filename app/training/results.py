@@ -21,6 +21,7 @@ from llama_adapter.app.training.checkpoint import LoopState
 from llama_adapter.app.training.curves import draw_curves
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.model import TrainableModel
+from llama_adapter.app.training.part_tables import write_tables
 from llama_adapter.app.training.prepare import TrainingData
 from llama_adapter.app.training.run_log import LOG, read_log
 from llama_adapter.app.training.scoring import all_scores, answered
@@ -34,13 +35,14 @@ _ENDS: Final = {"": "all steps", "early": "early, because the validation score d
 
 
 def write_beginning(job: TrainJob, data: TrainingData, folder: Path) -> None:
-    """Write the settings and the division of the data. Raises OSError."""
+    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError."""
     for name, text in (
         (SETTINGS, format_settings(job.settings)),
         (DATA, json.dumps(data.to_dict(), indent=1) + "\n"),
     ):
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))
+    write_tables(data, folder)
 
 
 def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:

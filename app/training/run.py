@@ -124,9 +124,6 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         distributed = Distributed(model, kind=kind, ranks=ranks)
         num_steps = job.optimisation.num_steps(len(data.train))
         _announce(job, model, data, num_steps=num_steps, tell=tell)
-        if ranks.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_beginning(job, data, folder)
         ended = _run_loop(
             job,
             distributed,
@@ -312,6 +309,8 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
+        if ranks.is_first:  # not before a run of something else is refused
+            write_beginning(job, data, folder)
         return loop.run()
 
 
