@@ -44,7 +44,7 @@ def with_members(found: Examples) -> None:
 
 
 def archive_in(path: str) -> str | None:
-    """The archive that a path leads into, such as `a/shard.tar` of `a/shard.tar/b/c.jpg`; None if it leads into none."""
+    """The archive that a path leads into, such as `a/shard.tar` of `a/shard.tar/b/c.jpg`; else None."""
     parts = path.split("/")
     places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
     return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)

@@ -23,7 +23,9 @@ def is_table_name(name: str) -> bool:
 def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = "") -> Examples:
     """The examples of a table, without duplicates. Pictures are relative to its folder, and not looked for.
 
-    A picture may lie in an archive, as `shard.tar/000.jpg`. A file in JSON is a list of objects, or has an object a line. Malformed rows, and other answers to the same question
+    A picture may lie in an archive, as `shard.tar/000.jpg`.
+
+    A file in JSON is a list of objects, or has an object a line. Malformed rows, and other answers to the same question
     about the same picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.

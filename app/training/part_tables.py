@@ -19,7 +19,8 @@ from llama_adapter.app.training.asking import MOST_NAMED
 from llama_adapter.app.training.prepare import TrainingData
 from llama_adapter.runtime.atomic_write import atomic_write
 
-_ANSWERS: Final[Mapping[str, str]] = {"choice": "answers", "answer": "answers", "caption": "captions"}  # columns by task
+# Columns by task.
+_ANSWERS: Final[Mapping[str, str]] = {"choice": "answers", "answer": "answers", "caption": "captions"}
 
 
 def table_name(part: str) -> str:

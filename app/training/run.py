@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -219,19 +220,25 @@ def _encoded(
     if ranks.is_first:
         cache.require_room(len(missing))
     own = missing[ranks.rank :: ranks.size]
-    progress = TrainProgress(visible=tell_all and not job.quiet and len(missing) > 0, num_steps=0)
+    is_shown = tell_all and not job.quiet
+    if is_shown and missing:
+        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
     spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
     reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 
     def encode(digests: list[str]) -> list[Unreadable]:
-        return encode_pictures(
-            cache,
-            {digest: pictures[digest] for digest in digests},
-            reader=reader,
-            encode=model.encode,
-            batch_size=ENCODED_TOGETHER,
-            show=lambda done, total: progress.show(f"encoding pictures: {done:,} of {total:,}"),
-        )
+        progress = Progress(visible=is_shown, count=lambda: len(digests))
+        try:
+            return encode_pictures(
+                cache,
+                {digest: pictures[digest] for digest in digests},
+                reader=reader,
+                encode=model.encode,
+                batch_size=ENCODED_TOGETHER,
+                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
+            )
+        finally:
+            progress.clear()
 
     with contextlib.closing(reader):
         unreadable = encode(own) if own else []
@@ -240,7 +247,6 @@ def _encoded(
         rest = [digest for digest in cache.missing(pictures) if digest not in known]
         if rest:  # other ranks could not read these, or keep what they encode on another machine
             unreadable += encode(rest)
-    progress.clear()
     unreadable += data.unreadable
     for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
         if tell_all:
@@ -364,6 +370,8 @@ def _write(
             figure = one.figures[HEADLINES[one.task]]
             interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
+            if one.hint is not None:
+                say(f"note: {one.hint}")
         say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
     ranks.wait()
 

@@ -39,7 +39,12 @@ def write_data(folder: Path) -> list[str]:
         {"question": "Is {this} a brace?", "answer": "yes", "choices": ["yes", "no", "n, o"]},
     ]
     write_lines(folder / "rows.jsonl", *rows)
-    members = {"x/1.png": b"1", "x/1.json": b'{"question": "Hue?", "answer": "red"}', "2.png": b"2", "2.txt": b"A star."}
+    members = {
+        "x/1.png": b"1",
+        "x/1.json": b'{"question": "Hue?", "answer": "red"}',
+        "2.png": b"2",
+        "2.txt": b"A star.",
+    }
     for name, mode in (("plain.tar", "w"), ("small.tar.gz", "w:gz")):
         (folder / name).write_bytes(tar_bytes({mode + key: value for key, value in members.items()}, mode=mode))
     return ["photos", "coco_pope_random.json", "rows.jsonl", "plain.tar", "small.tar.gz"]
@@ -80,8 +85,9 @@ def test_many_classes_are_listed_only_where_they_do_not_follow_from_the_labels(t
 def test_pictures_in_archives_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar.gz").write_bytes(tar_bytes({"1.png": b"1", "2.png": b"22"}, mode="w:gz"))
     (tmp_path / "cut.tar").write_bytes(tar_bytes({"1.png": b"1"})[:700])
-    rows = [{"picture": f"{name}", "caption": "A star."} for name in ("a.tar.gz/1.png", "a.tar.gz/3.png", "cut.tar/1.png")]
-    found = read_examples(str(write_lines(tmp_path / "table.jsonl", *rows)))
+    names = ("a.tar.gz/1.png", "a.tar.gz/3.png", "cut.tar/1.png")
+    table = write_lines(tmp_path / "table.jsonl", *({"picture": name, "caption": "A star."} for name in names))
+    found = read_examples(str(table))
     told = reasons(found, folder=tmp_path)
 
     assert [one.item.source for one in found.examples][:1] == [b"1"]
@@ -89,4 +95,4 @@ def test_pictures_in_archives_that_a_table_names(tmp_path: Path, monkeypatch: py
     assert any("cut.tar" in text and "damaged" in text for text in told)
     monkeypatch.setattr("llama_adapter.app.labelled.pictures.MAX_COMPRESSED_BYTES", 0)
     with pytest.raises(InputsError, match="which has more"):
-        read_examples(str(tmp_path / "table.jsonl"))
+        read_examples(str(table))
