@@ -18,8 +18,8 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 OUTCOMES = "outcomes.jsonl"  # in the folder of an evaluation
 _HINT = (
-    "evaluate both on the same data, split and task; where the questions differ, examples of a picture are told apart by "
-    "their right answers"
+    "evaluate both on the same data, split and task; where the questions differ, examples of a picture are told apart "
+    "by their right answers"
 )
 
 

@@ -21,6 +21,6 @@ def threshold_hint(figures: Mapping[str, Figure], *, num_classes: int) -> str | 
         return None
     return (
         f"The balanced accuracy is {share:.1%}, and a ROC-AUC of {area:.3f} says that another threshold between the "
-        "two choices would be right more often. `llama-adapter ask --calibrate` finds it with labelled pictures that were "
-        "not learned: see docs/choices.md."
+        "two choices would be right more often. `llama-adapter ask --calibrate` finds it with labelled pictures that "
+        "were not learned: see docs/choices.md."
     )

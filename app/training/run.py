@@ -119,12 +119,12 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
+    encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
+    data = data.without({one.digest for one in unreadable if one.digest})
+    distributed = Distributed(model, kind=kind, ranks=ranks)
+    num_steps = job.optimisation.num_steps(len(data.train))
+    _announce(job, model, data, num_steps=num_steps, tell=tell)
     with interruptible(speaks=ranks.is_first) as interruption:
-        encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
-        data = data.without({one.digest for one in unreadable if one.digest})
-        distributed = Distributed(model, kind=kind, ranks=ranks)
-        num_steps = job.optimisation.num_steps(len(data.train))
-        _announce(job, model, data, num_steps=num_steps, tell=tell)
         ended = _run_loop(
             job,
             distributed,
@@ -174,8 +174,8 @@ def _planned(
         labels=max(row.num_labels for one in data.everything for row in one.rows),
         is_scored=True,
     )
-    optimisation = job.optimisation
-    own = smaller(shapes, num_ranks=ranks.size, batch_size=optimisation.batch_size, rows=optimisation.rows)
+    num_together = min(job.optimisation.batch_size, len(data.train))  # examples of a step
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=num_together, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
         job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
