@@ -14,11 +14,16 @@ MAX_COMPRESSED_BYTES = 2**30
 
 
 def sub_folders(folder: str) -> list[str]:
-    """Names of the folders in a folder, in natural order, without hidden ones. Raises OSError."""
+    """Names of the folders in a folder, in natural order, without hidden ones and results. Raises OSError."""
     with os.scandir(folder) as listing:
-        return sorted(
-            (entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")), key=natural_key
-        )
+        names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
+    return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
+
+
+def _has_results(folder: str) -> bool:
+    """Whether `train` or `eval` wrote a folder, which may lie beside the classes."""
+    is_run = folder.endswith(".training") and os.path.isfile(os.path.join(folder, "data.json"))
+    return is_run or os.path.isfile(os.path.join(folder, "outcomes.jsonl"))
 
 
 def split_folders(folder: str) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_
 ENCODED_TOGETHER: Final = 16  # pictures
 SCORED_ROWS: Final = 8  # of a captioner that answers examples
 _VISUAL: Final = "visual blocks"
-_MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+MOMENTS: Final = 2  # AdamW's numbers for each that is trained
 _COUNTED_ROWS: Final = 64  # at most: what more rows take is a straight line through half and all of these
 
 
@@ -90,7 +90,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
     computing, flops, traffic = _computed(decoder, query, shapes)
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
-    held, gradients = (1 + _MOMENTS) * trained, trained
+    held, gradients = (1 + MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
         frozen += trained  # the adapter as it was at the beginning is kept on the host
     if num_ranks > 1 and kind == "fsdp":

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from llama_adapter.app.training.cache import (
     pictures_of,
 )
 from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
+from llama_adapter.app.training.commands import ask_command
 from llama_adapter.app.training.distributing import Distributed, Kind
 from llama_adapter.app.training.feeding import Encodings, Feeder
 from llama_adapter.app.training.interrupting import Interruption, interruptible
@@ -42,9 +44,9 @@ from llama_adapter.app.training.ranks import OneRank, device_name, meet, num_ran
 from llama_adapter.app.training.results import (
     CARD,
     draw,
+    require_disk,
     score_test,
     trained_spec,
-    usage,
     write_beginning,
     write_card,
     write_model,
@@ -92,6 +94,11 @@ def _folder(job: TrainJob) -> Path:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
     folder = out.with_suffix(".training")
+    if out.is_dir() or (folder.exists() and not folder.is_dir()):
+        wanted, place = ("file", out) if out.is_dir() else ("folder", folder)
+        raise UsageError(f"Wanted a {wanted} `{place}` for the results, which is none", hint="name another --out")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
     has_checkpoint = (folder / LAST).is_file()
     if job.resume and not has_checkpoint:
         raise UsageError(
@@ -115,6 +122,8 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     peak = PeakMemory(backend.device)
     model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed)
     model.checkpoint_layers = job.checkpointing
+    if ranks.is_first:
+        require_disk(model, folder)
     for note in model.notes:
         tell(f"note: {note}")
     if data.warnings:
@@ -268,8 +277,8 @@ def _announce(
     each = -(-len(data.train) // job.optimisation.batch_size)
     tell(
         f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
-        f"test; {num_steps:,} steps of {job.optimisation.batch_size}, {num_steps / each:.4g} epochs, "
-        f"highest learning rate {job.lr:g}"
+        f"test; {num_steps:,} steps of {min(job.optimisation.batch_size, len(data.train)):,}, {num_steps / each:.4g} "
+        f"epochs, highest learning rate {job.lr:g}"
     )
     if not data.validation:
         tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
@@ -364,7 +373,7 @@ def _write(
             unreadable=unreadable,
             scores=scores,
             memory=memory,
-            command=usage(job, data, bundle),
+            bundle=bundle,
         )
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
@@ -372,7 +381,8 @@ def _write(
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
             if one.hint is not None:
                 say(f"note: {one.hint}")
-        say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
+        asking = ask_command(job, data, folder=folder, bundle=bundle)
+        say(f"`{shown_name(str(folder / CARD))}` has all figures, and more commands. Ask it:\n{shown_text(asking)}")
     ranks.wait()
 
 
