@@ -17,6 +17,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.scores.scoring import Scores
+from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
@@ -128,7 +129,8 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
-    encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
+    with terminated_as_interrupted():
+        encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
     data = data.without({one.digest for one in unreadable if one.digest})
     distributed = Distributed(model, kind=kind, ranks=ranks)
     num_steps = job.optimisation.num_steps(len(data.train))

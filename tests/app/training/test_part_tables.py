@@ -50,6 +50,7 @@ def write_data(folder: Path) -> list[str]:
     return ["photos", "coco_pope_random.json", "rows.jsonl", "plain.tar", "small.tar.gz"]
 
 
+@pytest.mark.proves("train: tables of parts", "CPU")
 def test_a_table_is_read_as_the_examples_it_was_written_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     names = write_data(tmp_path / "data")

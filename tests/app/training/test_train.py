@@ -1,6 +1,7 @@
 """`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, and with bad data."""
 
 import csv
+import errno
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training import stepping
-from llama_adapter.app.training.checkpoint import read_checkpoint
+from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.model import open_trainable
 from llama_adapter.app.training.scoring import Validation, Validator
@@ -99,9 +101,17 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
     card = (folder / "card.md").read_text()
     assert "| ring | 12 |" in card
-    assert {"curves.png", "data.json", "log.csv", "settings.yaml", "test.json", "best.safetensors"} <= {
-        path.name for path in folder.iterdir()
-    }
+    assert {
+        "train.jsonl",
+        "validation.jsonl",
+        "test.jsonl",
+        "curves.png",
+        "data.json",
+        "log.csv",
+        "settings.yaml",
+        "test.json",
+        "best.safetensors",
+    } <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.proves("train: resume after kill -9", "CPU")
@@ -121,12 +131,16 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
         patch.setattr(stepping.Stepper, "step", killed)
         assert run("train", str(pets), "--out", str(out), *QUICK, *encoded).code == 9
     assert not out.exists()
+    kept = (out.with_suffix(".training") / "train.jsonl").read_bytes()
     refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
     assert refused.code == 2
     assert "--resume" in refused.err
     other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
     assert other.code == 2
     assert "other data, examples or settings" in other.err
+    seed = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--seed", "1", "--resume")
+    assert seed.code == 2
+    assert (out.with_suffix(".training") / "train.jsonl").read_bytes() == kept, "the run's own division"
 
     assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
     folder = out.with_suffix(".training")
@@ -223,7 +237,7 @@ def test_a_run_ends_early_with_its_best_weights(
     assert pictures == ["encoding 30 pictures"], "progress is shown once a minute"
 
 
-@pytest.mark.proves("train: memory is planned", "CPU")
+@pytest.mark.proves("train: memory plan", "CPU")
 def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +263,43 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
     assert f"predicted peak memory: {whole:.2f} GB" in ran.err
     assert loaded, "it fits, so the model is opened"
+
+
+def test_what_cannot_be_written_is_told_before_the_first_step(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(name: str) -> str:
+        ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
+        assert ran.code in (1, 2), ran.err
+        return ran.err
+
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "file.training").write_text("mine")
+    assert "Wanted a file" in told("folder.pth")
+    assert "Wanted a folder" in told("file.pth")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
+    assert "MB, and the disk of" in told("pets.pth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
+
+
+def test_a_full_disk_names_the_checkpoint_and_the_way_on(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[str]()
+
+    def write(path: Path, *arguments: Any) -> None:
+        written.append(path.name)
+        if written.count("last.safetensors") == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_checkpoint(path, *arguments)
+
+    monkeypatch.setattr("llama_adapter.app.training.loop.write_checkpoint", write)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 1
+    assert "last.safetensors` cannot be written: No space left on device" in ran.err
+    assert "--resume" in ran.err
+    assert read_checkpoint(tmp_path / "pets.training" / "last.safetensors")[1].step == 3
 
 
 @pytest.mark.proves("train: TensorBoard", "CPU")
