@@ -86,6 +86,7 @@ def _absolute(item: PictureInput) -> str:
     """The path of a picture, or of its archive with its name in there."""
     if isinstance(item.source, str):
         return _placed(item.source)
+    assert item.root is not None, "a picture without a file of its own lies in an archive"
     return _placed(item.root) + item.label.removeprefix(item.root)
 
 
