@@ -18,8 +18,8 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 OUTCOMES = "outcomes.jsonl"  # in the folder of an evaluation
 _HINT = (
-    "evaluate both on the same data, split and task; where the questions differ, examples of a picture are told apart "
-    "by their right answers"
+    "evaluate both on the same data, split and task; where the questions differ, a picture's examples need "
+    "different right answers"
 )
 
 
@@ -99,8 +99,8 @@ def _refuse(path: str) -> NoReturn:
 def _paired(first: Sequence[Outcome], second: Sequence[Outcome]) -> _Pairs:
     """The examples that both have: those with the same question or, if there are none, those with another one.
 
-    With other questions, examples are the same if their pictures, parts and right answers are; those of which a picture
-    has several cannot be told apart, and are left out.
+    With other questions, examples are the same if their pictures, parts and right answers are. If a picture has several
+    with the same answers, these are left out.
     """
     same = _Pairs(_common(first, second), _common(second, first), [])
     if same.first:

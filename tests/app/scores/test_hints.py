@@ -1,4 +1,4 @@
-"""A hint where the choices are told apart better than the likeliest one shows."""
+"""A hint where probabilities separate the choices better than the likeliest one shows."""
 
 import json
 import math

@@ -89,11 +89,11 @@ def test_pictures_in_archives_that_a_table_names(tmp_path: Path, monkeypatch: py
     names = ("a.tar.gz/1.png", "a.tar.gz/3.png", "cut.tar/1.png")
     table = write_lines(tmp_path / "table.jsonl", *({"picture": name, "caption": "A star."} for name in names))
     found = read_examples(str(table))
-    told = reasons(found, folder=tmp_path)
+    said = reasons(found, folder=tmp_path)
 
     assert [one.item.source for one in found.examples][:1] == [b"1"]
-    assert any(text.startswith("table.jsonl, line 2: its picture a.tar.gz/3.png does not exist") for text in told)
-    assert any("cut.tar" in text and "damaged" in text for text in told)
+    assert any(text.startswith("table.jsonl, line 2: its picture a.tar.gz/3.png does not exist") for text in said)
+    assert any("cut.tar" in text and "damaged" in text for text in said)
     monkeypatch.setattr("llama_adapter.app.labelled.pictures.MAX_COMPRESSED_BYTES", 0)
     with pytest.raises(InputsError, match="which has more"):
         read_examples(str(table))

@@ -252,8 +252,8 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
         return float(found[1]), ran.err
 
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 10**6)
-    whole, told = refused()
-    assert "--rows" in told
+    whole, said = refused()
+    assert "--rows" in said
     assert refused("--batch-size", "2000000000")[0] == refused("--batch-size", "24")[0] > whole, "24 are to learn"
     assert refused("--batch-size", "24", "--rows", "8")[0] == whole
     assert not loaded
@@ -268,17 +268,17 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
 def test_what_cannot_be_written_is_told_before_the_first_step(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(name: str) -> str:
+    def refusal(name: str) -> str:
         ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
         assert ran.code in (1, 2), ran.err
         return ran.err
 
     (tmp_path / "folder.pth").mkdir()
     (tmp_path / "file.training").write_text("mine")
-    assert "Wanted a file" in told("folder.pth")
-    assert "Wanted a folder" in told("file.pth")
+    assert "Wanted a file" in refusal("folder.pth")
+    assert "Wanted a folder" in refusal("file.pth")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
-    assert "MB, and the disk of" in told("pets.pth")
+    assert "MB, and the disk of" in refusal("pets.pth")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
 
 
@@ -312,9 +312,9 @@ def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
         rows = list(csv.DictReader(file))
 
     for name in ("loss", "lr", "validation_loss"):
-        told = [(one.step, one.value) for one in events.Scalars(name)]
-        assert told == [(int(row["step"]), pytest.approx(float(row[name]), rel=1e-5)) for row in rows if row[name]]
-        assert len(told) >= 3
+        shown = [(one.step, one.value) for one in events.Scalars(name)]
+        assert shown == [(int(row["step"]), pytest.approx(float(row[name]), rel=1e-5)) for row in rows if row[name]]
+        assert len(shown) >= 3
     assert set(events.Tags()["scalars"]) == set(rows[0]) - {"step", "validation_score"}
 
 
