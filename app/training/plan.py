@@ -24,7 +24,8 @@ from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_
 ENCODED_TOGETHER: Final = 16  # pictures
 SCORED_ROWS: Final = 8  # of a captioner that answers examples
 _VISUAL: Final = "visual blocks"
-_MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+_COUNTED_ROWS: Final = 64  # at most: what more rows take is a straight line through half and all of these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +90,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
     computing, flops, traffic = _computed(decoder, query, shapes)
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
-    held, gradients = (1 + _MOMENTS) * trained, trained
+    held, gradients = (1 + MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
         frozen += trained  # the adapter as it was at the beginning is kept on the host
     if num_ranks > 1 and kind == "fsdp":
@@ -116,9 +117,9 @@ def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
     if free is None or plan.total <= free:
         return
     raise TooLittleMemoryError(
-        f"Training needs {plan.total / 1e9:.1f} GB at its peak ({plan.frozen / 1e9:.1f} GB for frozen weights, "
-        f"{plan.trained / 1e9:.1f} GB for what is trained, {plan.computing / 1e9:.1f} GB for computing), and "
-        f"{free / 1e9:.1f} GB are free on {device}",
+        f"Training needs {plan.total / 1e9:.2f} GB at its peak ({plan.frozen / 1e9:.2f} GB for frozen weights, "
+        f"{plan.trained / 1e9:.2f} GB for what is trained, {plan.computing / 1e9:.2f} GB for computing), and "
+        f"{free / 1e9:.2f} GB are free on {device}",
         hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
         "torchrun and --parallel fsdp",
     )
@@ -134,6 +135,14 @@ def _query(shapes: Shapes) -> VisualQueryBlocks:
 
 def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> tuple[int, int, int]:
     """Peak of activations and gradients, floating-point operations and other traffic, of one part of a step."""
+    if shapes.rows > _COUNTED_ROWS:
+        half, whole = (
+            _computed(decoder, query, dataclasses.replace(shapes, rows=rows))
+            for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
+        )
+        times = (shapes.rows - _COUNTED_ROWS) / (_COUNTED_ROWS // 2)
+        peak, flops, traffic = (int(all_ + times * (all_ - some)) for some, all_ in zip(half, whole, strict=True))
+        return peak, flops, traffic
     rows, config = shapes.rows, shapes.decoder
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()

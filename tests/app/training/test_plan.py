@@ -75,13 +75,26 @@ def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     assert divided.trained == whole.trained // 8
 
 
+def test_many_rows_are_planned_by_few() -> None:
+    """What rows take beyond 64 is a straight line; the real count of 96 is beside it."""
+    _, shapes, _, _ = counted(("bias",), checkpointing=False)
+    planned = plan_step(dataclasses.replace(shapes, rows=96))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llama_adapter.app.training.plan._COUNTED_ROWS", 96)
+        whole = plan_step(dataclasses.replace(shapes, rows=96))
+
+    assert planned.computing == pytest.approx(whole.computing, rel=0.01)
+    assert (planned.flops, planned.traffic) == pytest.approx((whole.flops, whole.traffic), rel=0.01)
+    assert plan_step(dataclasses.replace(shapes, rows=2 * 10**9)).computing > 10**6 * whole.computing
+
+
 def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
     _, shapes, _, _ = counted(("bias",), checkpointing=False)
     plan = plan_step(shapes)
 
     require_memory(plan, free=plan.total, device="cpu")
     require_memory(plan, free=None, device="cpu")
-    with pytest.raises(TooLittleMemoryError, match=r"Training needs 0\.1 GB at its peak .* are free on cpu"):
+    with pytest.raises(TooLittleMemoryError, match=r"Training needs 0\.12 GB at its peak .* are free on cpu"):
         require_memory(plan, free=plan.total - 1, device="cpu")
 
 
