@@ -275,11 +275,21 @@ typedef struct {
     const linear_t *linear, *up; /* with `up`: silu(linear) * up */
     int activation;              /* of the linear, without `up` */
     input_t input;
-    int64_t num_rows;
+    int64_t num_rows, rows_of_part;
     void *out;
     int64_t out_stride;
     int how;
 } product_t;
+
+static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+/* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
+ * the same rows in all layers, which are in a cache of its own. */
+static int64_t rows_of_part(int64_t num_rows, int num_threads) {
+    int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
+    if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
+    return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
+}
 
 static void put(const product_t *self, int64_t row, int64_t output, floats_t x) {
     int64_t at = row * self->out_stride + output, count = self->linear->num_out - output;
@@ -296,10 +306,10 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
     _Alignas(64) float sums[2][ROWS_AT_ONCE * BLOCK];
-    int64_t num_parts = (self->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part);
     for (int64_t item = first; item < end; item++) {
-        int64_t block = item / num_parts, first_row = item % num_parts * ROWS_AT_ONCE;
-        int64_t num_rows = least(ROWS_AT_ONCE, self->num_rows - first_row);
+        int64_t block = item / num_parts, first_row = item % num_parts * self->rows_of_part;
+        int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         block_sums(linear, &self->input, block, first_row, num_rows, sums[0]);
         if (up) block_sums(up, &self->input, block, first_row, num_rows, sums[1]);
         for (int64_t r = 0; r < num_rows; r++)
@@ -316,9 +326,9 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
 
 static void multiply(const product_t *job, int num_threads) {
     if (!job->num_rows) return;
-    int64_t num_blocks = round_up(job->linear->num_out, BLOCK) / BLOCK;
-    int64_t num_parts = (job->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    int64_t per_item = least(job->num_rows, ROWS_AT_ONCE) * job->linear->num_in * BLOCK;
+    int64_t num_blocks = parts_of(job->linear->num_out, BLOCK);
+    int64_t num_parts = parts_of(job->num_rows, job->rows_of_part);
+    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * BLOCK;
     run_items(product_task, job, num_blocks * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
@@ -326,6 +336,7 @@ static void multiply(const product_t *job, int num_threads) {
 static void apply(const linear_t *linear, const linear_t *up, int activation, const void *x, int type, int64_t num_rows,
                   void *out, int how, void *converted, int num_threads) {
     input_t input = convert_input(linear, x, type, num_rows, converted, num_threads);
-    product_t job = {linear, up, activation, input, num_rows, out, linear->num_out, how};
+    product_t job = {linear, up, activation, input, num_rows, rows_of_part(num_rows, num_threads), out,
+                     linear->num_out, how};
     multiply(&job, num_threads);
 }
