@@ -18,6 +18,7 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
+#define PANEL (BLOCK > GROUP ? BLOCK : GROUP) /* outputs that are finished together, as a group may be made of them */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -40,11 +41,11 @@ typedef struct {
 static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
 }
 
 ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], float *c) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * BLOCK + v * LANES, sums[r][v]);
+    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * PANEL + v * LANES, sums[r][v]);
 }
 
 ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
@@ -133,7 +134,7 @@ typedef floats_t totals_t[TILE_ROWS][TILE_VECTORS];
 
 ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t totals, const float *c, bool go_on) {
     if (TOTALS_IN_REGISTERS)
-        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
 }
 
 /* Sums of a group as floats, added to the totals. */
@@ -143,7 +144,7 @@ ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, fl
 }
 
 ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t totals, float *c) {
-    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * BLOCK + v * LANES, totals[r][v]);
+    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * PANEL + v * LANES, totals[r][v]);
 }
 
 /* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
@@ -169,7 +170,7 @@ ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_
             }
         }
         EACH(r, rows) EACH(v, vectors)
-            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * BLOCK + v * LANES,
+            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * PANEL + v * LANES,
                          go_on || first);
     }
     store_totals(rows, vectors, totals, c);
@@ -215,7 +216,7 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
             EACH(r, rows) {
                 ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
                 add_to_total(&totals[r][v], total, times(weight_scale, splat(scales[r * num_groups])),
-                             c + r * BLOCK + v * LANES, go_on || first);
+                             c + r * PANEL + v * LANES, go_on || first);
             }
         }
     }
