@@ -310,7 +310,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        apply(&layer->qkv, normed, FLOAT32, num_tokens, STORE_FLOAT32, qkv, converted, num_threads);
+        apply(&layer->qkv, normed, FLOAT32, GROUP, num_tokens, STORE_FLOAT32, qkv, converted, num_threads);
         if (is_shared) copy_run(batch, qkv, 3 * width); /* each row keeps its keys and values */
         if (is_shared && index == decoder->first_adapter_layer) {
             copy_run(batch, batch->x, dim);
@@ -321,12 +321,12 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
         int64_t num_seeing = is_shared ? decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
-        input_t input = convert_input(&layer->out, heads, FLOAT32, num_tokens, converted, num_threads);
+        input_t input = convert_input(&layer->out, heads, FLOAT32, GROUP, num_tokens, converted, num_threads);
         if (add_to_x(decoder, &layer->out, &input, num_tokens, batch->x, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        input = convert_input(&layer->gate, normed, FLOAT32, num_tokens, converted, num_threads);
-        converted_t next = converted_in(hidden, &layer->down, num_tokens);
+        input = convert_input(&layer->gate, normed, FLOAT32, GROUP, num_tokens, converted, num_threads);
+        converted_t next = converted_in(hidden, &layer->down, GROUP, num_tokens);
         multiply_for(&layer->gate, &layer->up, NONE, &input, num_tokens, &next, num_threads);
         input = input_of(&next);
         if (add_to_x(decoder, &layer->down, &input, num_tokens, batch->x, num_threads)) return -1;
@@ -334,7 +334,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     if (is_shared) copy_run(batch, batch->x, dim);
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
-    apply(&decoder->head, normed, FLOAT32, batch->num_logits, STORE_FLOAT32, batch->logits, converted, num_threads);
+    apply(&decoder->head, normed, FLOAT32, GROUP, batch->num_logits, STORE_FLOAT32, batch->logits, converted, num_threads);
     if (!batch->best) return 0;
     best_t best = {batch->logits, batch->best, decoder->vocab_size};
     run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);

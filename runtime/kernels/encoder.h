@@ -213,7 +213,7 @@ static int64_t most_hidden_bytes_of(const stack_t *stack, int64_t num_rows) {
 
 /* LayerNorm(x) as `linear` reads it, made in `memory`. */
 static input_t normalise(const linear_t *linear, layer_norm_t job, int64_t num_rows, void *memory, int num_threads) {
-    job.next = converted_in(memory, linear, num_rows);
+    job.next = converted_in(memory, linear, WIDE_GROUP, num_rows);
     run_items(layer_norm_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.next);
 }
@@ -245,10 +245,10 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
         multiply_into(&block->qkv, &normed, num_rows, type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16, qkv, num_threads);
         mixing_t mixing = {type, qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, bytes_each};
         run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
-        apply(&block->out, heads, FLOAT32, num_rows, ADD_FLOAT32, x, converted, num_threads);
+        apply(&block->out, heads, FLOAT32, WIDE_GROUP, num_rows, ADD_FLOAT32, x, converted, num_threads);
         norm.weight = block->norm2_weight, norm.bias = block->norm2_bias;
         normed = normalise(&block->up, norm, num_rows, converted, num_threads);
-        converted_t next = converted_in(hidden, &block->down, num_rows);
+        converted_t next = converted_in(hidden, &block->down, WIDE_GROUP, num_rows);
         multiply_for(&block->up, NULL, stack->activation, &normed, num_rows, &next, num_threads);
         input_t activated = input_of(&next);
         multiply_into(&block->down, &activated, num_rows, ADD_FLOAT32, x, num_threads);

@@ -50,7 +50,7 @@ EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t typ
     int64_t needed = input_type(linear->kind) == type ? 0 : converted_bytes(linear, num_rows);
     if (needed > scratch_bytes) return needed;
     int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
-    apply(linear, x, type, num_rows, how, out, scratch, num_threads);
+    apply(linear, x, type, GROUP, num_rows, how, out, scratch, num_threads);
     return 0;
 }
 

@@ -111,10 +111,12 @@ static void pack_task(const void *context, int64_t first, int64_t end, int64_t t
 
 /* ---- activations ---- */
 
+static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 /* Activations of a layer, in the making: rows as its weights take them. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, num_groups;
+    int64_t num_in, group, num_groups; /* inputs that share a scale, and how many groups there are */
     void *values;
     int64_t value_stride;
     float *scales;
@@ -135,7 +137,7 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
 }
 
 static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type, int64_t at) {
-    int64_t count = least(GROUP, self->num_in - group * GROUP);
+    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
     floats_t largest = zeros(), broken = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
         floats_t some = load_some(x, type, at + k, count - k);
@@ -149,7 +151,7 @@ static inline void quantise_group(const converted_t *self, int64_t row, int64_t 
     for (int64_t k = 0; k < count; k += LANES) {
         ints_t rounded = to_ints(times(load_some(x, type, at + k, count - k), splat(inverse)));
         sum = add_ints(sum, rounded);
-        int64_t place = row * self->value_stride + group * GROUP + k;
+        int64_t place = row * self->value_stride + first + k;
         if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, count - k);
         else store_int8_first((int8_t *)self->values + place, rounded, count - k);
     }
@@ -165,7 +167,7 @@ static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPU
 /* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a group. */
 static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type, int64_t at) {
     if (self->num_groups) {
-        for (int64_t k = first; k < end; k += GROUP) quantise_group(self, row, k / GROUP, x, type, at + k - first);
+        for (int64_t k = first; k < end; k += self->group) quantise_group(self, row, k / self->group, x, type, at + k - first);
         return;
     }
     for (int64_t k = first; k < end; k += LANES) {
@@ -204,11 +206,12 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 }
 
 /* What a layer reads, made in `memory` of converted_bytes. */
-static converted_t converted_in(void *memory, const linear_t *linear, int64_t num_rows) {
-    int64_t num_groups = groups_of(linear->kind, linear->num_in), stride = value_stride_of(linear->kind, linear->num_in);
+static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
+    if (linear->kind == INT4) group = GROUP;
+    int64_t num_groups = groups_of(linear->kind, linear->num_in) ? parts_of(linear->num_in, group) : 0, stride = value_stride_of(linear->kind, linear->num_in);
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(linear->kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    return (converted_t){linear->kind, linear->num_in, num_groups, memory, stride, scales, offsets};
+    return (converted_t){linear->kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
 }
 
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
@@ -217,14 +220,14 @@ static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
 }
 
 static inline input_t input_of(const converted_t *made) {
-    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->num_groups};
+    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->group, made->num_groups};
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
-static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t num_rows, void *memory,
-                             int num_threads) {
-    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, 0};
-    conversion_t job = {x, type, converted_in(memory, linear, num_rows)};
+static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
+                             void *memory, int num_threads) {
+    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, 0, 0};
+    conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.made);
 }
@@ -236,9 +239,9 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = row * input->num_groups + groups_of(self->kind, first), num_groups = input->num_groups;
-    const float *scales = input->scales + group;
-    const int32_t *offsets = input->offsets + group;
+    int64_t group = input->group, num_groups = input->num_groups, place = num_groups ? row * num_groups + first / group : 0;
+    const float *scales = input->scales + place;
+    const int32_t *offsets = input->offsets + place;
     bool go_on = first > 0;
     switch (self->kind) {
         case FLOAT32:
@@ -249,8 +252,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                           go_on);
             break;
         case INT8:
-            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, num_groups,
-                      (const uint8_t *)w, num_in, c, go_on);
+            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, group,
+                      num_groups, (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
             tile_int4(rows, (const int8_t *)input->values + at, stride, scales, offsets, num_groups, (const uint8_t *)w,
@@ -261,8 +264,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
 /* Sums of rows first_row.. of one block into c, from row to row PANEL apart. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t groups_at_once = SLAB_BYTES / bytes_of_block(self->kind, GROUP);
-    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : groups_at_once * GROUP;
+    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
+    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
         for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
@@ -287,8 +290,6 @@ typedef struct {
     void *out; /* (num_rows, num_out) */
     const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
 } product_t;
-
-static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 /* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
  * the same rows in all layers, which are in a cache of its own. */
@@ -368,8 +369,8 @@ static void multiply_for(const linear_t *linear, const linear_t *up, int activat
 }
 
 /* As multiply_into, of x in a type of its own; `memory` has converted_bytes of the layer. */
-static void apply(const linear_t *linear, const void *x, int type, int64_t num_rows, int how, void *out, void *memory,
-                  int num_threads) {
-    input_t input = convert_input(linear, x, type, num_rows, memory, num_threads);
+static void apply(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows, int how, void *out,
+                  void *memory, int num_threads) {
+    input_t input = convert_input(linear, x, type, group, num_rows, memory, num_threads);
     multiply_into(linear, &input, num_rows, how, out, num_threads);
 }

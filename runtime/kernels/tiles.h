@@ -18,7 +18,8 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
-#define PANEL (BLOCK > GROUP ? BLOCK : GROUP) /* outputs that are finished together, as a group may be made of them */
+#define WIDE_GROUP 64 /* the same of the encoder's activations for 8-bit weights */
+#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together, as a group may be made of them */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -29,7 +30,7 @@ typedef struct {
     int64_t stride;     /* elements from row to row */
     const float *scales;    /* (rows, groups), INT8 and INT4 only */
     const int32_t *offsets; /* (rows, groups): minus INT8_ADDED or 8 times the sum of the group */
-    int64_t num_groups;
+    int64_t group, num_groups; /* inputs that share a scale; for INT4 it is GROUP */
 } input_t;
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -149,15 +150,15 @@ ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t tota
 
 /* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
 ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
-                             int64_t stride, const float *scales, const int32_t *offsets, int64_t num_groups,
+                             int64_t stride, const float *scales, const int32_t *offsets, int64_t group, int64_t num_groups,
                              const uint8_t *w, int64_t num_in, float *c, bool go_on) {
     totals_t totals;
     c += first_vector * LANES, w += 4 * first_vector * LANES;
     load_totals(rows, vectors, totals, c, go_on);
-    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++) {
+    for (int64_t first = 0; first < num_in; first += group, scales++, offsets++) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
         EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r * num_groups]);
-        int64_t end = least(first + GROUP, num_in);
+        int64_t end = least(first + group, num_in);
         for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
             EACH(pass, INT8_PASSES) {
@@ -177,14 +178,14 @@ ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_
 }
 
 ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
-                             const int32_t *offsets, int64_t num_groups, const uint8_t *w, int64_t num_in, float *c,
-                             bool go_on) {
+                             const int32_t *offsets, int64_t group, int64_t num_groups, const uint8_t *w, int64_t num_in,
+                             float *c, bool go_on) {
     const int vectors = VECTORS_AT_A_TIME(rows);
-    int64_t stretch = vectors < TILE_VECTORS ? STRETCH : num_in;
+    int64_t stretch = vectors < TILE_VECTORS ? most(STRETCH, group) : num_in;
     for (int64_t first = 0; first < num_in; first += stretch)
         EACH(part, TILE_VECTORS / vectors)
-            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / GROUP, offsets + first / GROUP,
-                      num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
+            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / group, offsets + first / group,
+                      group, num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
 }
 
 ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
