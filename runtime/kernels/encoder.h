@@ -145,7 +145,8 @@ static void lay_out(const mixing_memory_t *memory, int type, const void *k, cons
     int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth;
     for (int64_t token = 0; token < num_tokens; token++) {
         uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * num_words * BLOCK + token % BLOCK;
-        for (int64_t i = 0; i < num_words; i++) memcpy(key + i * BLOCK, element(k, type, token * row_stride + i * depth), 4);
+        const void *from = element(k, type, token * row_stride);
+        for (int64_t i = 0; i < num_words; i++) memcpy(key + i * BLOCK, (const char *)from + 4 * i, 4);
     }
     for (int64_t i = 0; i < head_dim; i += BLOCK) {
         int64_t count = least(BLOCK, head_dim - i);
@@ -177,8 +178,8 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
         for (int64_t token = 0; token < num_tokens; token += TILE_ROWS) {
             int64_t num_rows = least(TILE_ROWS, num_tokens - token);
             float inverses[TILE_ROWS];
-            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, head_dim, key_blocks,
-                           memory.sums);
+            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, head_dim,
+                           key_blocks, memory.sums);
             soften(memory.sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), type, memory.weights, memory.stride,
                    inverses);
             multiply_tiles(num_rows, type, memory.weights, memory.stride, memory.values, memory.num_inputs, value_blocks,
@@ -229,8 +230,9 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
                           int num_threads) {
     int64_t num_rows = num_pictures * num_tokens, width = stack->width, head_dim = width / stack->num_heads;
     if (!num_rows) return 0; /* the tasks count on a token */
-    void *qkv = scratch_take(&scratch, 4 * num_rows * 3 * width), *hidden = qkv; /* the one is read before the other is made */
-    scratch_take(&scratch, most(0, most_hidden_bytes_of(stack, num_rows) - 4 * num_rows * 3 * width));
+    /* The one is read before the other is made. */
+    void *qkv = scratch_take(&scratch, most(4 * num_rows * 3 * width, most_hidden_bytes_of(stack, num_rows)));
+    void *hidden = qkv;
     float *heads = scratch_take(&scratch, 4 * num_rows * width);
     float *rows = scratch_take(&scratch, 4 * width * most_threads(num_threads));
     int64_t bytes_each = mixing_memory(NULL, FLOAT32, num_tokens, head_dim).num_bytes;
@@ -242,7 +244,8 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
         int type = mixing_type(&block->qkv, head_dim);
         layer_norm_t norm = {x, block->norm1_weight, block->norm1_bias, rows, stack->norm_eps, {0}};
         input_t normed = normalise(&block->qkv, norm, num_rows, converted, num_threads);
-        multiply_into(&block->qkv, &normed, num_rows, type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16, qkv, num_threads);
+        int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
+        multiply_into(&block->qkv, &normed, num_rows, how, qkv, num_threads);
         mixing_t mixing = {type, qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, bytes_each};
         run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
         apply(&block->out, heads, FLOAT32, WIDE_GROUP, num_rows, ADD_FLOAT32, x, converted, num_threads);

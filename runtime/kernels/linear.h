@@ -116,7 +116,7 @@ static inline int64_t parts_of(int64_t count, int64_t size) { return (count + si
 /* Activations of a layer, in the making: rows as its weights take them. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, group, num_groups; /* inputs that share a scale, and how many groups there are */
+    int64_t num_in, group, num_groups; /* `group` inputs share a scale; without scales there are no groups */
     void *values;
     int64_t value_stride;
     float *scales;
@@ -136,7 +136,8 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type, int64_t at) {
+static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
+                                  int64_t at) {
     int64_t first = group * self->group, count = least(self->group, self->num_in - first);
     floats_t largest = zeros(), broken = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
@@ -165,9 +166,11 @@ static inline void quantise_group(const converted_t *self, int64_t row, int64_t 
 static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPUT : kind; }
 
 /* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a group. */
-static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type, int64_t at) {
+static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type,
+                    int64_t at) {
     if (self->num_groups) {
-        for (int64_t k = first; k < end; k += self->group) quantise_group(self, row, k / self->group, x, type, at + k - first);
+        for (int64_t k = first; k < end; k += self->group)
+            quantise_group(self, row, k / self->group, x, type, at + k - first);
         return;
     }
     for (int64_t k = first; k < end; k += LANES) {
@@ -190,8 +193,8 @@ static void convert_task(const void *context, int64_t first, int64_t end, int64_
     for (int64_t row = first; row < end; row++) convert(&self->made, row, 0, num_in, self->x, self->type, row * num_in);
 }
 
-static inline int64_t groups_of(int kind, int64_t num_in) {
-    return kind == INT8 || kind == INT4 ? round_up(num_in, GROUP) / GROUP : 0;
+static inline int64_t groups_of(int kind, int64_t num_in, int64_t group) {
+    return kind == INT8 || kind == INT4 ? parts_of(num_in, group) : 0;
 }
 
 static inline int64_t value_bytes_of(int kind) {
@@ -207,16 +210,18 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 
 /* What a layer reads, made in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
-    if (linear->kind == INT4) group = GROUP;
-    int64_t num_groups = groups_of(linear->kind, linear->num_in) ? parts_of(linear->num_in, group) : 0, stride = value_stride_of(linear->kind, linear->num_in);
-    float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(linear->kind));
+    int kind = linear->kind;
+    if (kind == INT4) group = GROUP;
+    int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
+    float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    return (converted_t){linear->kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
+    return (converted_t){kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
 }
 
+/* With groups of GROUP inputs or more. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
     int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in));
+    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in, GROUP));
 }
 
 static inline input_t input_of(const converted_t *made) {
@@ -239,7 +244,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = input->group, num_groups = input->num_groups, place = num_groups ? row * num_groups + first / group : 0;
+    int64_t group = input->group, num_groups = input->num_groups;
+    int64_t place = num_groups ? row * num_groups + first / group : 0;
     const float *scales = input->scales + place;
     const int32_t *offsets = input->offsets + place;
     bool go_on = first > 0;
@@ -252,8 +258,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                           go_on);
             break;
         case INT8:
-            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, group,
-                      num_groups, (const uint8_t *)w, num_in, c, go_on);
+            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, group, num_groups,
+                      (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
             tile_int4(rows, (const int8_t *)input->values + at, stride, scales, offsets, num_groups, (const uint8_t *)w,
@@ -313,14 +319,15 @@ static void finish(const linear_t *self, int activation, int64_t output, int64_t
 /* One row of up to PANEL outputs. */
 static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
     int64_t num_out = self->linear->num_out, end = least(output + PANEL, num_out), at = row * num_out;
-    if (self->how == CONVERT) convert(self->next, row, output, end, values, FLOAT32, 0);
-    else for (int64_t o = output; o < end; o += LANES, values += LANES) {
-        floats_t x = load(values);
-        if (self->how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, x, end - o);
-        else {
-            float *out = (float *)self->out + at + o;
-            store_first(out, self->how == ADD_FLOAT32 ? add(x, load_first(out, end - o)) : x, end - o);
-        }
+    if (self->how == CONVERT) {
+        convert(self->next, row, output, end, values, FLOAT32, 0);
+        return;
+    }
+    for (int64_t o = output; o < end; o += LANES, values += LANES) {
+        float *out = (float *)self->out + at + o;
+        if (self->how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, load(values), end - o);
+        else if (self->how == ADD_FLOAT32) store_first(out, add(load(values), load_first(out, end - o)), end - o);
+        else store_first(out, load(values), end - o);
     }
 }
 
@@ -330,8 +337,9 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part);
     for (int64_t item = first; item < end; item++) {
-        int64_t panel = item / num_parts * PANEL, first_row = item % num_parts * self->rows_of_part;
-        int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row), stop = least(panel + PANEL, linear->num_out);
+        int64_t panel = item / num_parts * PANEL, stop = least(panel + PANEL, linear->num_out);
+        int64_t first_row = item % num_parts * self->rows_of_part;
+        int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
             if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, sums[1] + output - panel);
