@@ -31,7 +31,7 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
-from scripts.peers.measuring import Encode, measure_decoder, measure_vision
+from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
@@ -101,7 +101,11 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
         case "job":
             figures = iter([_measure_job(opened)])
         case "decode":
-            figures = measure_decoder(opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s)
+            # llama.cpp's threads wait awake for longer than a step, and would disturb the reading.
+            reader = MemoryReader(num_threads=task.threads) if task.engine.program == "ours" else None
+            figures = measure_decoder(
+                opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s, reader=reader
+            )
         case "vision":
             image_size = bare_tower(task.size).clip.image_size
             measured = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)

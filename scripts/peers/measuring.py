@@ -4,9 +4,11 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
@@ -18,6 +20,8 @@ Result = TypeVar("Result")
 MIN_STEPS = 4
 _MAX_CALLS = 5  # of a prefill, or of an encoder
 _NUM_WARM_UP_TOKENS = 8
+_READ_BYTES = 256 << 20  # between two steps; far above any cache
+_REST_S = 0.001  # until our kernels' threads sleep
 
 
 class DecoderEngine(Protocol):
@@ -36,13 +40,31 @@ class DecoderEngine(Protocol):
         ...
 
 
+class MemoryReader:
+    """Measures the bandwidth of the memory at this moment, with threads that sleep in between."""
+
+    def __init__(self, *, num_threads: int) -> None:
+        self._parts = torch.ones(_READ_BYTES // 4).chunk(num_threads)
+        self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+        self.read()  # starts the threads
+
+    def read(self) -> float:
+        """Bytes per second of summing the buffer, each thread a part."""
+        time.sleep(_REST_S)
+        started = time.perf_counter()
+        for _ in self._threads.map(torch.sum, self._parts):
+            pass
+        return _READ_BYTES / (time.perf_counter() - started)
+
+
 def measure_decoder(
-    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float
+    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float, reader: MemoryReader | None
 ) -> Iterator[Figure]:
     """Prefill and decode rates in tokens per second, by batch size.
 
     If the prefill of a batch size is not measured, its rows are copies of the first. At least 4 steps are measured, up
-    to `num_steps` or `budget_s`, after a warm-up step; the median counts.
+    to `num_steps` or `budget_s`, after a warm-up step; the median counts. With a reader, the memory, which bounds steps
+    of one row, is read after each of them.
     """
     engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
     engine.step([5], _NUM_WARM_UP_TOKENS)
@@ -60,20 +82,29 @@ def measure_decoder(
                 token_ids = engine.prefill([prompt_ids(0)]) * batch
                 engine.spread(batch)
             started = time.perf_counter()
-            step_s = _time_steps(engine, token_ids, num_steps=num_steps, budget_s=budget_s)
+            step_s, read = _time_steps(
+                engine, token_ids, num_steps=num_steps, budget_s=budget_s, reader=reader if batch == 1 else None
+            )
             spent_s = time.perf_counter() - started
-            yield Figure(part="decode", batch=batch, rate=batch / statistics.median(step_s), spent_s=spent_s)
+            rate = batch / statistics.median(step_s)
+            yield Figure(part="decode", batch=batch, rate=rate, spent_s=spent_s, read=read)
 
 
-def _time_steps(engine: DecoderEngine, token_ids: list[int], *, num_steps: int, budget_s: float) -> list[float]:
+def _time_steps(
+    engine: DecoderEngine, token_ids: list[int], *, num_steps: int, budget_s: float, reader: MemoryReader | None
+) -> tuple[list[float], float]:
+    """Seconds of each step, and the median of the bandwidths between them; 0 without a reader."""
     seconds: list[float] = []
+    reads: list[float] = []
     for number in range(1 + num_steps):
         started = time.perf_counter()
         token_ids = engine.step(token_ids, NUM_PROMPT_TOKENS + number)
         seconds.append(time.perf_counter() - started)
+        if reader is not None:
+            reads.append(reader.read())
         if sum(seconds) > budget_s and len(seconds) > MIN_STEPS:
             break
-    return seconds[1:]
+    return seconds[1:], statistics.median(reads) if reads else 0.0
 
 
 def measure_vision(encode: Encode, rungs: Collection[Rung], *, image_size: int, budget_s: float) -> Iterator[Figure]:

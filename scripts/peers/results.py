@@ -27,6 +27,7 @@ class Row:
     stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job's last round
     answers: str = ""  # of a job: a digest of all captions
     error: float = 0.0  # of an encoder's output, relative to ours in float32
+    reads: tuple[float, ...] = ()  # of steps of one row: bytes per second of the memory between them, for each round
 
     @property
     def key(self) -> Key:
@@ -37,6 +38,12 @@ class Row:
     def median(self) -> float:
         """Of all rounds."""
         return statistics.median(self.rates)
+
+    @property
+    def per_byte_read(self) -> float | None:
+        """The rate beside the bandwidth of the same moments, median; None where it was not measured."""
+        pairs = zip(self.rates, self.reads, strict=True) if self.reads else ()
+        return statistics.median(shares) if (shares := [rate / read for rate, read in pairs]) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +112,9 @@ def from_json(values: Mapping[str, Any]) -> Results:
     """The content of the file."""
     return Results(
         runs=values["runs"],
-        rows=tuple(Row(**{**row, "rates": tuple(row["rates"])}) for row in values["rows"]),
+        rows=tuple(
+            Row(**{**row, "rates": tuple(row["rates"]), "reads": tuple(row.get("reads", ()))}) for row in values["rows"]
+        ),
         missing=tuple(Missing(**one) for one in values["missing"]),
         instructions=values["instructions"],
     )
@@ -126,7 +135,7 @@ def save(results: Results, folder: Path) -> None:
 
 def _stated(one: Row | Missing) -> dict[str, Any]:
     """The fields that are not empty."""
-    return {name: value for name, value in asdict(one).items() if value not in ({}, "", 0.0)}
+    return {name: value for name, value in asdict(one).items() if value not in ({}, "", 0.0, ())}
 
 
 def _place(one: Missing) -> tuple[str, str, str, int]:

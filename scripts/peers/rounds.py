@@ -117,9 +117,11 @@ class Gathered:
                 stages_s={name: _four_digits(seconds) for name, seconds in figure.stages_s.items()},
                 answers=figure.answers,
                 error=_four_digits(figure.error),
+                reads=(_four_digits(figure.read),) if figure.read else (),
             )
-            before = self.rows[row.key].rates if row.key in self.rows else ()
-            self.rows[row.key] = replace(row, rates=(*before, *row.rates))
+            if (before := self.rows.get(row.key)) is not None:
+                row = replace(row, rates=(*before.rates, *row.rates), reads=(*before.reads, *row.reads))
+            self.rows[row.key] = row
             if figure.spent_s > long_s:
                 self.too_long.add((engine.name, task.size, (figure.part, figure.batch)))
 

@@ -19,7 +19,7 @@ _MOST = 0.7  # share of a ceiling from which on it bounds a figure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Parts of the ceilings that were measured in the same run."""
+    """Parts of the ceilings that were measured in the same run; of the bandwidth between the steps if that is known."""
 
     memory: float
     arithmetic: float
@@ -45,9 +45,10 @@ def share_of(row: Row, results: Results) -> Share | None:
         return None
     work, seconds = _work(row, sizes)
     # The best rate of a ceiling counts: slower rounds were disturbed.
-    return Share(
-        memory=work.bytes / seconds / max(read_row.rates), arithmetic=work.flops / seconds / max(matmul_row.rates)
-    )
+    memory = work.bytes / seconds / max(read_row.rates)
+    if row.per_byte_read is not None:
+        memory = work.bytes * row.per_byte_read / row.batch
+    return Share(memory=memory, arithmetic=work.flops / seconds / max(matmul_row.rates))
 
 
 def _work(row: Row, sizes: NumberSizes) -> tuple[Work, float]:

@@ -83,6 +83,7 @@ _BEST: tuple[Target, ...] = (
     *_targets("job", "ours-float32", ("reference-float32",), _JOBS, {5: 4.0}),
     *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
     *_targets("vision", "ours-int8", ("hf-float32",), ("ViT-L/14",), _all(5.0)),
+    *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
 )
 _AVX2: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), {1: 1.8, 5: 3.0, 16: 3.0}),

@@ -38,6 +38,7 @@ class Figure:
     stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job
     answers: str = ""  # of a job: a digest of all captions
     error: float = 0.0  # of an encoder: relative error of its output for a sample picture
+    read: float = 0.0  # of steps of one row: bytes per second of the memory between them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from scripts.bench_peers import main
 from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import answer
-from scripts.peers.measuring import measure_decoder, median_of_warm
+from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.results import Missing, Results, Row, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.shares import share_of
@@ -241,6 +241,18 @@ def test_shares_use_ceilings_of_the_same_run() -> None:
     assert {one.run for one in before.merged(again).rows} == {"second"}
 
 
+def test_share_of_one_row_is_of_the_bandwidth_between_its_steps() -> None:
+    ceilings = (row("read", (80e9,), part="ceiling"), row("matmul-int4", (1e12,), part="ceiling"))
+    beside = row("ours-int4", (30.0, 10.0), reads=(60e9, 20e9))  # a third of the bandwidth in the second round
+    alone = replace(beside, reads=())
+
+    shares = [share_of(one, results(one, *ceilings)) for one in (beside, alone)]
+
+    assert shares[0] is not None
+    assert shares[1] is not None
+    assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
+
+
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
@@ -279,7 +291,7 @@ def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     engine = Counting()
 
     rungs = [("prefill", 1), ("decode", 1), ("decode", 16)]
-    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0))
+    figures = list(measure_decoder(engine, rungs, num_steps=5, budget_s=0.0, reader=MemoryReader(num_threads=2)))
 
     assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
     assert ("prefill", 16) not in engine.calls
