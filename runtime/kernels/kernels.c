@@ -24,13 +24,18 @@ EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_i
     return packed_bytes(kind, num_out, num_in);
 }
 
+/* Memory in large pages costs fewer faults at first, and fewer look-ups of addresses later. */
+static void ask_for_large_pages(void *memory, int64_t num_bytes) {
+    uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + num_bytes) / page * page;
+    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
+}
+
 /* Lay out plain (num_out, num_in) weights, with scales for INT4 only; `packed` has packed_bytes bytes, with large pages
  * asked for where it can be. */
 EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, const void *scales,
                          void *packed, int32_t num_threads) {
-    uintptr_t page = 2 << 20, first = ((uintptr_t)packed + page - 1) / page * page;
-    uintptr_t end = ((uintptr_t)packed + packed_bytes(kind, num_out, num_in)) / page * page;
-    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
+    ask_for_large_pages(packed, packed_bytes(kind, num_out, num_in));
     packing_t job = {kind, num_out, num_in, plain, scales, packed};
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
 }
@@ -62,5 +67,6 @@ EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, i
 /* x (num_pictures, num_tokens, width) float32, in place. */
 EXPORT int64_t kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
                               int32_t num_threads, void *scratch, int64_t scratch_bytes) {
+    ask_for_large_pages(scratch, scratch_bytes);
     return run_blocks(stack, x, num_pictures, num_tokens, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }
