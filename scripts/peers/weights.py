@@ -64,7 +64,7 @@ def give_all_tokens() -> None:
     VisualQueryBlocks.forward = _features  # type: ignore[method-assign]
 
 
-def _features(_: VisualQueryBlocks, features_BTC: Tensor) -> Tensor:
+def _features(self: VisualQueryBlocks, features_BTC: Tensor) -> Tensor:
     return features_BTC
 
 
