@@ -139,10 +139,6 @@ typedef struct {
     int64_t first, end;
 } span_t;
 
-static inline const void *element(const void *base, int type, int64_t at) {
-    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
-}
-
 #define VECTORS_AT_ONCE 8 /* of a head's values, whose sums are in registers */
 
 /* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of LANES make up a head. */
@@ -251,16 +247,22 @@ static void best_task(const void *context, int64_t first, int64_t end, int64_t t
     }
 }
 
-/* Of what is made for the most demanding of all linear layers. */
+/* Of what is made for the most demanding of the layers that read a norm or the heads. */
 static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *batch) {
-    int64_t num_bytes = converted_bytes(&decoder->head, FLOAT32, batch->num_logits);
+    int64_t num_bytes = converted_bytes(&decoder->head, batch->num_logits);
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
-        num_bytes = most(num_bytes, converted_bytes(&layer->qkv, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->out, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->gate, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->down, wanted_type(&layer->down), batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->qkv, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->out, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->gate, batch->num_tokens));
     }
+    return num_bytes;
+}
+
+static int64_t most_hidden_bytes(const decoder_t *decoder, const batch_t *batch) {
+    int64_t num_bytes = 0;
+    for (int64_t index = 0; index < decoder->num_layers; index++)
+        num_bytes = most(num_bytes, converted_bytes(&decoder->layers[index].down, batch->num_tokens));
     return num_bytes;
 }
 
@@ -273,11 +275,11 @@ static void copy_run(const batch_t *batch, float *values, int64_t width) {
 }
 
 /* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
-static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const void *inputs, int type,
-                        int64_t num_tokens, float *x, void *converted, int num_threads) {
+static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const input_t *input, int64_t num_tokens,
+                        float *x, int num_threads) {
     int64_t count = num_tokens * decoder->dim;
     if (decoder->sum && !decoder->adds_residual) memset(x, 0, 4 * count);
-    apply(layer, NULL, NONE, inputs, type, num_tokens, x, ADD_FLOAT32, converted, num_threads);
+    multiply_into(layer, input, num_tokens, ADD_FLOAT32, x, num_threads);
     return decoder->sum && decoder->sum(x, count) ? -1 : 0;
 }
 
@@ -297,7 +299,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     float *normed = scratch_take(&scratch, 4 * most_rows * dim);
     float *qkv = scratch_take(&scratch, 4 * num_tokens * 3 * width);
     float *heads = scratch_take(&scratch, 4 * num_tokens * width);
-    float *hidden = scratch_take(&scratch, 4 * num_tokens * decoder->ffn_dim);
+    void *hidden = scratch_take(&scratch, most_hidden_bytes(decoder, batch));
     float *scores = scratch_take(&scratch, 4 * scores_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
     if (scratch_is_short(&scratch)) return scratch.num_taken;
@@ -311,7 +313,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, converted, num_threads);
+        apply(&layer->qkv, normed, FLOAT32, GROUP, num_tokens, STORE_FLOAT32, qkv, converted, num_threads);
         if (is_shared) copy_run(batch, qkv, 3 * width); /* each row keeps its keys and values */
         if (is_shared && index == decoder->first_adapter_layer) {
             copy_run(batch, batch->x, dim);
@@ -322,19 +324,20 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
         int64_t num_seeing = is_shared ? distinct_runs * decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
-        if (add_to_x(decoder, &layer->out, heads, FLOAT32, num_tokens, batch->x, converted, num_threads)) return -1;
+        input_t input = convert_input(&layer->out, heads, FLOAT32, GROUP, num_tokens, converted, num_threads);
+        if (add_to_x(decoder, &layer->out, &input, num_tokens, batch->x, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        int type = wanted_type(&layer->down);
-        apply(&layer->gate, &layer->up, NONE, normed, FLOAT32, num_tokens, hidden,
-              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
-        if (add_to_x(decoder, &layer->down, hidden, type, num_tokens, batch->x, converted, num_threads)) return -1;
+        input = convert_input(&layer->gate, normed, FLOAT32, GROUP, num_tokens, converted, num_threads);
+        converted_t next = converted_in(hidden, &layer->down, GROUP, num_tokens);
+        multiply_for(&layer->gate, &layer->up, NONE, &input, num_tokens, &next, num_threads);
+        input = input_of(&next);
+        if (add_to_x(decoder, &layer->down, &input, num_tokens, batch->x, num_threads)) return -1;
     }
     if (is_shared) copy_run(batch, batch->x, dim);
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
-    apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, converted,
-          num_threads);
+    apply(&decoder->head, normed, FLOAT32, GROUP, batch->num_logits, STORE_FLOAT32, batch->logits, converted, num_threads);
     if (!batch->best) return 0;
     best_t best = {batch->logits, batch->best, decoder->vocab_size};
     run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);
