@@ -10,6 +10,7 @@
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
 #define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define GROUP_BYTES (4 << 20)  /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
     int32_t kind;
@@ -292,13 +293,22 @@ static void put(const product_t *self, int64_t row, int64_t output, floats_t x) 
     store_first(out, x, count);
 }
 
+/* Parts of ROWS_AT_ONCE rows that meet a block of weights one after the other. */
+static int64_t parts_of_group(const product_t *self) {
+    int64_t part_bytes = ROWS_AT_ONCE * self->input.stride * value_bytes_of(self->linear->kind);
+    return most(1, GROUP_BYTES / part_bytes);
+}
+
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
     _Alignas(64) float sums[2][ROWS_AT_ONCE * BLOCK];
-    int64_t num_parts = (self->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    int64_t num_parts = (self->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, each = parts_of_group(self);
+    int64_t group_items = each * (round_up(linear->num_out, BLOCK) / BLOCK);
     for (int64_t item = first; item < end; item++) {
-        int64_t block = item / num_parts, first_row = item % num_parts * ROWS_AT_ONCE;
+        int64_t first_part = item / group_items * each, in_group = item % group_items;
+        int64_t here = least(each, num_parts - first_part), block = in_group / here;
+        int64_t first_row = (first_part + in_group % here) * ROWS_AT_ONCE;
         int64_t num_rows = least(ROWS_AT_ONCE, self->num_rows - first_row);
         block_sums(linear, &self->input, block, first_row, num_rows, sums[0]);
         if (up) block_sums(up, &self->input, block, first_row, num_rows, sums[1]);
