@@ -27,6 +27,7 @@ from llama_adapter.app.training.planning import measured_rates
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.training.stepping import Stepper
+from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
@@ -77,10 +78,14 @@ def main() -> None:
         is_scored=False,
         device_type=backend.device.type,
     )
-    plan = plan_step(shapes)
+    plan, kernels = plan_step(shapes), find_kernels(backend.device.type, dtype)
+    if kernels is not None:
+        plan = plan.packed()
     rates = measured_rates(backend, decoder=shapes.decoder, dtype=dtype)
     before = _resident_bytes()
-    model = TrainableModel(random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0)
+    model = TrainableModel(
+        random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0, kernels=kernels
+    )
     model.checkpoint_layers = options.checkpointing
     # Real ones are mapped from files. The adapter stays, as it does in a run.
     model.sources = dataclasses.replace(

@@ -150,7 +150,7 @@ class TrainableModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.decoder.decoder.head.weight.device
+        return self.decoder.device
 
     @property
     def checkpoint_layers(self) -> bool:
@@ -160,6 +160,11 @@ class TrainableModel(nn.Module):
     @checkpoint_layers.setter
     def checkpoint_layers(self, value: bool) -> None:
         self.decoder.checkpoint_layers = value
+
+    def release(self) -> None:
+        """Free the memory of all weights; afterwards nothing can be computed."""
+        self.to("meta")
+        self.decoder.release()
 
     @functools.cached_property
     def encoder_digest(self) -> str:

@@ -14,7 +14,7 @@ from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
-from llama_adapter.llm.training.sketch import attend_fused, sketch_decoder
+from llama_adapter.llm.training.sketch import attend_fused, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.block import plain_attention
@@ -50,6 +50,7 @@ class StepPlan:
     """Bytes of one device by purpose, and what it computes in a step."""
 
     frozen: int
+    packing: int  # more for frozen weights that are packed for the C kernels
     trained: int  # with the optimiser's moments
     computing: int  # the peak of activations and gradients
     encoding: int  # of pictures, before the first step
@@ -62,6 +63,10 @@ class StepPlan:
     def total(self) -> int:
         """The peak."""
         return self.frozen + self.trained + max(self.computing, self.encoding, self.updating, self.scoring)
+
+    def packed(self) -> "StepPlan":
+        """The plan of a decoder whose frozen weights are packed."""
+        return dataclasses.replace(self, frozen=self.frozen + self.packing, packing=0)
 
     def seconds(self, *, flops_per_s: float, bytes_per_s: float) -> float:
         """Of a step on a device that reaches these rates."""
@@ -101,6 +106,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
         computing += gradients  # buckets in which the gradients of all ranks meet
     return StepPlan(
         frozen=frozen,
+        packing=packed_more(decoder),
         trained=held,
         computing=computing,
         encoding=_encoding_bytes(shapes),
@@ -109,6 +115,12 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
         flops=flops * shapes.parts,
         traffic=traffic * shapes.parts,
     )
+
+
+def with_packing(plan: StepPlan, *, free: int | None) -> StepPlan | None:
+    """The plan with packed weights if the `free` bytes allow it; None: they do not."""
+    packed = plan.packed()
+    return packed if free is None or packed.total <= free else None
 
 
 def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:

@@ -15,6 +15,7 @@ from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.plan import Shapes, StepPlan, plan_step, smaller
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times, times_back
 from llama_adapter.runtime.ceilings import best_seconds
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -122,6 +123,8 @@ def planned_runs(
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
         for kind in ("ddp", "fsdp") if count > 1 else ("ddp",):
             plan = plan_step(own, num_ranks=count, kind=kind)
+            if kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None:
+                plan = plan.packed()
             seconds = None
             if rates is not None:
                 seconds = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
@@ -132,15 +135,14 @@ def planned_runs(
 
 @torch.inference_mode()
 def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
-    """What this machine's device reaches in training: layers of the model's widths as torch computes them.
-
-    The C kernels that answer are faster, but have no backward pass.
-    """
+    """What this machine's device reaches in training, with layers of the model's widths."""
     options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
     weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
     y_TF = torch.randn(_TOKENS, decoder.ffn_dim, **options)
-    products = best_seconds(backend, lambda: functional.linear(x_TD, weight_FD) @ weight_FD)
+    kernels = find_kernels(backend.device.type, dtype)
+    frozen = weight_FD if kernels is None else PackedWeight(weight_FD, library=kernels)
+    products = best_seconds(backend, lambda: times_back(times(x_TD, frozen), frozen))
     others = best_seconds(backend, lambda: functional.silu(y_TF).mul_(y_TF))
     return Rates(flops_per_s=4 * _TOKENS * weight_FD.numel() / products, bytes_per_s=5 * y_TF.nbytes / others)
 

@@ -16,7 +16,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
-from llama_adapter.llm.training.frozen import PackedWeight, fits
+from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
 from llama_adapter.llm.training.linear import AdaptedLinear, new_factors
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
@@ -59,12 +59,15 @@ def build_decoder(
         module = decoder.get_submodule(place)
         if place == "adapter" or own == "bias":
             continue  # read from the file below
-        if isinstance(module, nn.Linear) and place != "head":
-            parent, _, last = place.rpartition(".")
-            block, _, path = place.removeprefix("layers.").partition(".")
-            weight: Tensor | PackedWeight = tensor.to(device, dtype)
+        if isinstance(module, nn.Linear):
+            weight: FrozenWeight = tensor.to(device, dtype)
             if kernels is not None and fits(weight.shape, dtype):
                 weight = PackedWeight(weight, library=kernels)
+            if place == "head":
+                decoder.head = AdaptedLinear(weight, bias=None, lora=None)
+                continue
+            parent, _, last = place.rpartition(".")
+            block, _, path = place.removeprefix("layers.").partition(".")
             adapted = _adapted(
                 weight,
                 device=device,
@@ -106,7 +109,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def _adapted(
-    weight: Tensor | PackedWeight,
+    weight: FrozenWeight,
     *,
     device: torch.device | str,
     layer: int,

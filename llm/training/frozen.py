@@ -1,9 +1,10 @@
-"""Frozen weights that the C kernels multiply by in both passes, packed once; elsewhere torch multiplies by plain ones."""
+"""Frozen weights: plain ones, which torch multiplies by, and packed ones, which the C kernels do in both passes."""
 
 # T tokens, O outputs, I inputs
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take
 from llama_adapter.runtime.kernels.library import Library, find_library
@@ -36,6 +37,19 @@ class PackedWeight:
         """grad W, (T, I)."""
         grad_TI: Tensor = self._back(grad_TO)
         return grad_TI
+
+
+FrozenWeight = Tensor | PackedWeight
+
+
+def times(x_TI: Tensor, weight: FrozenWeight, bias_O: Tensor | None = None) -> Tensor:
+    """x W^T + bias, (T, O), without gradients. The bias has the type of the weight."""
+    return F.linear(x_TI, weight, bias_O) if isinstance(weight, Tensor) else weight.times(x_TI, bias_O)
+
+
+def times_back(grad_TO: Tensor, weight: FrozenWeight) -> Tensor:
+    """grad W, (T, I), without gradients."""
+    return grad_TO @ weight if isinstance(weight, Tensor) else weight.times_back(grad_TO)
 
 
 def find_kernels(device_type: str, dtype: torch.dtype) -> Library | None:

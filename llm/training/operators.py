@@ -53,14 +53,12 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    half = first.shape[-1]
-    cos, sin = cos[..., :half], sin[..., :half]  # both halves of the table are equal
-    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
-    # Products with the float32 table are float32.
-    turned[..., :half] = (first * cos).sub_(second * sin)
-    turned[..., half:] = (second * cos).add_(first * sin)
-    return turned
+    x_float, half = x.float(), x.shape[-1] // 2
+    sin = sin[..., :half]  # both halves of the table are equal
+    turned = x_float * cos
+    turned[..., :half].addcmul_(x_float[..., half:], sin, value=-1)
+    turned[..., half:].addcmul_(x_float[..., :half], sin)
+    return turned.to(x.dtype)
 
 
 class _SwiGlu(torch.autograd.Function):

@@ -16,6 +16,7 @@ from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.attention import attend_on_cpu
 from llama_adapter.llm.training.build import Kind, kind_of
 from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.frozen import fits, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.weights.names import BIASED
 
@@ -39,6 +40,9 @@ def sketch_decoder(
                 own,
                 _adapted(weight.shape, parts, trained=trained, rank=lora_rank, dtype=dtype),
             )
+    head = decoder.head.weight
+    assert isinstance(head, Tensor)
+    decoder.head = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META), bias=None, lora=None)
     has_lora = "LoRA factors" in trained
     num_layers = config.num_adapter_layers
     decoder.adapter = TrainableAdapter(
@@ -75,6 +79,16 @@ def _adapted(
             torch.empty(len(parts), outputs, rank, device=_META),
         )
     return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), bias=bias, lora=lora)
+
+
+def packed_more(decoder: TrainableDecoder) -> int:
+    """Bytes that the weights of linear layers take more if they are packed for the kernels, see `PackedWeight`."""
+    weights = [layer.weight for layer in decoder.modules() if isinstance(layer, AdaptedLinear)]
+    return sum(
+        packed_bytes(one.shape, one.dtype) - one.nbytes
+        for one in weights
+        if isinstance(one, Tensor) and fits(one.shape, one.dtype)
+    )
 
 
 class _Fused(torch.autograd.Function):
