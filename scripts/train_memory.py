@@ -92,12 +92,13 @@ def main() -> None:
         model.sources, llama=dataclasses.replace(model.sources.llama, tensors={}), clip=None
     )
     gc.collect()
+    backend.empty_caches()
     loaded = _resident_bytes()
     _forget_peak()
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
     peak = _peak_bytes()
     seconds.sort()
-    predicted_s = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
+    predicted_s = plan.seconds(**dataclasses.asdict(rates))
     found = {
         "size": options.size,
         "sets": options.sets,
@@ -107,12 +108,14 @@ def main() -> None:
         "checkpointing": options.checkpointing,
         "threads": torch.get_num_threads(),
         "trained": sum(model.counts().values()),
-        "static_mb": {"predicted": _mb(plan.frozen), "measured": _mb(loaded - before)},
+        "static_mb": {"predicted": _mb(plan.frozen + plan.trained // 3), "measured": _mb(loaded - before)},
         "peak_mb": {"predicted": _mb(plan.total), "measured": _mb(peak - before)},
         "peak_ratio": round(plan.total / (peak - before), 3),
         "step_s": {"predicted": round(predicted_s, 3), "measured": round(seconds[len(seconds) // 2], 3)},
         "gflop_a_step": round(plan.flops / 1e9, 1),
         "gflop_per_s": round(rates.flops_per_s / 1e9, 1),
+        "frozen_gflop_a_step": round(plan.frozen_flops / 1e9, 1),
+        "frozen_gflop_per_s": round(rates.frozen_flops_per_s / 1e9, 1),
         "gb_a_step": round(plan.traffic / 1e9, 2),
         "gb_per_s": round(rates.bytes_per_s / 1e9, 1),
     }

@@ -14,7 +14,7 @@ from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
-from llama_adapter.llm.training.sketch import attend_fused, packed_more, sketch_decoder
+from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.block import plain_attention
@@ -25,6 +25,9 @@ ENCODED_TOGETHER: Final = 16  # pictures
 SCORED_ROWS: Final = 8  # of a captioner that answers examples
 _VISUAL: Final = "visual blocks"
 _MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+# How often numbers of the size of the trained ones are read or written: norm, clipping, update (fused on a CPU).
+_PASSES: Final = {"cpu": 10}
+_MOST_PASSES: Final = 23
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,7 @@ class StepPlan:
     updating: int  # gradients, and what the optimiser needs beside
     scoring: int  # a captioner beside the model
     flops: int  # of matrix products
+    frozen_flops: int  # of those with the decoder's frozen weights
     traffic: int  # bytes that all other operations read and write
 
     @property
@@ -68,9 +72,10 @@ class StepPlan:
         """The plan of a decoder whose frozen weights are packed."""
         return dataclasses.replace(self, frozen=self.frozen + self.packing, packing=0)
 
-    def seconds(self, *, flops_per_s: float, bytes_per_s: float) -> float:
+    def seconds(self, *, flops_per_s: float, frozen_flops_per_s: float, bytes_per_s: float) -> float:
         """Of a step on a device that reaches these rates."""
-        return self.flops / flops_per_s + self.traffic / bytes_per_s
+        products = (self.flops - self.frozen_flops) / flops_per_s + self.frozen_flops / frozen_flops_per_s
+        return products + self.traffic / bytes_per_s
 
 
 def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"] = "ddp") -> StepPlan:
@@ -92,7 +97,8 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     query = _query(shapes) if has_visual else None
     frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
     trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
-    computing, flops, traffic = _computed(decoder, query, shapes)
+    counter, flops = _computed(decoder, query, shapes)
+    computing = counter.peak_bytes
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
     held, gradients = (1 + _MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
@@ -113,7 +119,8 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
         updating=gradients + (2 * largest if shapes.device_type == "cpu" else gradients),
         scoring=_scoring_bytes(shapes) if shapes.is_scored else 0,
         flops=flops * shapes.parts,
-        traffic=traffic * shapes.parts,
+        frozen_flops=counter.frozen_flops * shapes.parts,
+        traffic=counter.traffic * shapes.parts + _PASSES.get(shapes.device_type, _MOST_PASSES) * gradients,
     )
 
 
@@ -144,8 +151,8 @@ def _query(shapes: Shapes) -> VisualQueryBlocks:
     return encoder.query
 
 
-def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> tuple[int, int, int]:
-    """Peak of activations and gradients, floating-point operations and other traffic, of one part of a step."""
+def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> tuple[MetaCounter, int]:
+    """What one part of a step takes, and its floating-point operations."""
     rows, config = shapes.rows, shapes.decoder
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()
@@ -155,16 +162,16 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
     if query is not None and shapes.vision is not None:
         clip = shapes.vision.clip
         features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
-    with MetaCounter() as counter:
+    with MetaCounter(frozen_weights(decoder)) as counter:
         if query is not None and features is not None:
             visual_query = _cast_query(query, features)
         loss, _ = decoder(tokens_BS, labels_BS, visual_query)
         loss.backward()
-    flops, traffic = counter.flops, counter.traffic
+    flops = counter.flops
     if shapes.device_type != "cpu":  # kernels that were not counted, which leave out half of a square
         passes = 4 if shapes.checkpointing else 3
         flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
-    return counter.peak_bytes, flops, traffic
+    return counter, flops
 
 
 def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:

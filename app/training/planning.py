@@ -23,6 +23,7 @@ from llama_adapter.vision.config import QueryConfig, VisionConfig
 
 _GB: Final = 1e9
 _TOKENS: Final = 512  # that rates are measured with
+_UNCACHED: Final = 1 << 27  # bytes that hardly any cache holds
 _LABELS: Final = 8  # a row has this many tokens for each one of its answer, if there are no data
 
 
@@ -31,6 +32,7 @@ class Rates:
     """What a device reaches."""
 
     flops_per_s: float  # of matrix products
+    frozen_flops_per_s: float  # of those with the decoder's frozen weights
     bytes_per_s: float  # of memory
 
 
@@ -127,7 +129,7 @@ def planned_runs(
                 plan = plan.packed()
             seconds = None
             if rates is not None:
-                seconds = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
+                seconds = plan.seconds(**dataclasses.asdict(rates))
             yield PlannedRun(
                 num_devices=count, kind=kind if count > 1 else "", rows=own.rows, plan=plan, seconds=seconds
             )
@@ -139,12 +141,21 @@ def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dty
     options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
     weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
-    y_TF = torch.randn(_TOKENS, decoder.ffn_dim, **options)
+    count = -(-_UNCACHED // (_TOKENS * decoder.ffn_dim * dtype.itemsize))
+    many_TF = [torch.randn(_TOKENS, decoder.ffn_dim, **options) for _ in range(count)]
     kernels = find_kernels(backend.device.type, dtype)
     frozen = weight_FD if kernels is None else PackedWeight(weight_FD, library=kernels)
-    products = best_seconds(backend, lambda: times_back(times(x_TD, frozen), frozen))
-    others = best_seconds(backend, lambda: functional.silu(y_TF).mul_(y_TF))
-    return Rates(flops_per_s=4 * _TOKENS * weight_FD.numel() / products, bytes_per_s=5 * y_TF.nbytes / others)
+    products, frozen_products = (
+        best_seconds(backend, lambda weight=weight: times_back(times(x_TD, weight), weight))  # type: ignore[misc]
+        for weight in (weight_FD, frozen)
+    )
+    others = best_seconds(backend, lambda: [functional.silu(y_TF).mul_(y_TF) for y_TF in many_TF])
+    flops = 4 * _TOKENS * weight_FD.numel()
+    return Rates(
+        flops_per_s=flops / products,
+        frozen_flops_per_s=flops / frozen_products,
+        bytes_per_s=5 * sum(one.nbytes for one in many_TF) / others,
+    )
 
 
 def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: bool) -> str:

@@ -115,6 +115,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
     model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed, kernels=kernels)
+    backend.empty_caches()
     model.checkpoint_layers = job.checkpointing
     for note in model.notes:
         tell(f"note: {note}")

@@ -81,14 +81,16 @@ def _adapted(
     return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), bias=bias, lora=lora)
 
 
-def packed_more(decoder: TrainableDecoder) -> int:
-    """Bytes that the weights of linear layers take more if they are packed for the kernels, see `PackedWeight`."""
+def frozen_weights(decoder: nn.Module) -> list[Tensor]:
+    """The weights of linear layers."""
     weights = [layer.weight for layer in decoder.modules() if isinstance(layer, AdaptedLinear)]
-    return sum(
-        packed_bytes(one.shape, one.dtype) - one.nbytes
-        for one in weights
-        if isinstance(one, Tensor) and fits(one.shape, one.dtype)
-    )
+    return [weight for weight in weights if isinstance(weight, Tensor)]
+
+
+def packed_more(decoder: nn.Module) -> int:
+    """Bytes that the weights of linear layers take more if they are packed for the kernels, see `PackedWeight`."""
+    weights = [weight for weight in frozen_weights(decoder) if fits(weight.shape, weight.dtype)]
+    return sum(packed_bytes(weight.shape, weight.dtype) - weight.nbytes for weight in weights)
 
 
 class _Fused(torch.autograd.Function):
