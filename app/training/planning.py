@@ -197,9 +197,12 @@ def _lines(
         f"{shapes.tokens} tokens each"
     )
     source = "as measured here" if is_measured else "as given"
+    frozen = ""
+    if rates.frozen_flops_per_s != rates.flops_per_s:
+        frozen = f" ({rates.frozen_flops_per_s / 1e12:.3g} with frozen weights)"
     yield (
-        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s and {rates.bytes_per_s / _GB:.3g} GB/s ({source}), without "
-        "transfers between devices; memory in GB of each device, without that of torch itself"
+        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s{frozen} and {rates.bytes_per_s / _GB:.3g} GB/s "
+        f"({source}), without transfers between devices; memory in GB of each device, without that of torch itself"
     )
     yield ""
     heads = ["devices", "rows", "frozen", "trained", "computing", "peak", "TFLOP", "s a step", "examples/s"]

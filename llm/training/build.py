@@ -60,11 +60,12 @@ def build_decoder(
         if place == "adapter" or own == "bias":
             continue  # read from the file below
         if isinstance(module, nn.Linear):
-            weight: FrozenWeight = tensor.to(device, dtype)
-            if kernels is not None and fits(weight.shape, dtype):
-                weight = PackedWeight(weight, library=kernels)
+            tensor = tensor.to(device, dtype)
+            weight: FrozenWeight = tensor
+            if kernels is not None and fits(tensor.shape, dtype):
+                weight = PackedWeight(tensor, library=kernels)
             if place == "head":
-                decoder.head = AdaptedLinear(weight, bias=None, lora=None)
+                decoder.register_module("head", AdaptedLinear(weight, bias=None, lora=None))
                 continue
             parent, _, last = place.rpartition(".")
             block, _, path = place.removeprefix("layers.").partition(".")

@@ -42,7 +42,8 @@ def sketch_decoder(
             )
     head = decoder.head.weight
     assert isinstance(head, Tensor)
-    decoder.head = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META), bias=None, lora=None)
+    sketched = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META), bias=None, lora=None)
+    decoder.register_module("head", sketched)
     has_lora = "LoRA factors" in trained
     num_layers = config.num_adapter_layers
     decoder.adapter = TrainableAdapter(

@@ -13,6 +13,7 @@ from llama_adapter.app.training.model import open_trainable
 from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller, with_packing
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
+from llama_adapter.llm.training.sketch import frozen_weights
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from tests.app.command import Run
 from tests.app.golden import model_options
@@ -31,7 +32,7 @@ def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[Met
     labels_BS = tokens_BS.clone()
     labels_BS[:, : TOKENS - LABELS] = 0
     encoded = model.encode_nothing().expand(ROWS, -1, -1).clone()
-    with MetaCounter() as counter:
+    with MetaCounter(frozen_weights(model.decoder)) as counter:
         loss, _ = model(tokens_BS, labels_BS, encoded)
         loss.backward()
     shapes = Shapes(
@@ -57,6 +58,10 @@ def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], chec
 
     assert plan.computing == pytest.approx(counter.peak_bytes, rel=0.1)
     assert plan.flops == pytest.approx(counter.flops, rel=0.05)
+    assert 0 < plan.frozen_flops == pytest.approx(counter.frozen_flops, rel=0.05)
+    assert plan.seconds(flops_per_s=1, frozen_flops_per_s=2, bytes_per_s=4) == pytest.approx(
+        plan.flops - plan.frozen_flops / 2 + plan.traffic / 4
+    )
     assert plan.trained == pytest.approx(3 * trained, rel=0.05), "weights and two moments"
     assert plan.frozen - trained == pytest.approx(frozen, rel=0.1), "and the adapter as it was"
 
