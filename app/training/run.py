@@ -37,7 +37,7 @@ from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.peak import PeakMemory
-from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
+from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller, with_packing
 from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
@@ -54,8 +54,10 @@ from llama_adapter.app.training.results import (
 )
 from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 from llama_adapter.runtime.user_cache import cache_folder
@@ -118,10 +120,11 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
     job = job.with_rate(width=sizes_of(job).decoder.dim)
-    plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
+    plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
-    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed)
+    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed, kernels=kernels)
+    backend.empty_caches()
     model.checkpoint_layers = job.checkpointing
     if ranks.is_first:
         require_disk(model, folder)
@@ -172,8 +175,11 @@ def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
 
 def _planned(
     job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
-) -> tuple[StepPlan, bool]:
-    """The plan of this rank, and whether answers are scored during the run. Raises TooLittleMemoryError."""
+) -> tuple[StepPlan, bool, Library | None]:
+    """The plan of this rank, whether answers are scored during the run, and the kernels if memory allows them.
+
+    Raises TooLittleMemoryError.
+    """
     sizes = sizes_of(job)
     shapes = shapes_of(
         job,
@@ -196,8 +202,11 @@ def _planned(
     free = backend.free_bytes()
     if free is not None and backend.device.type == "cpu":
         free //= num_ranks_here()
+    kernels = None if kind == "fsdp" else find_kernels(backend.device.type, dtype)
+    if kernels is not None and (packed := with_packing(plan, free=free)) is not None:
+        return packed, is_scored, kernels
     require_memory(plan, free=free, device=backend.name)
-    return plan, is_scored
+    return plan, is_scored, None
 
 
 def _shown_memory(plan: StepPlan, measured: int | None) -> str:
@@ -362,7 +371,7 @@ def _write(
             )
         spec = trained_spec(job, model)
         if kind != "fsdp":
-            model.to("meta")  # its memory is the captioner's now
+            model.release()  # its memory is the captioner's now
         scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
         draw(job, folder)
         write_card(

@@ -10,6 +10,7 @@
 #include "decoder.h"
 #include "encoder.h"
 #include "rounding.h"
+#include "training.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -57,6 +58,19 @@ EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t typ
     int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
     apply(linear, x, type, GROUP, num_rows, how, out, scratch, num_threads);
     return 0;
+}
+
+/* Rows of training, all FLOAT32 or all BFLOAT16; see training.h. Without `grad` forward, else backward. */
+EXPORT void kernels_swiglu(int32_t type, int64_t num_rows, int64_t width, const void *gate_up, const void *grad,
+                           void *out, int32_t num_threads) {
+    swiglu_t job = {type, width, gate_up, grad, out};
+    run_items(grad ? swiglu_back_task : swiglu_task, &job, num_rows, 1 + SMALL / width, num_threads);
+}
+
+EXPORT void kernels_rms_norm(int32_t type, int64_t num_rows, int64_t width, float eps, const void *x, const void *grad,
+                             const float *weight, float *inverse, void *out, int32_t num_threads) {
+    rms_norm_t job = {type, width, eps, x, grad, weight, inverse, out};
+    run_items(grad ? rms_norm_back_task : rms_norm_task, &job, num_rows, 1 + SMALL / width, num_threads);
 }
 
 EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads, void *scratch,

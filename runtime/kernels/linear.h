@@ -10,6 +10,7 @@
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
 #define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
     int32_t kind;
@@ -291,10 +292,10 @@ typedef struct {
     const linear_t *linear, *up; /* with `up`: silu(linear) * up */
     int activation;              /* of the linear, without `up` */
     input_t input;
-    int64_t num_rows, rows_of_part;
     int how;
     void *out; /* (num_rows, num_out) */
     const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
+    int64_t num_rows, rows_of_part, parts_of_group; /* the last two as `multiply` sets them */
 } product_t;
 
 /* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
@@ -331,14 +332,23 @@ static inline void put(const product_t *self, int64_t row, int64_t output, const
     }
 }
 
+/* Parts that meet a panel of weights one after the other, while their rows stay in a cache. */
+static int64_t parts_of_group(const product_t *self, int num_threads) {
+    int64_t part_bytes = self->rows_of_part * self->input.stride * value_bytes_of(self->linear->kind);
+    int64_t num_parts = most(1, GROUP_BYTES / part_bytes);
+    return num_threads > 1 ? most(1, num_parts / num_threads) * num_threads : num_parts;
+}
+
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
     _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
-    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part);
+    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
+    int64_t group_items = each * parts_of(linear->num_out, PANEL);
     for (int64_t item = first; item < end; item++) {
-        int64_t panel = item / num_parts * PANEL, stop = least(panel + PANEL, linear->num_out);
-        int64_t first_row = item % num_parts * self->rows_of_part;
+        int64_t first_part = item / group_items * each, in_group = item % group_items;
+        int64_t here = least(each, num_parts - first_part), panel = in_group / here * PANEL;
+        int64_t first_row = (first_part + in_group % here) * self->rows_of_part, stop = least(panel + PANEL, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
@@ -355,8 +365,10 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     }
 }
 
-static void multiply(const product_t *job, int num_threads) {
+static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
+    job->rows_of_part = rows_of_part(job->num_rows, num_threads);
+    job->parts_of_group = parts_of_group(job, num_threads);
     int64_t num_panels = parts_of(job->linear->num_out, PANEL), num_parts = parts_of(job->num_rows, job->rows_of_part);
     int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * PANEL;
     run_items(product_task, job, num_panels * num_parts, 1 + SMALL / per_item, num_threads);
@@ -365,14 +377,14 @@ static void multiply(const product_t *job, int num_threads) {
 /* out = x W^T + bias, stored or added. */
 static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
                           int num_threads) {
-    product_t job = {linear, NULL, NONE, *input, num_rows, rows_of_part(num_rows, num_threads), how, out, NULL};
+    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0};
     multiply(&job, num_threads);
 }
 
 /* activation(x W^T + bias), or silu(x W^T) * (x up^T), as the next layer reads it. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
-    product_t job = {linear, up, activation, *input, num_rows, rows_of_part(num_rows, num_threads), CONVERT, NULL, next};
+    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0};
     multiply(&job, num_threads);
 }
 
