@@ -1,6 +1,6 @@
 """Measures the engine around the model: batching, folders of many sizes, parts of a decode step, and reading.
 
-Usage: python -m scripts.bench_engine [--quick] [--device D] [--dtypes T ...] [--rounds N] [--out FOLDER]
+Usage: python -m scripts.bench_engine [--part P ...] [--quick] [--device D] [--dtypes T ...] [--rounds N] [--out FOLDER]
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.common import run_bench, sample_files, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
+from scripts.engine_bench.mixed_step import measure_mixed_step
 from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
 from scripts.engine_bench.step_time import measure_step
 
@@ -44,6 +45,7 @@ class Settings:
     num_slots: int = 16
     folders: tuple[int, ...] = (1, 10, 100, 500, 2000)
     step_rows: tuple[int, ...] = (1, 16)
+    mixed_rows: tuple[int, ...] = (8, 16)
     megapixels: tuple[int, ...] = tuple(SIZES)
     rounds: int = 3
     least_pictures: int = 100  # answered per round of a folder
@@ -57,6 +59,7 @@ QUICK = Settings(
     num_slots=4,
     folders=(1, 10),
     step_rows=(1, 4),
+    mixed_rows=(4,),
     megapixels=(1,),
     rounds=1,
     least_pictures=1,
@@ -64,36 +67,32 @@ QUICK = Settings(
 )
 
 
-def measure(settings: Settings) -> dict[str, Any]:
-    """Folders and reading with the embedded model, then all decoders."""
+def measure_pictures(settings: Settings) -> dict[str, Any]:
+    """Folders and reading, with the embedded model."""
     started = time.perf_counter()
     with opened("embedded", dtype=FOLDER_DTYPE, device=settings.device, num_slots=DEFAULT_BATCH_SIZE) as parts:
-        # First, because a process's peak memory never falls.
         folders = measure_folders(
             parts, sizes=settings.folders, rounds=settings.rounds, least_pictures=settings.least_pictures
         )
         change = measure_change(parts, sample_files()[: settings.num_changed])
     reading = [measure_reading(megapixels=size, rounds=settings.rounds) for size in settings.megapixels]
     tell(", ".join(f"{row['pictures']} pictures: {row['pictures_per_s']:.1f}/s" for row in folders))
-    batching, steps, about = _decoders(settings)
     return {
-        **about,
-        "rounds": settings.rounds,
-        "batching": batching,
         "folder_dtype": FOLDER_DTYPE,
         "folder_slots": DEFAULT_BATCH_SIZE,
         "folders": folders,
-        "steps": steps,
         "reading": reading,
         "reading_change": change,
         "seconds": time.perf_counter() - started,
     }
 
 
-def _decoders(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+def measure_decoders(settings: Settings) -> dict[str, Any]:
     """Batching and steps of every decoder and type, and the device they ran on."""
+    started = time.perf_counter()
     batching: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
+    mixed_steps: list[dict[str, Any]] = []
     about: dict[str, str] = {}
     models: list[tuple[ModelName, str]] = [(settings.model, dtype) for dtype in settings.dtypes]
     for name, dtype in [*models, ("embedded", settings.dtypes[0])]:
@@ -117,7 +116,17 @@ def _decoders(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, 
                 tell(
                     f"{name} {dtype}: step of {rows} in {step['step_ms']:.2f} ms, {step['overhead_share']:.1%} overhead"
                 )
-    return batching, steps, about
+            for rows in settings.mixed_rows:
+                if (mixed := measure_mixed_step(parts, rows=rows, rounds=settings.rounds)) is not None:
+                    mixed_steps.append(of | mixed)
+    return {
+        **about,
+        "rounds": settings.rounds,
+        "batching": batching,
+        "steps": steps,
+        "mixed_steps": mixed_steps,
+        "seconds": time.perf_counter() - started,
+    }
 
 
 @contextmanager
@@ -144,6 +153,8 @@ def _pixels(size: int) -> np.ndarray:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     flags = {"device": "of all models", "dtypes": "of the decoder", "rounds": "of every measurement"}
+    # Pictures first: a process's peak memory never falls.
+    measure = {"pictures": measure_pictures, "decoders": measure_decoders}
     run_bench(__doc__, arguments, measure=measure, page="engine", full=Settings(), quick=QUICK, flags=flags)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from llama_adapter.app.measuring.bench_report import circumstance_lines, headline, number_types
 from scripts.pages import render
 
-STAGES = ("read", "encoder", "prefix", "prefill", "step", "rest")
+STAGES = ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest")
 Result = Mapping[str, Any]
 
 

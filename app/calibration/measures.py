@@ -113,7 +113,7 @@ def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
     target_NC[rows, labels_N] = 1.0
     return Metrics(
         accuracy=float((probabilities_NC.argmax(axis=1) == labels_N).mean()),
-        nll=float(-np.log(right_N).mean()),
+        nll=0.0 - float(np.log(right_N).mean()),  # no -0.0
         brier=float(((probabilities_NC - target_NC) ** 2).sum(axis=1).mean()),
         ece=calibration_error(probabilities_NC.max(axis=1), probabilities_NC.argmax(axis=1) == labels_N),
     )

@@ -95,7 +95,10 @@ def _declare(parser: Parser) -> None:
         "there are not asked again",
     )
     output.add_argument(
-        "--against", metavar="FOLDER", first=True, help="the --out of another model, to compare with on the same data"
+        "--against",
+        metavar="FOLDER",
+        first=True,
+        help="the --out of another model, or of another question, to compare with on the same data",
     )
     add_resuming(output)
     output.add_argument("--quiet", action="store_true", help="no progress and no notes on stderr")

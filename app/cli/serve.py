@@ -148,7 +148,7 @@ def _add_reports(parser: Parser) -> None:
         metavar="FOLDER",
         action="append",
         default=[],
-        help="show the report in the --out folder of `eval`, under Throughput; may be repeated",
+        help="show the report in the --out folder of `eval` in a tab Scores; may be repeated",
     )
 
 

@@ -340,7 +340,9 @@ def _run_plan(options: argparse.Namespace) -> int:
         tokens=options.tokens,
         device_type=device_type,
         dtype=run_dtype(job, backend),
-        rates=None if rates[0] is None else Rates(flops_per_s=rates[0] * 1e12, bytes_per_s=rates[1] * 1e9),
+        rates=None
+        if rates[0] is None
+        else Rates(flops_per_s=rates[0] * 1e12, frozen_flops_per_s=rates[0] * 1e12, bytes_per_s=rates[1] * 1e9),
     )
     try:
         print(run_plan(job, request, backend=backend, as_json=options.json))

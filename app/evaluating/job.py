@@ -1,20 +1,19 @@
 """`eval` from top to bottom: labelled data in; answers, figures and reports out."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from PIL import Image
 
+from llama_adapter.app.evaluating.comparing import OUTCOMES, check_against, compare_with, read_against
 from llama_adapter.app.evaluating.data import ALL_SPLITS, DataSettings, EvaluationData, read_data
 from llama_adapter.app.evaluating.outcomes import (
     MODEL_ERRORS,
     Reply,
     SavedOutcomes,
     outcome_of,
-    read_outcomes,
     write_outcomes,
 )
 from llama_adapter.app.evaluating.question import question_of
@@ -29,7 +28,7 @@ from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_REA
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.app.records.record import Record, read_records
-from llama_adapter.app.scores.compare import Comparison, compare
+from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.app.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
@@ -41,7 +40,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
-ANSWERS, OUTCOMES = "answers.jsonl", "outcomes.jsonl"  # with the reports, the files of an evaluation
+ANSWERS: Final = "answers.jsonl"  # with the outcomes and the reports, the files of an evaluation
 _MOST_NAMED: Final = 5  # pictures in a note
 
 
@@ -76,10 +75,10 @@ def run_evaluation(job: EvaluationJob) -> int:
     Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists; what is
     wrong with the data comes before the model is loaded.
     """
-    against = None if job.against is None else _read_against(job)
+    against = None if job.against is None else read_against(job.against, out=job.out)
     data = read_data(job.data)
     if against is not None:
-        _check_against(against, data, question=job.data.question, path=str(job.against))
+        check_against(against, data, question=job.data.question, path=str(job.against))
     _say_problems(job, data)
     asked = list(_asked(data.examples, question=job.data.question))
     answering, runner = _answering(job, asked), LocalRunner()
@@ -98,47 +97,14 @@ def run_evaluation(job: EvaluationJob) -> int:
     notes = _notes(job, data, unreadable=unreadable, num_refused=found.num_refused)
     scores = score(found.outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
     write_outcomes(saved, folder / OUTCOMES)
-    comparison = None if against is None else _compared(job, against, saved, draws=draws)
+    comparison = None
+    if against is not None:
+        comparison = compare_with(against, saved, path=str(job.against), out=job.out, draws=draws, quiet=job.quiet)
     _write_reports(folder, scores, comparison, examples=data.examples)
     print(as_markdown(dataclasses.replace(scores, worst=()), comparison), end="")
     if not job.quiet:
         say(f"the reports are in `{shown_name(job.out)}`; scores.html shows the worst answers")
     return ExitCode.PICTURE_ERRORS if unreadable or found.num_refused else ExitCode.OK
-
-
-def _read_against(job: EvaluationJob) -> SavedOutcomes:
-    assert job.against is not None, "there is something to read"
-    path = Path(job.against)
-    if path.resolve() == Path(job.out).resolve():
-        raise UsageError("--against and --out are the same folder", hint="name another folder as --out")
-    if not (path / OUTCOMES).is_file():
-        raise UsageError(
-            f"Wanted the folder of a finished evaluation, but `{shown_name(path)}` has no {OUTCOMES}",
-            hint="evaluate the other model first: `llama-adapter eval DATA --out FOLDER`",
-        )
-    return read_outcomes(path / OUTCOMES)
-
-
-def _check_against(against: SavedOutcomes, data: EvaluationData, *, question: str | None, path: str) -> None:
-    """Raise UsageError for an evaluation that has nothing in common with the data, before a model is loaded."""
-    hint = "evaluate both models on the same data, question, split and task"
-    if against.task != data.task:
-        raise UsageError(
-            f"Wanted answers of the task {data.task} in `{shown_name(path)}`, got those of {against.task}", hint=hint
-        )
-    asked = [question_of(example, question=question) for example in data.examples]
-    # What examples without a question are asked is known by the model alone.
-    is_known = not any(one.is_caption for one in asked)
-    ours = {
-        (example.digest, example.part, example.answers, one.shown("") if is_known else "")
-        for example, one in zip(data.examples, asked, strict=True)
-    }
-    theirs = ((one.digest, one.part, one.references, one.question if is_known else "") for one in against.outcomes)
-    if ours.isdisjoint(theirs):
-        raise UsageError(
-            f"Wanted the same questions about the same pictures in `{shown_name(path)}`, but none of these is in it",
-            hint=hint,
-        )
 
 
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
@@ -242,34 +208,6 @@ def _notes(
     if num_refused:
         notes.append(f"Examples that the model could not answer, which count as wrong: {num_refused:,}.")
     return tuple(notes)
-
-
-def _compared(job: EvaluationJob, against: SavedOutcomes, own: SavedOutcomes, *, draws: Draws) -> Comparison:
-    """This evaluation minus the other, on the examples that both have. Raises UsageError if there are none."""
-    first, second = _common(against.outcomes, own.outcomes), _common(own.outcomes, against.outcomes)
-    num_left_out = len(against.outcomes) + len(own.outcomes) - len(first) - len(second)
-    if num_left_out and not job.quiet:
-        say(f"note: {num_left_out:,} answers to examples that one of the two lacks are not compared")
-    if not first:
-        raise UsageError(
-            f"Wanted the same examples in `{shown_name(str(job.against))}`, but none of these is in it",
-            hint="evaluate both models on the same data, question, split and task",
-        )
-    names = (against.model, own.model)
-    if against.model == own.model:
-        names = (Path(str(job.against)).resolve().name, Path(job.out).resolve().name)
-    return compare(first, second, names=names, task=own.task, draws=draws)
-
-
-def _common(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes whose example the others have too; equal examples as often as there."""
-    left = Counter(one.example_key for one in others)
-    found = []
-    for one in outcomes:
-        if left[one.example_key]:
-            left[one.example_key] -= 1
-            found.append(one)
-    return found
 
 
 def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:

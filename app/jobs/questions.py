@@ -44,6 +44,11 @@ def complete(question: Question, own: QuestionFields) -> Question:
     )
 
 
+def as_template(text: str) -> str:
+    """A template that is filled in to this text, whatever braces it has."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def fill(question: Question, variables: Mapping[str, str]) -> Question:
     """The question for one picture. Raises TemplateError for an unknown variable."""
     if not is_template(question):

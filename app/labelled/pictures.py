@@ -14,11 +14,16 @@ MAX_COMPRESSED_BYTES = 2**30
 
 
 def sub_folders(folder: str) -> list[str]:
-    """Names of the folders in a folder, in natural order, without hidden ones. Raises OSError."""
+    """Names of the folders in a folder, in natural order, without hidden ones and results. Raises OSError."""
     with os.scandir(folder) as listing:
-        return sorted(
-            (entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")), key=natural_key
-        )
+        names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
+    return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
+
+
+def _has_results(folder: str) -> bool:
+    """Whether `train` or `eval` wrote a folder, which may lie beside the classes."""
+    is_run = folder.endswith(".training") and os.path.isfile(os.path.join(folder, "data.json"))
+    return is_run or os.path.isfile(os.path.join(folder, "outcomes.jsonl"))
 
 
 def split_folders(folder: str) -> list[tuple[str, str]]:
@@ -67,12 +72,7 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     found, num_bytes = Examples(), 0
     for item in archive_inputs(path):
         num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
-        if num_bytes > MAX_COMPRESSED_BYTES:
-            raise InputsError(
-                f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
-                f"`{shown_name(path)}`, which has more.",
-                hint="decompress it: pictures of a plain .tar are read where they lie",
-            )
+        require_compressed(num_bytes, archive=path)
         try:
             if item.error is not None:
                 raise ValueError(item.error.message)
@@ -81,3 +81,13 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
         except ValueError as error:
             found.refuse(item.label, str(error))
     return found
+
+
+def require_compressed(num_bytes: int, *, archive: str) -> None:
+    """Raise InputsError if the pictures of a compressed archive, which are held in memory, are more than 1 GiB."""
+    if num_bytes > MAX_COMPRESSED_BYTES:
+        raise InputsError(
+            f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+            f"`{shown_name(archive)}`, which has more.",
+            hint="decompress it: pictures of a plain .tar are read where they lie",
+        )

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -86,6 +87,12 @@ def with_classes(found: Examples, *, place: str) -> None:
     )
     if len(classes) == 1:
         found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
+    folded = defaultdict[str, list[str]](list)
+    for name in classes:
+        folded[name.casefold()].append(name)
+    for names in folded.values():
+        if len(names) > 1:
+            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by their case alone")
     found.examples[:] = [
         replace(example, choices=classes) if _needs_classes(example) else example
         for example in found.examples

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, Row, read_rows
 from llama_adapter.app.labelled.example import Examples
+from llama_adapter.app.labelled.members import with_members
 from llama_adapter.app.labelled.rows import Columns, row_examples, without_copies
 from llama_adapter.runtime.text import shown_name
 
@@ -21,6 +22,8 @@ def is_table_name(name: str) -> bool:
 
 def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = "") -> Examples:
     """The examples of a table, without duplicates. Pictures are relative to its folder, and not looked for.
+
+    A picture may lie in an archive, as `shard.tar/000.jpg`.
 
     A file in JSON is a list of objects, or has an object a line. Malformed rows, and other answers to the same question
     about the same picture, are problems with their line.
@@ -40,6 +43,7 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
         except ValueError as error:
             found.refuse(place, str(error))
     without_copies(found, question=columns.question, name_of=lambda example: f"line {example.line}")
+    with_members(found)
     return found
 
 

@@ -8,14 +8,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, prefix_work, step_work
+from llama_adapter.app.measuring.roofline import (
+    NumberSizes,
+    Work,
+    encoder_work,
+    prefill_work,
+    prefix_work,
+    step_work,
+    weight_bytes,
+)
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, Plan, Result, Runner, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, Result, Runner, ScorePlan, WarmUp
 from llama_adapter.vision.backends.base import VisionBackend, VisualQuery
 from llama_adapter.vision.config import VisionConfig
 
-Program = Literal["encoder", "prefix", "prefill", "step"]
-PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "step")
+Program = Literal["encoder", "prefix", "prefill", "mixed", "step"]
+PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "mixed", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,10 @@ class MeteredRunner:
     def operators_name(self) -> str:
         return self._inner.operators_name
 
+    @property
+    def runs_mixed(self) -> bool:
+        return self._inner.runs_mixed
+
     def empty_prefix(self) -> Prefix:
         return self._inner.empty_prefix()
 
@@ -113,10 +125,18 @@ class MeteredRunner:
         return self._inner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def _note(self, plan: Plan) -> AbstractContextManager[None]:
+        program: Program = "step" if isinstance(plan, DecodePlan) else "prefill"
+        if isinstance(plan, MixedPlan):
+            program = "mixed"
+        return self._meter.note(program, len(plan.rows), self._work(plan))
+
+    def _work(self, plan: Plan) -> Work:
         decoder, num_rows = self.config.decoder, len(plan.rows)
+        if isinstance(plan, MixedPlan):
+            both = self._work(plan.decode) + self._work(plan.prefill)
+            return Work(both.flops, both.bytes - weight_bytes(decoder, sizes=self._sizes))  # the weights are read once
         if isinstance(plan, DecodePlan):
-            work = step_work(decoder, positions=plan.positions, sizes=self._sizes)
-            return self._meter.note("step", num_rows, work)
+            return step_work(decoder, positions=plan.positions, sizes=self._sizes)
         lengths, num_logits = [len(prompt) for prompt in plan.prompts], num_rows
         if isinstance(plan, ScorePlan):
             # The last token of a continuation is not fed, and each of its tokens needs its own logits.
@@ -126,5 +146,4 @@ class MeteredRunner:
         continued = plan.continuations if isinstance(plan, ScorePlan) else [()] * num_rows
         asked = list(zip(plan.prompts, continued, strict=True))
         equal_rows = all(row == asked[0] for row in asked)
-        work = prefill_work(decoder, lengths=lengths, num_logits=num_logits, sizes=self._sizes, equal_rows=equal_rows)
-        return self._meter.note("prefill", num_rows, work)
+        return prefill_work(decoder, lengths=lengths, num_logits=num_logits, sizes=self._sizes, equal_rows=equal_rows)

@@ -82,7 +82,7 @@ def prefill_work(
         flops -= int(copies * (2 * num_tokens * shared + first * _attention_flops(pairs, config.dim)))
     cached = 2 * config.num_layers * config.dim * num_tokens
     cached += len(lengths) * _prefix_numbers(config)
-    return Work(flops, (layer_weights(config) + _head_weights(config)) * sizes.weight + cached * sizes.other)
+    return Work(flops, weight_bytes(config, sizes=sizes) + cached * sizes.other)
 
 
 def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberSizes) -> Work:
@@ -92,7 +92,12 @@ def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberS
     flops += config.num_layers * _attention_flops(attended, config.dim)
     flops += config.num_adapter_layers * _attention_flops(num_rows * config.num_queries, config.dim)
     cached = 2 * config.num_layers * config.dim * attended + num_rows * _prefix_numbers(config)
-    return Work(flops, (layer_weights(config) + _head_weights(config)) * sizes.weight + cached * sizes.other)
+    return Work(flops, weight_bytes(config, sizes=sizes) + cached * sizes.other)
+
+
+def weight_bytes(config: DecoderConfig, *, sizes: NumberSizes) -> float:
+    """The decoder's weights, which each pass reads once."""
+    return (layer_weights(config) + _head_weights(config)) * sizes.weight
 
 
 def encoder_weights(config: VisionConfig) -> int:

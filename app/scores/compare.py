@@ -40,6 +40,7 @@ class Comparison:
     values: dict[str, tuple[float | None, float | None]]  # of both models, by figure
     differences: dict[str, Figure]  # intervals from draws of the same pictures for both
     mcnemar: McNemar | None  # None for captions, which are not right or wrong
+    note: str = ""  # a sentence on what else differs, for people
 
 
 def compare(
@@ -49,8 +50,9 @@ def compare(
     names: tuple[str, str] = ("first", "second"),
     task: Task | None = None,
     draws: Draws | None = None,
+    note: str = "",
 ) -> Comparison:
-    """Compare two models. The outcomes may come in any order.
+    """Compare two models. The outcomes may come in any order. `note` is for the reports.
 
     Raises UsageError if the examples are not the same: picture, question, part and right answers.
     """
@@ -70,6 +72,7 @@ def compare(
         values={name: (value, after[name]) for name, value in before.items() if name in after},
         differences=figures(_difference(mine.statistics, theirs.statistics), groups_N, draws),
         mcnemar=_mcnemar(mine.is_right_N, theirs.is_right_N),
+        note=note,
     )
 
 

@@ -54,6 +54,8 @@ class Outcome:
         A text names the choice that it equals, or else the longest choice that it begins with as whole words: `Yes, a
         dog.` is `yes`. Case, and white space and punctuation at both ends, do not matter.
         """
+        if text in (self.choices or ()):
+            return (self.choices or ()).index(text)
         folded = _folded(text)
         named = [(_folded(choice), index) for index, choice in enumerate(self.choices or ())]
         equal = [index for name, index in named if name == folded]
@@ -70,6 +72,8 @@ class Outcome:
     @property
     def label(self) -> int:
         """The index of the right choice. Raises UsageError if the first reference is none of the choices."""
+        if self.references[0] in (self.choices or ()):
+            return (self.choices or ()).index(self.references[0])
         folded = _folded(self.references[0])
         for index, choice in enumerate(self.choices or ()):
             if _folded(choice) == folded:

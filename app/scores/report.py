@@ -135,7 +135,7 @@ def _markdown_table(table: Table) -> str:
         _markdown_row(("---", *("---:" for _ in table.header[1:])), is_text=False),
         *map(_markdown_row, table.rows),
     ]
-    return "\n".join(lines + (["", table.note] if table.note else []))
+    return "\n".join(lines + (["", _escaped(table.note)] if table.note else []))
 
 
 def _markdown_row(cells: tuple[str, ...], *, is_text: bool = True) -> str:

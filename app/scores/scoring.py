@@ -19,6 +19,7 @@ from llama_adapter.app.scores.choices import (
     part_figures,
     read_choices,
 )
+from llama_adapter.app.scores.hints import threshold_hint
 from llama_adapter.app.scores.intervals import Draws, Figure, Statistics, figures, means
 from llama_adapter.app.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
 
@@ -58,7 +59,8 @@ class Scores:
     confusion: Confusion | None
     totals: dict[str, float]  # MME's sums over its parts, where all are there
     worst: tuple[Mistake, ...]
-    notes: tuple[str, ...] = ()  # sentences on data and model, for people
+    notes: tuple[str, ...] = ()  # sentences on data and model, for people; the hint is among them
+    hint: str | None = None  # what the figures suggest to do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,19 +131,22 @@ def score(
     measured = measure_outcomes(task, outcomes)
     parts = _parts(measured, outcomes, groups_N, draws)
     table = measured.choices
+    found = figures(measured.statistics, groups_N, draws)
+    hint = threshold_hint(found, num_classes=len(table.classes or ()) if table else 0)
     return Scores(
         model=model,
         task=task,
         num_examples=len(outcomes),
         num_pictures=len(np.unique(groups_N)),
         draws=draws,
-        figures=figures(measured.statistics, groups_N, draws),
+        figures=found,
         parts=parts,
         classes=_classes(table, groups_N, draws) if table else {},
         confusion=confusion(table) if table else None,
         totals=_totals(parts),
         worst=_worst(measured, outcomes, num_worst),
-        notes=notes,
+        notes=notes if hint is None else (*notes, hint),
+        hint=hint,
     )
 
 

@@ -55,7 +55,16 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             title=f"{other} minus {one}",
             header=("figure", one, other, "difference", "95 % interval"),
             rows=tuple(rows),
-            note=_drawn(comparison.draws, comparison.num_pictures) + f" n is {_counted(comparison.num_examples)}.",
+            note=" ".join(
+                filter(
+                    None,
+                    (
+                        _drawn(comparison.draws, comparison.num_pictures),
+                        f"n is {_counted(comparison.num_examples)}.",
+                        comparison.note,
+                    ),
+                )
+            ),
         )
     ]
     found = comparison.mcnemar

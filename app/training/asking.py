@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from llama_adapter.app.evaluating.question import question_of
-from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.jobs.questions import TemplateError, as_template
 from llama_adapter.app.labelled.checks import check_lengths
 from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import Prompt, PromptEncoder
@@ -58,7 +58,8 @@ def default_question(example: Example) -> str | None:
         return None
     if len(example.choices) > MOST_NAMED:
         return "Which class is this?"
-    return f"Which of these is it: {', '.join(example.choices)}?"
+    question = f"Which of these is it: {', '.join(example.choices)}?"
+    return question if example.item.source is None else as_template(question)
 
 
 class Asker:

@@ -140,9 +140,10 @@ def encode_pictures(
     reader: Reader,
     encode: Callable[[Tensor], Tensor],
     batch_size: int,
-    show: Callable[[int, int], None] = lambda done, total: None,
+    show: Callable[[int, int], None] = lambda done, failed: None,
 ) -> list[Unreadable]:
-    """Encode and store the pictures; returns those that cannot be read. `show` gets how many are done, and of how many.
+    """Encode and store the pictures; returns those that cannot be read. `show` gets how many are done, and how many of
+    these cannot be read.
 
     `encode` takes uint8 pixels (B, H, W, 3). Raises what `encode` raises, and OSError.
     """
@@ -166,7 +167,7 @@ def encode_pictures(
                 for (digest, _), one in zip(whole, encoded, strict=True):
                     cache.put(digest, one)
             num_done += len(taken)
-            show(num_done, len(pictures))
+            show(num_done, len(unreadable))
     return unreadable
 
 

@@ -1,7 +1,7 @@
 """Counts the memory and the work of a computation on torch's meta device, where no numbers are."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -13,13 +13,15 @@ from torch.utils.flop_counter import flop_registry
 class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, tensors that are made are counted while they live.
 
-    `flops` are floating-point operations of matrix products, and `traffic` the bytes that all other operations read
+    `flops` are floating-point operations of matrix products, `frozen_flops` those of them with `frozen` weights, and
+    `traffic` the bytes that all other operations read
     and write. Of what was made outside, nothing lives. Beside tensors of the meta device, those of the CPU, such as
     indices, are taken for such."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live_bytes = self.peak_bytes = self.flops = self.traffic = 0
+        self.live_bytes = self.peak_bytes = self.flops = self.frozen_flops = self.traffic = 0
+        self._frozen = {id(one.untyped_storage()): one for one in frozen}
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -32,7 +34,10 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         out = func(*args, **kwargs)
         if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=out)
+            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+            self.flops += flops
+            if any(id(one.untyped_storage()) in self._frozen for one in given):
+                self.frozen_flops += flops
         elif not func.is_view:
             self.traffic += sum(
                 one.numel() * one.itemsize for one in tree_iter((args, kwargs, out)) if isinstance(one, Tensor)

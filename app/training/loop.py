@@ -223,5 +223,15 @@ class Loop:
             self._write(BEST, {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)})
 
     def _write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        if self._ranks.is_first:
+        if not self._ranks.is_first:
+            return
+        try:
             write_checkpoint(self._folder / name, tensors, self._state)
+        except OSError as error:
+            kept = (self._folder / LAST).is_file()
+            raise TrainingError(
+                f"The checkpoint `{shown_name(str(self._folder / name))}` cannot be written: {error.strerror or error}",
+                hint="make room on the disk, and go on from the checkpoint before it with --resume"
+                if kept
+                else "make room on the disk, or name another --out",
+            ) from error

@@ -28,6 +28,7 @@ from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
@@ -42,17 +43,24 @@ _HALF = (".gate", ".new_gate", "_l1.weight", "_l2.weight")
 
 
 def open_trainable(
-    spec: CaptionerSpec, choice: TrainingChoice, *, dtype: torch.dtype, device: torch.device | str, seed: int
+    spec: CaptionerSpec,
+    choice: TrainingChoice,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    kernels: Library | None = None,
 ) -> "TrainableModel":
     """The model of `spec` with what `choice` trains, on `device`.
 
     Frozen weights are in `dtype`, trained ones in float32. Before the first step it computes what the model of `spec`
-    computes. `seed` is that of what is new. Raises CheckpointError as the loaders do, and UsageError for a model that
+    computes. `seed` is that of what is new. `kernels` multiply by the decoder's frozen weights, by default torch does.
+    Raises CheckpointError as the loaders do, and UsageError for a model that
     cannot be trained so.
     """
     sources = open_sources(spec, choice, seed=seed)
     _check_choice(sources, choice)
-    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed)
+    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
 
 
 def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
@@ -83,6 +91,7 @@ class TrainableModel(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         seed: int,
+        kernels: Library | None = None,
     ) -> None:
         """Use `open_trainable`."""
         super().__init__()
@@ -100,6 +109,7 @@ class TrainableModel(nn.Module):
             dtype=dtype,
             device=device,
             seed=seed,
+            kernels=kernels,
         )
         self.vision: PictureEncoder | None = None
         self.vision_config: VisionConfig = no_vision(planned)
@@ -140,7 +150,7 @@ class TrainableModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.decoder.decoder.head.weight.device
+        return self.decoder.device
 
     @property
     def checkpoint_layers(self) -> bool:
@@ -150,6 +160,11 @@ class TrainableModel(nn.Module):
     @checkpoint_layers.setter
     def checkpoint_layers(self, value: bool) -> None:
         self.decoder.checkpoint_layers = value
+
+    def release(self) -> None:
+        """Free the memory of all weights; afterwards nothing can be computed."""
+        self.to("meta")
+        self.decoder.release()
 
     @functools.cached_property
     def encoder_digest(self) -> str:

@@ -1,6 +1,6 @@
 """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) over named parameters, and its state by name."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -33,6 +33,7 @@ class NamedAdamW:
             lr=0.0,
             betas=BETAS,
             eps=1e-8,
+            fused=_is_on_cpu(self._parameters.values()) or None,
         )
 
     def set_rate(self, lr: float) -> None:
@@ -61,3 +62,8 @@ class NamedAdamW:
         for name, parameter in self._parameters.items():
             own = {kind: state[f"{kind}/{name}"].to(parameter.device).clone() for kind in _MOMENTS}
             self.torch.state[parameter] = {"step": state[f"step/{name}"].clone(), **own}
+
+
+def _is_on_cpu(parameters: Iterable[Tensor]) -> bool:
+    """Whether whole parameters are on the CPU, where torch's default goes over all numbers about twenty times."""
+    return all(one.device.type == "cpu" and not hasattr(one, "full_tensor") for one in parameters)

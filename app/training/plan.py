@@ -4,7 +4,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
-from llama_adapter.llm.training.sketch import attend_fused, sketch_decoder
+from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.block import plain_attention
@@ -24,7 +24,11 @@ from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_
 ENCODED_TOGETHER: Final = 16  # pictures
 SCORED_ROWS: Final = 8  # of a captioner that answers examples
 _VISUAL: Final = "visual blocks"
-_MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+MOMENTS: Final = 2  # AdamW's numbers for each that is trained
+# How often numbers of the size of the trained ones are read or written: norm, clipping, update (fused on a CPU).
+_PASSES: Final = {"cpu": 10}
+_MOST_PASSES: Final = 23
+_COUNTED_ROWS: Final = 64  # at most: what more rows take is a straight line through half and all of these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +54,14 @@ class StepPlan:
     """Bytes of one device by purpose, and what it computes in a step."""
 
     frozen: int
+    packing: int  # more for frozen weights that are packed for the C kernels
     trained: int  # with the optimiser's moments
     computing: int  # the peak of activations and gradients
     encoding: int  # of pictures, before the first step
     updating: int  # gradients, and what the optimiser needs beside
     scoring: int  # a captioner beside the model
     flops: int  # of matrix products
+    frozen_flops: int  # of those with the decoder's frozen weights
     traffic: int  # bytes that all other operations read and write
 
     @property
@@ -63,9 +69,14 @@ class StepPlan:
         """The peak."""
         return self.frozen + self.trained + max(self.computing, self.encoding, self.updating, self.scoring)
 
-    def seconds(self, *, flops_per_s: float, bytes_per_s: float) -> float:
+    def packed(self) -> "StepPlan":
+        """The plan of a decoder whose frozen weights are packed."""
+        return dataclasses.replace(self, frozen=self.frozen + self.packing, packing=0)
+
+    def seconds(self, *, flops_per_s: float, frozen_flops_per_s: float, bytes_per_s: float) -> float:
         """Of a step on a device that reaches these rates."""
-        return self.flops / flops_per_s + self.traffic / bytes_per_s
+        products = (self.flops - self.frozen_flops) / flops_per_s + self.frozen_flops / frozen_flops_per_s
+        return products + self.traffic / bytes_per_s
 
 
 def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"] = "ddp") -> StepPlan:
@@ -87,9 +98,10 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     query = _query(shapes) if has_visual else None
     frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
     trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
-    computing, flops, traffic = _computed(decoder, query, shapes)
+    counted = _computed(decoder, query, shapes)
+    computing = counted.peak
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
-    held, gradients = (1 + _MOMENTS) * trained, trained
+    held, gradients = (1 + MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
         frozen += trained  # the adapter as it was at the beginning is kept on the host
     if num_ranks > 1 and kind == "fsdp":
@@ -101,14 +113,22 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
         computing += gradients  # buckets in which the gradients of all ranks meet
     return StepPlan(
         frozen=frozen,
+        packing=packed_more(decoder),
         trained=held,
         computing=computing,
         encoding=_encoding_bytes(shapes),
         updating=gradients + (2 * largest if shapes.device_type == "cpu" else gradients),
         scoring=_scoring_bytes(shapes) if shapes.is_scored else 0,
-        flops=flops * shapes.parts,
-        traffic=traffic * shapes.parts,
+        flops=counted.flops * shapes.parts,
+        frozen_flops=counted.frozen_flops * shapes.parts,
+        traffic=counted.traffic * shapes.parts + _PASSES.get(shapes.device_type, _MOST_PASSES) * gradients,
     )
+
+
+def with_packing(plan: StepPlan, *, free: int | None) -> StepPlan | None:
+    """The plan with packed weights if the `free` bytes allow it; None: they do not."""
+    packed = plan.packed()
+    return packed if free is None or packed.total <= free else None
 
 
 def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
@@ -116,9 +136,9 @@ def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
     if free is None or plan.total <= free:
         return
     raise TooLittleMemoryError(
-        f"Training needs {plan.total / 1e9:.1f} GB at its peak ({plan.frozen / 1e9:.1f} GB for frozen weights, "
-        f"{plan.trained / 1e9:.1f} GB for what is trained, {plan.computing / 1e9:.1f} GB for computing), and "
-        f"{free / 1e9:.1f} GB are free on {device}",
+        f"Training needs {plan.total / 1e9:.2f} GB at its peak ({plan.frozen / 1e9:.2f} GB for frozen weights, "
+        f"{plan.trained / 1e9:.2f} GB for what is trained, {plan.computing / 1e9:.2f} GB for computing), and "
+        f"{free / 1e9:.2f} GB are free on {device}",
         hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
         "torchrun and --parallel fsdp",
     )
@@ -132,8 +152,24 @@ def _query(shapes: Shapes) -> VisualQueryBlocks:
     return encoder.query
 
 
-def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> tuple[int, int, int]:
-    """Peak of activations and gradients, floating-point operations and other traffic, of one part of a step."""
+class _Counted(NamedTuple):
+    """Bytes at the peak, operations of all and of frozen weights, and bytes of other traffic."""
+
+    peak: int
+    flops: int
+    frozen_flops: int
+    traffic: int
+
+
+def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> _Counted:
+    """What the activations and gradients of one part of a step take."""
+    if shapes.rows > _COUNTED_ROWS:
+        half, whole = (
+            _computed(decoder, query, dataclasses.replace(shapes, rows=rows))
+            for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
+        )
+        times = (shapes.rows - _COUNTED_ROWS) / (_COUNTED_ROWS // 2)
+        return _Counted(*(int(all_ + times * (all_ - some)) for some, all_ in zip(half, whole, strict=True)))
     rows, config = shapes.rows, shapes.decoder
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()
@@ -143,16 +179,16 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
     if query is not None and shapes.vision is not None:
         clip = shapes.vision.clip
         features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
-    with MetaCounter() as counter:
+    with MetaCounter(frozen_weights(decoder)) as counter:
         if query is not None and features is not None:
             visual_query = _cast_query(query, features)
         loss, _ = decoder(tokens_BS, labels_BS, visual_query)
         loss.backward()
-    flops, traffic = counter.flops, counter.traffic
+    flops = counter.flops
     if shapes.device_type != "cpu":  # kernels that were not counted, which leave out half of a square
         passes = 4 if shapes.checkpointing else 3
         flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
-    return counter.peak_bytes, flops, traffic
+    return _Counted(counter.peak_bytes, flops, counter.frozen_flops, counter.traffic)
 
 
 def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.plan import Shapes, StepPlan, plan_step, smaller
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times, times_back
 from llama_adapter.runtime.ceilings import best_seconds
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -22,6 +23,7 @@ from llama_adapter.vision.config import QueryConfig, VisionConfig
 
 _GB: Final = 1e9
 _TOKENS: Final = 512  # that rates are measured with
+_UNCACHED: Final = 1 << 27  # bytes that hardly any cache holds
 _LABELS: Final = 8  # a row has this many tokens for each one of its answer, if there are no data
 
 
@@ -30,6 +32,7 @@ class Rates:
     """What a device reaches."""
 
     flops_per_s: float  # of matrix products
+    frozen_flops_per_s: float  # of those with the decoder's frozen weights
     bytes_per_s: float  # of memory
 
 
@@ -122,9 +125,11 @@ def planned_runs(
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
         for kind in ("ddp", "fsdp") if count > 1 else ("ddp",):
             plan = plan_step(own, num_ranks=count, kind=kind)
+            if kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None:
+                plan = plan.packed()
             seconds = None
             if rates is not None:
-                seconds = plan.seconds(flops_per_s=rates.flops_per_s, bytes_per_s=rates.bytes_per_s)
+                seconds = plan.seconds(**dataclasses.asdict(rates))
             yield PlannedRun(
                 num_devices=count, kind=kind if count > 1 else "", rows=own.rows, plan=plan, seconds=seconds
             )
@@ -132,17 +137,25 @@ def planned_runs(
 
 @torch.inference_mode()
 def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
-    """What this machine's device reaches in training: layers of the model's widths as torch computes them.
-
-    The C kernels that answer are faster, but have no backward pass.
-    """
+    """What this machine's device reaches in training, with layers of the model's widths."""
     options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
     weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
-    y_TF = torch.randn(_TOKENS, decoder.ffn_dim, **options)
-    products = best_seconds(backend, lambda: functional.linear(x_TD, weight_FD) @ weight_FD)
-    others = best_seconds(backend, lambda: functional.silu(y_TF).mul_(y_TF))
-    return Rates(flops_per_s=4 * _TOKENS * weight_FD.numel() / products, bytes_per_s=5 * y_TF.nbytes / others)
+    count = -(-_UNCACHED // (_TOKENS * decoder.ffn_dim * dtype.itemsize))
+    many_TF = [torch.randn(_TOKENS, decoder.ffn_dim, **options) for _ in range(count)]
+    kernels = find_kernels(backend.device.type, dtype)
+    frozen = weight_FD if kernels is None else PackedWeight(weight_FD, library=kernels)
+    products, frozen_products = (
+        best_seconds(backend, lambda weight=weight: times_back(times(x_TD, weight), weight))  # type: ignore[misc]
+        for weight in (weight_FD, frozen)
+    )
+    others = best_seconds(backend, lambda: [functional.silu(y_TF).mul_(y_TF) for y_TF in many_TF])
+    flops = 4 * _TOKENS * weight_FD.numel()
+    return Rates(
+        flops_per_s=flops / products,
+        frozen_flops_per_s=flops / frozen_products,
+        bytes_per_s=5 * sum(one.nbytes for one in many_TF) / others,
+    )
 
 
 def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: bool) -> str:
@@ -184,9 +197,12 @@ def _lines(
         f"{shapes.tokens} tokens each"
     )
     source = "as measured here" if is_measured else "as given"
+    frozen = ""
+    if rates.frozen_flops_per_s != rates.flops_per_s:
+        frozen = f" ({rates.frozen_flops_per_s / 1e12:.3g} with frozen weights)"
     yield (
-        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s and {rates.bytes_per_s / _GB:.3g} GB/s ({source}), without "
-        "transfers between devices; memory in GB of each device, without that of torch itself"
+        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s{frozen} and {rates.bytes_per_s / _GB:.3g} GB/s "
+        f"({source}), without transfers between devices; memory in GB of each device, without that of torch itself"
     )
     yield ""
     heads = ["devices", "rows", "frozen", "trained", "computing", "peak", "TFLOP", "s a step", "examples/s"]

@@ -51,12 +51,14 @@ class TrainingData:
 
     def without(self, digests: set[str]) -> "TrainingData":
         """The same without examples of some pictures. Raises UsageError if nothing is left to learn."""
-        parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self._parts()}
+        parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self.parts}
         if not parts[TRAIN]:
             raise UsageError("Wanted examples to learn, but none of their pictures can be read")
         return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
 
-    def _parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
+    @property
+    def parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
+        """The examples of each part, with its name."""
         return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class TrainingData:
                     "answers": dict(Counter(one.example.answers[0] for one in part).most_common(100)),
                     "pictures": sorted({one.example.digest for one in part if one.example.digest}),
                 }
-                for name, part in self._parts()
+                for name, part in self.parts
             },
         }
 

@@ -51,7 +51,7 @@ class TrainProgress:
             self._loss = loss if self._loss != self._loss else _SMOOTH * self._loss + (1 - _SMOOTH) * loss
         if self._is_visible and now - self._shown_at >= (_TERMINAL_S if self._is_terminal else _ELSEWHERE_S):
             self._shown_at = now
-            self.show(self.line(done, lr=lr, num_examples=num_examples))
+            self._show(self.line(done, lr=lr, num_examples=num_examples))
 
     def line(self, done: int, *, lr: float, num_examples: int) -> str:
         """The line after a step."""
@@ -61,10 +61,8 @@ class TrainProgress:
             parts += [f"{self.rate:.1f} examples/s", f"{duration(left)} left"]
         return ", ".join(parts)
 
-    def show(self, line: str) -> None:
+    def _show(self, line: str) -> None:
         """Print a line that the next one replaces on a terminal."""
-        if not self._is_visible:
-            return
         if self._is_terminal:
             say(f"{_CLEAR_LINE}{line[: _width()]}", end="")
             self._is_on_line = True

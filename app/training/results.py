@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import shlex
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,14 @@ from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import LoopState
+from llama_adapter.app.training.commands import ask_command, check_commands
 from llama_adapter.app.training.curves import draw_curves
+from llama_adapter.app.training.errors import TrainingError
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.model import TrainableModel
-from llama_adapter.app.training.prepare import TrainingData
+from llama_adapter.app.training.part_tables import table_name, write_tables
+from llama_adapter.app.training.plan import MOMENTS
+from llama_adapter.app.training.prepare import TEST, TrainingData
 from llama_adapter.app.training.run_log import LOG, read_log
 from llama_adapter.app.training.scoring import all_scores, answered
 from llama_adapter.runtime.atomic_write import atomic_write
@@ -34,13 +38,32 @@ _ENDS: Final = {"": "all steps", "early": "early, because the validation score d
 
 
 def write_beginning(job: TrainJob, data: TrainingData, folder: Path) -> None:
-    """Write the settings and the division of the data. Raises OSError."""
+    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError."""
     for name, text in (
         (SETTINGS, format_settings(job.settings)),
         (DATA, json.dumps(data.to_dict(), indent=1) + "\n"),
     ):
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))
+    write_tables(data, folder)
+
+
+def require_disk(model: TrainableModel, folder: Path) -> None:
+    """Raise TrainingError unless the disk has room for what a run writes, beside what lies in its folder already."""
+    trained = sum(one.nbytes for one in model.trained().values())
+    # Weights with two moments, and the best weights, each with its successor beside it; and the adapter.
+    needed = (2 * (1 + MOMENTS) + 2 + 1) * trained
+    if model.sources.bundle is not None:
+        needed += sum(path.stat().st_size for path in Path(model.sources.bundle).rglob("*") if path.is_file())
+    if folder.is_dir():
+        needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder.absolute().parent).free
+    if needed > free:
+        raise TrainingError(
+            f"The run writes up to {needed / 1e6:,.0f} MB, and the disk of `{shown_name(str(folder))}` has "
+            f"{free / 1e6:,.0f} MB free",
+            hint="make room, or name another --out",
+        )
 
 
 def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:
@@ -85,23 +108,6 @@ def draw(job: TrainJob, folder: Path) -> bool:
     return draw_curves(read_log(folder / LOG), folder / CURVES, title=Path(job.out).stem)
 
 
-def usage(job: TrainJob, data: TrainingData, bundle: Path | None) -> str:
-    """A command that asks the trained model about a picture, or answers a text."""
-    spec = job.spec
-    flags = f"--llama-dir {spec.llama_dir} " + (f"--llama-type {spec.llama_type} " if spec.llama_type else "")
-    clip = spec.clip or job.choice.clip
-    flags += f"--adapter {job.out}" + (f" --clip {clip}" if clip else "")
-    if bundle is not None:
-        flags = f"--model {bundle}"
-    example = next((one.example for one in data.train if one.has_picture), None)
-    if example is None:
-        return f'llama-adapter generate --prompt "TEXT" {flags}'
-    if example.question.instruction is None:
-        return f"llama-adapter caption PICTURE {flags}"
-    choices = "" if example.choices is None else f" --choices {shlex.quote(','.join(example.choices))}"
-    return f"llama-adapter ask PICTURE {flags} --question {shlex.quote(example.question.instruction)}{choices}"
-
-
 def write_card(
     job: TrainJob,
     model: TrainableModel,
@@ -113,7 +119,7 @@ def write_card(
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
     memory: str,
-    command: str,
+    bundle: Path | None,
 ) -> None:
     """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
     name = Path(job.out).stem
@@ -124,7 +130,8 @@ def write_card(
         f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
         "",
         "```bash",
-        command,
+        ask_command(job, data, folder=folder, bundle=bundle),
+        *check_commands(job, data, folder=folder, bundle=bundle),
         "```",
         "",
         "## Data",
@@ -132,7 +139,8 @@ def write_card(
         f"- {', '.join(shown_name(place) for place in job.data)}",
         f"- SHA-256 of questions, answers and pictures: `{data.digest}`",
         f"- split by picture with seed {job.seed}: {len(data.train):,} examples to learn, {len(data.validation):,} for "
-        f"validation, {len(data.test):,} for the test; `{DATA}` has the digests of all pictures",
+        f"validation, {len(data.test):,} for the test; `{DATA}` has the digests of all pictures, and a table such as "
+        f"`{table_name(TEST)}` the examples of each part",
         f"- pictures that could not be read and are left out: {len(unreadable):,}",
         "",
         *_answers(data),

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Final
 
 import torch
 
+from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.scores.scoring import Scores
+from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
@@ -26,6 +29,7 @@ from llama_adapter.app.training.cache import (
     pictures_of,
 )
 from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
+from llama_adapter.app.training.commands import ask_command
 from llama_adapter.app.training.distributing import Distributed, Kind
 from llama_adapter.app.training.feeding import Encodings, Feeder
 from llama_adapter.app.training.interrupting import Interruption, interruptible
@@ -33,7 +37,7 @@ from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.peak import PeakMemory
-from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
+from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller, with_packing
 from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
@@ -41,17 +45,19 @@ from llama_adapter.app.training.ranks import OneRank, device_name, meet, num_ran
 from llama_adapter.app.training.results import (
     CARD,
     draw,
+    require_disk,
     score_test,
     trained_spec,
-    usage,
     write_beginning,
     write_card,
     write_model,
 )
 from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
 from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 from llama_adapter.runtime.user_cache import cache_folder
@@ -91,6 +97,11 @@ def _folder(job: TrainJob) -> Path:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
     folder = out.with_suffix(".training")
+    if out.is_dir() or (folder.exists() and not folder.is_dir()):
+        wanted, place = ("file", out) if out.is_dir() else ("folder", folder)
+        raise UsageError(f"Wanted a {wanted} `{place}` for the results, which is none", hint="name another --out")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
     has_checkpoint = (folder / LAST).is_file()
     if job.resume and not has_checkpoint:
         raise UsageError(
@@ -109,24 +120,25 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
     job = job.with_rate(width=sizes_of(job).decoder.dim)
-    plan, is_scored = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
+    plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
-    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed)
+    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed, kernels=kernels)
+    backend.empty_caches()
     model.checkpoint_layers = job.checkpointing
+    if ranks.is_first:
+        require_disk(model, folder)
     for note in model.notes:
         tell(f"note: {note}")
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
-    with interruptible(speaks=ranks.is_first) as interruption:
+    with terminated_as_interrupted():
         encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
-        data = data.without({one.digest for one in unreadable if one.digest})
-        distributed = Distributed(model, kind=kind, ranks=ranks)
-        num_steps = job.optimisation.num_steps(len(data.train))
-        _announce(job, model, data, num_steps=num_steps, tell=tell)
-        if ranks.is_first:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_beginning(job, data, folder)
+    data = data.without({one.digest for one in unreadable if one.digest})
+    distributed = Distributed(model, kind=kind, ranks=ranks)
+    num_steps = job.optimisation.num_steps(len(data.train))
+    _announce(job, model, data, num_steps=num_steps, tell=tell)
+    with interruptible(speaks=ranks.is_first) as interruption:
         ended = _run_loop(
             job,
             distributed,
@@ -163,8 +175,11 @@ def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
 
 def _planned(
     job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
-) -> tuple[StepPlan, bool]:
-    """The plan of this rank, and whether answers are scored during the run. Raises TooLittleMemoryError."""
+) -> tuple[StepPlan, bool, Library | None]:
+    """The plan of this rank, whether answers are scored during the run, and the kernels if memory allows them.
+
+    Raises TooLittleMemoryError.
+    """
     sizes = sizes_of(job)
     shapes = shapes_of(
         job,
@@ -176,8 +191,8 @@ def _planned(
         labels=max(row.num_labels for one in data.everything for row in one.rows),
         is_scored=True,
     )
-    optimisation = job.optimisation
-    own = smaller(shapes, num_ranks=ranks.size, batch_size=optimisation.batch_size, rows=optimisation.rows)
+    num_together = min(job.optimisation.batch_size, len(data.train))  # examples of a step
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=num_together, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
         job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
@@ -187,8 +202,11 @@ def _planned(
     free = backend.free_bytes()
     if free is not None and backend.device.type == "cpu":
         free //= num_ranks_here()
+    kernels = None if kind == "fsdp" else find_kernels(backend.device.type, dtype)
+    if kernels is not None and (packed := with_packing(plan, free=free)) is not None:
+        return packed, is_scored, kernels
     require_memory(plan, free=free, device=backend.name)
-    return plan, is_scored
+    return plan, is_scored, None
 
 
 def _shown_memory(plan: StepPlan, measured: int | None) -> str:
@@ -222,19 +240,25 @@ def _encoded(
     if ranks.is_first:
         cache.require_room(len(missing))
     own = missing[ranks.rank :: ranks.size]
-    progress = TrainProgress(visible=tell_all and not job.quiet and len(missing) > 0, num_steps=0)
+    is_shown = tell_all and not job.quiet
+    if is_shown and missing:
+        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
     spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
     reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 
     def encode(digests: list[str]) -> list[Unreadable]:
-        return encode_pictures(
-            cache,
-            {digest: pictures[digest] for digest in digests},
-            reader=reader,
-            encode=model.encode,
-            batch_size=ENCODED_TOGETHER,
-            show=lambda done, total: progress.show(f"encoding pictures: {done:,} of {total:,}"),
-        )
+        progress = Progress(visible=is_shown, count=lambda: len(digests))
+        try:
+            return encode_pictures(
+                cache,
+                {digest: pictures[digest] for digest in digests},
+                reader=reader,
+                encode=model.encode,
+                batch_size=ENCODED_TOGETHER,
+                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
+            )
+        finally:
+            progress.clear()
 
     with contextlib.closing(reader):
         unreadable = encode(own) if own else []
@@ -243,7 +267,6 @@ def _encoded(
         rest = [digest for digest in cache.missing(pictures) if digest not in known]
         if rest:  # other ranks could not read these, or keep what they encode on another machine
             unreadable += encode(rest)
-    progress.clear()
     unreadable += data.unreadable
     for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
         if tell_all:
@@ -265,8 +288,8 @@ def _announce(
     each = -(-len(data.train) // job.optimisation.batch_size)
     tell(
         f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
-        f"test; {num_steps:,} steps of {job.optimisation.batch_size}, {num_steps / each:.4g} epochs, "
-        f"highest learning rate {job.lr:g}"
+        f"test; {num_steps:,} steps of {min(job.optimisation.batch_size, len(data.train)):,}, {num_steps / each:.4g} "
+        f"epochs, highest learning rate {job.lr:g}"
     )
     if not data.validation:
         tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
@@ -312,6 +335,8 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
+        if ranks.is_first:  # not before a run of something else is refused
+            write_beginning(job, data, folder)
         return loop.run()
 
 
@@ -346,7 +371,7 @@ def _write(
             )
         spec = trained_spec(job, model)
         if kind != "fsdp":
-            model.to("meta")  # its memory is the captioner's now
+            model.release()  # its memory is the captioner's now
         scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
         draw(job, folder)
         write_card(
@@ -359,13 +384,16 @@ def _write(
             unreadable=unreadable,
             scores=scores,
             memory=memory,
-            command=usage(job, data, bundle),
+            bundle=bundle,
         )
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
             interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
-        say(f"`{shown_name(str(folder / CARD))}` has all figures. Ask it:\n{shown_text(usage(job, data, bundle))}")
+            if one.hint is not None:
+                say(f"note: {one.hint}")
+        asking = ask_command(job, data, folder=folder, bundle=bundle)
+        say(f"`{shown_name(str(folder / CARD))}` has all figures, and more commands. Ask it:\n{shown_text(asking)}")
     ranks.wait()
 
 

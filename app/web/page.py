@@ -71,7 +71,7 @@ _COLOURS = {  # by Gradio's name: light, dark
 def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[SavedReport, ...] = ()) -> gr.Blocks:
     """The page of a started service; `samples` are picture files to try, `reports` are shown beside the throughput.
 
-    A LLaMA without adapter has no tabs for pictures.
+    A LLaMA without adapter has no tabs for pictures, and shows the reports in a tab of their own.
 
     Mount it with `mount_page`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
@@ -89,6 +89,8 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
                     opening += build_batch(service, samples=samples, runs=runs)
                 with gr.Tab("Throughput", id="throughput") as tab:
                     _build_measurements(service, runs=runs, reports=reports, tab=tab)
+            elif reports:  # a report may be of any model, and of texts alone
+                _build_reports(reports)
             with gr.Tab("About", id="about"):
                 state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
                 opening += [state, (html_view("", elem_id="about-model"), lambda: about(service))]
@@ -116,8 +118,12 @@ def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedRep
     with gr.Tabs(elem_id="throughput-tabs"):
         with gr.Tab("Speed", id="speed"):
             build_throughput(service, runs=runs, tab=tab)
-        with gr.Tab("Scores", id="scores"):
-            build_scores(reports)
+        _build_reports(reports)
+
+
+def _build_reports(reports: tuple[SavedReport, ...]) -> None:
+    with gr.Tab("Scores", id="scores"):
+        build_scores(reports)
 
 
 def mount_page(application: "FastAPI", page: gr.Blocks, service: Service) -> None:

@@ -23,7 +23,7 @@ class Engine:
         self.enter_stage: Callable[[str], None] = lambda stage: None
         self._runner = runner
         self._eos_id = eos_id
-        self._scheduler = Scheduler(runner.config)
+        self._scheduler = Scheduler(runner.config, mixes=runner.runs_mixed)
         self._early: list[Output] = []  # requests that end without a step
 
     @property

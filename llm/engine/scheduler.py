@@ -10,7 +10,7 @@ from typing import TypeVar
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, ScorePlan
 
 _rows = itertools.count()  # of all engines: a runner may still return a step of an earlier one
 
@@ -18,10 +18,11 @@ _Waiting = TypeVar("_Waiting", Sequence, ScoreRequest)
 
 
 class Scheduler:
-    """First come, first served. New sequences are admitted before running ones go on."""
+    """First come, first served. New sequences are admitted before running ones go on, or in the same program."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, *, mixes: bool) -> None:
+        """`mixes`: running sequences go on while new ones are admitted, by mixed plans."""
+        self._config, self._mixes = config, mixes
         self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
         self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
@@ -46,22 +47,31 @@ class Scheduler:
                 continuations=[request.continuations for request in requests],
                 prefixes=[request.prefix for request in requests],
             )
+        admitted = self._take(Sequence, limit=self.num_rows - len(self.running))
+        if not admitted:
+            return self._decode() if self.running else None
+        if self.running and self._mixes:
+            return MixedPlan(self._decode(), self._prefill(admitted))
+        return self._prefill(admitted)
+
+    def _prefill(self, admitted: list[Sequence]) -> PrefillPlan:
+        """The prefill of sequences that are running from now on."""
         first_slot = len(self.running)
-        if admitted := self._take(Sequence, limit=self.num_rows - first_slot):
-            for slot, sequence in enumerate(admitted, start=first_slot):
-                sequence.slot = slot
-                self._by_row[sequence.row] = sequence
-            self.running += admitted
-            return PrefillPlan(
-                rows=[sequence.row for sequence in admitted],
-                prompts=[sequence.prompt_ids for sequence in admitted],
-                prefixes=[sequence.request.prefix for sequence in admitted],
-                draws=[sequence.next_draw() for sequence in admitted],
-                first_slot=first_slot,
-                with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
-            )
-        if not self.running:
-            return None
+        for slot, sequence in enumerate(admitted, start=first_slot):
+            sequence.slot = slot
+            self._by_row[sequence.row] = sequence
+        self.running += admitted
+        return PrefillPlan(
+            rows=[sequence.row for sequence in admitted],
+            prompts=[sequence.prompt_ids for sequence in admitted],
+            prefixes=[sequence.request.prefix for sequence in admitted],
+            draws=[sequence.next_draw() for sequence in admitted],
+            first_slot=first_slot,
+            with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
+        )
+
+    def _decode(self) -> DecodePlan:
+        """A step of all running sequences."""
         # Without a step where every sequence ends with a token that is not read yet.
         rows = [] if all(sequence.is_complete for sequence in self.running) else self.running
         return DecodePlan(

@@ -11,7 +11,17 @@ from llama_adapter.llm.exported.numpy_sampler import choose, log_softmax
 from llama_adapter.llm.exported.program import Chosen, DecoderProgram
 from llama_adapter.llm.exported.step import decode_step, prefill_step, score_step
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, Tokens, WarmUp
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    MixedPlan,
+    Plan,
+    PrefillPlan,
+    Result,
+    ScorePlan,
+    Scores,
+    Tokens,
+    WarmUp,
+)
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.score_layout import lay_out_rows
 
@@ -29,6 +39,10 @@ class ExportedRunner:
     @property
     def operators_name(self) -> str:
         return self.program.name
+
+    @property
+    def runs_mixed(self) -> bool:
+        return False
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         query_BQD = np.asarray(visual_query_BQD, self.config.dtype)
@@ -54,6 +68,8 @@ class ExportedRunner:
             case PrefillPlan():
                 chosen = self._prefill(plan.prompts, plan.prefixes, self._drawn(plan.draws), first_slot=plan.first_slot)
                 return self._choose(plan, chosen, first_slot=plan.first_slot)
+            case MixedPlan():
+                raise NotImplementedError("the graphs run no mixed plans")
             case ScorePlan():
                 return Scores(plan.rows, self._score(plan))
 

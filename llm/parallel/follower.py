@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Runner, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Runner, ScorePlan
 
 
 def follow(runner: Runner, channel: Channel) -> None:
@@ -27,38 +27,6 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
             prefixes[command["number"]] = runner.stored_prefix(k_ANQH, v_ANQH)
         case "empty":
             prefixes[command["number"]] = runner.empty_prefix()
-        case "prefill":
-            rows = range(len(command["prompts"]))
-            runner.run(
-                PrefillPlan(
-                    rows=rows,
-                    prompts=command["prompts"],
-                    prefixes=_found(command, prefixes),
-                    draws=[None] * len(rows),
-                    first_slot=command["first_slot"],
-                    with_logprobs=command["with_logprobs"],
-                )
-            )
-        case "decode":
-            positions = command["positions"]
-            rows = range(len(positions))
-            runner.run(
-                DecodePlan(
-                    rows=list(rows),
-                    positions=positions,
-                    draws=[None] * len(rows),
-                    with_logprobs=command["with_logprobs"],
-                )
-            )
-        case "score":
-            runner.run(
-                ScorePlan(
-                    rows=range(len(command["prompts"])),
-                    prompts=command["prompts"],
-                    continuations=command["continuations"],
-                    prefixes=_found(command, prefixes),
-                )
-            )
         case "move":
             runner.move(command["source"], command["target"], num_tokens=command["num_tokens"])
         case "clear":
@@ -67,6 +35,45 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
             runner.reset()
         case "warm_up":
             runner.warm_up(prompt_tokens=command["prompt_tokens"], new_tokens=command["new_tokens"])
+        case _:
+            runner.run(_plan(command, prefixes))
+
+
+def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
+    """The plan of a command. The first rank chooses the tokens of all, so draws are left out."""
+    match command["do"]:
+        case "prefill":
+            rows = range(len(command["prompts"]))
+            return PrefillPlan(
+                rows=rows,
+                prompts=command["prompts"],
+                prefixes=_found(command, prefixes),
+                draws=[None] * len(rows),
+                first_slot=command["first_slot"],
+                with_logprobs=command["with_logprobs"],
+            )
+        case "decode":
+            positions = command["positions"]
+            return DecodePlan(
+                rows=list(range(len(positions))),
+                positions=positions,
+                draws=[None] * len(positions),
+                with_logprobs=command["with_logprobs"],
+            )
+        case "mixed":
+            decode, prefill = (_plan(command[part], prefixes) for part in ("decode", "prefill"))
+            assert isinstance(decode, DecodePlan)
+            assert isinstance(prefill, PrefillPlan)
+            return MixedPlan(decode, prefill)
+        case "score":
+            return ScorePlan(
+                rows=range(len(command["prompts"])),
+                prompts=command["prompts"],
+                continuations=command["continuations"],
+                prefixes=_found(command, prefixes),
+            )
+        case unknown:
+            raise ValueError(f"no command `{unknown}`")
 
 
 def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:

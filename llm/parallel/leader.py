@@ -12,7 +12,7 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, Runner, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, Runner, ScorePlan, WarmUp
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 _Value = TypeVar("_Value")
@@ -66,6 +66,10 @@ class LeadingRunner:
     @property
     def operators_name(self) -> str:
         return f"{self._runner.operators_name}, {self.config.decoder.num_ranks} ranks"
+
+    @property
+    def runs_mixed(self) -> bool:
+        return self._runner.runs_mixed
 
     @property
     def is_usable(self) -> bool:
@@ -155,6 +159,8 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
             }
+        case MixedPlan():
+            return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
         case ScorePlan():
             return {
                 "do": "score",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, Tokens
 from llama_adapter.llm.runners.sampler import Prediction, choose, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
 from llama_adapter.runtime.ranks import ALONE, Alone
@@ -58,7 +58,9 @@ class AsyncReadback:
         """The newest token of each of slots 0..num_rows-1, where the device needs it."""
         return self._newest[:num_rows]
 
-    def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Tokens:
+    def choose(
+        self, plan: PrefillPlan | DecodePlan | MixedPlan, prediction: Prediction, *, first_slot: int = 0
+    ) -> Tokens:
         """Choose the tokens of a step in slots `first_slot` and up; returns those that are read now."""
         slots = slice(first_slot, first_slot + len(plan.rows))
         # On a device with a queue, the host may not know the token that this decode step was fed.

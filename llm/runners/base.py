@@ -51,7 +51,30 @@ class DecodePlan:
     with_logprobs: bool = False
 
 
-Plan = ScorePlan | PrefillPlan | DecodePlan
+@dataclass(frozen=True, slots=True)
+class MixedPlan:
+    """A decode step of all running rows and a prefill of the slots behind them, in one program."""
+
+    decode: DecodePlan
+    prefill: PrefillPlan
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Rows of slots 0..R-1."""
+        return [*self.decode.rows, *self.prefill.rows]
+
+    @property
+    def draws(self) -> Sequence[Draw | None]:
+        """Draws of these rows."""
+        return [*self.decode.draws, *self.prefill.draws]
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether one of the two wants them."""
+        return self.decode.with_logprobs or self.prefill.with_logprobs
+
+
+Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
 
 
 class Scores(NamedTuple):
@@ -88,6 +111,10 @@ class Runner(Protocol):
     @property
     def operators_name(self) -> str:
         """Name of the operators that the decoder computes with, for people."""
+
+    @property
+    def runs_mixed(self) -> bool:
+        """Whether it runs mixed plans. Others are given a prefill and a decode step in turn."""
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         """Visual query (B, Q, D), as the vision backend gives it -> one prefix (A, 1, N, Q, H) per picture."""

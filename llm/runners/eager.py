@@ -16,7 +16,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
-from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.scoring import sum_scores
@@ -70,6 +70,10 @@ class EagerRunner:
     def operators_name(self) -> str:
         return self.operators.name
 
+    @property
+    def runs_mixed(self) -> bool:
+        return False
+
     def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):
@@ -80,6 +84,8 @@ class EagerRunner:
             case PrefillPlan():
                 prediction = self.prefill(plan.prompts, plan.prefixes, first_slot=plan.first_slot)
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
+            case MixedPlan():
+                return self._readback.choose(plan, self.mixed(plan))
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
 
@@ -141,6 +147,10 @@ class EagerRunner:
             tokens_R = torch.cat([tokens_R, tokens_R[-1:].expand(num_rows - len(tokens_R))])
         logits_RV, best_R = program(tokens_R[:, None], positions_R)
         return Prediction(logits_RV[: len(positions)], best_R[: len(positions)])
+
+    def mixed(self, plan: MixedPlan) -> Prediction:
+        """What follows the newest token of each running row, and each prompt. Only where `runs_mixed`."""
+        raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1; all of its shapes are fixed."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.base import MixedPlan, ScorePlan
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import Prediction, predict
@@ -65,7 +65,7 @@ class _Tokens:
     shared_ends: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
-    are_whole_rows: bool = False  # they see each other and the common past, and nothing that a row had before
+    num_steps: int = 0  # so many of the first runs go on in their row; others are whole rows behind the common past
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
         """Tokens that attend to places 0..shared_end-1 and, from `place` on, to each other backwards."""
@@ -83,11 +83,14 @@ class _Tokens:
         self.run_rows.append(row)
         self.run_starts.append(len(self.ids))
 
-    def has_equal_rows(self) -> bool:
-        """Whether several rows have the same tokens at the same places: pictures that are asked the same."""
-        count = self.run_starts[1]
+    def num_equal_rows(self) -> int:
+        """All whole rows, if they have the same tokens at the same places: pictures that are asked the same. Else 0."""
+        count = len(self.run_rows) - self.num_steps
+        if count < 2:
+            return 0
+        first, end = self.run_starts[self.num_steps : self.num_steps + 2]
         columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
-        return len(self.run_rows) > 1 and all(column == column[:count] * len(self.run_rows) for column in columns)
+        return count if all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
 class NativeRunner(EagerRunner):
@@ -146,6 +149,10 @@ class NativeRunner(EagerRunner):
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
+    @property
+    def runs_mixed(self) -> bool:
+        return not self._backend.capabilities.queued
+
     @torch_stands_aside()
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         return super().project_prefix(visual_query_BQD)
@@ -154,10 +161,22 @@ class NativeRunner(EagerRunner):
     @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         self._place(prefixes, first_slot=first_slot)
+        return self._fill(prompts, first_slot=first_slot, steps=_Tokens())
+
+    @torch.inference_mode()
+    @torch_stands_aside()
+    def mixed(self, plan: MixedPlan) -> Prediction:
+        prefill, positions = plan.prefill, plan.decode.positions
+        self._place(prefill.prefixes, first_slot=prefill.first_slot)
+        steps = self._steps(self._readback.newest(len(positions)), positions)
+        return self._fill(prefill.prompts, first_slot=prefill.first_slot, steps=steps)
+
+    def _fill(self, prompts: Sequence[Sequence[int]], *, first_slot: int, steps: _Tokens) -> Prediction:
+        """What follows `steps`, tokens of running rows, and each prompt."""
         # A prompt is packed with one continuation of one token: the logits that predict that token are computed.
         layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
         rows = enumerate(layouts, start=first_slot)
-        portions = _portions(rows, start=self._start)
+        portions = _portions(rows, start=self._start, steps=steps)
         parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
@@ -166,19 +185,23 @@ class NativeRunner(EagerRunner):
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
+        return self._run(self._steps(token_ids, positions), self._cache.k, self._cache.v, self._prefix)
+
+    def _steps(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> _Tokens:
+        """One token for each of slots 0..R-1."""
         num_rows = len(token_ids)
         places = [self._start + position for position in positions]
-        tokens = _Tokens(
+        return _Tokens(
             ids=token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids),
             run_rows=list(range(num_rows)),
             run_starts=list(range(num_rows + 1)),
             places=places,
-            positions=places,
+            positions=list(places),
             shared_ends=[0] * num_rows,
             starts=[0] * num_rows,
             logit_tokens=list(range(num_rows)),
+            num_steps=num_rows,
         )
-        return self._run(tokens, self._cache.k, self._cache.v, self._prefix)
 
     @torch.inference_mode()
     @torch_stands_aside()
@@ -193,7 +216,7 @@ class NativeRunner(EagerRunner):
             for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
                 whole[:, :, :, : self._start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        portions = _portions(enumerate(layouts), start=self._start)
+        portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
         logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logits_TV, targets_T, layouts)
@@ -217,7 +240,7 @@ class NativeRunner(EagerRunner):
         batch = BatchStruct(
             num_tokens=len(tokens.ids),
             num_runs=len(tokens.run_rows),
-            equal_runs=tokens.are_whole_rows and tokens.has_equal_rows(),
+            equal_runs=tokens.num_equal_rows(),
             x=x_TD.data_ptr(),
             run_rows=_numbers(tokens.run_rows),
             run_starts=_numbers(tokens.run_starts),
@@ -272,17 +295,17 @@ class _Sum:
             raise
 
 
-def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int) -> Iterable[_Tokens]:
+def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _Tokens) -> Iterable[_Tokens]:
     """Rows with their numbers, in portions of few enough tokens; logits are those of the layouts' predictors.
 
-    Rows begin at place and position `start`, behind the past that all their tokens attend to.
+    `steps` come first. Rows begin at place and position `start`, behind the past that all their tokens attend to.
     """
-    tokens = _Tokens(are_whole_rows=True)
+    tokens = steps
     for row, layout in rows:
         length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
             yield tokens
-            tokens = _Tokens(are_whole_rows=True)
+            tokens = _Tokens()
         first = len(tokens.ids)
         tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:

@@ -35,8 +35,9 @@ def packed_attention(
     row, (B, N, Q, H).
     """
     qk_T2NH, v_T1NH = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).split((2, 1), dim=1)
-    q_BNSH, k_BNSH = layout.pad(rotate(qk_T2NH, *rotary)).permute(2, 0, 3, 1, 4)
-    v_BNSH = layout.pad(v_T1NH.squeeze(1)).transpose(1, 2)
+    # Contiguous, because the products of attention would each copy them.
+    q_BNSH, k_BNSH = layout.pad(rotate(qk_T2NH, *rotary)).permute(2, 0, 3, 1, 4).contiguous()
+    v_BNSH = layout.pad(v_T1NH.squeeze(1)).transpose(1, 2).contiguous()
     heads_BNSH = attend(q_BNSH, k_BNSH, v_BNSH, True)
     if prefix is not None:
         heads_BNSH = heads_BNSH + attend(q_BNSH, *prefix, False)
@@ -77,7 +78,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BNSH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_BNSH, k_BNPH, v_BNPH = ctx.saved_tensors
-        grads = []
+        grads, grad_BNSH = [], grad_BNSH.contiguous()
         for rows in _parts(q_BNSH, k_BNPH):
             q, k, v, grad = q_BNSH[rows], k_BNPH[rows], v_BNPH[rows], grad_BNSH[rows]
             p_BNSP = _probabilities(q, k, is_causal=ctx.is_causal)

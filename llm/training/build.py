@@ -16,10 +16,12 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
 from llama_adapter.llm.training.linear import AdaptedLinear, new_factors
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, LlamaSource, half_split, meta_order
+from llama_adapter.runtime.kernels.library import Library
 
 Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors"]
 DECODER_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -38,11 +40,13 @@ def build_decoder(
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,
+    kernels: Library | None = None,
 ) -> TrainableDecoder:
     """The decoder of `source` and `adapter` on `device`, frozen weights in `dtype`, and what is `trained` in float32.
 
     `config` is that of `plan_decoder`. Biases that the adapter lacks begin at 0 if they are trained, and so do low-rank
-    updates, of rank `lora_rank`; those of the file keep its rank.
+    updates, of rank `lora_rank`; those of the file keep its rank. With `kernels`, frozen weights of linear layers are
+    packed for them, and not kept beside.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
@@ -55,11 +59,19 @@ def build_decoder(
         module = decoder.get_submodule(place)
         if place == "adapter" or own == "bias":
             continue  # read from the file below
-        if isinstance(module, nn.Linear) and place != "head":
+        if isinstance(module, nn.Linear):
+            tensor = tensor.to(device, dtype)
+            weight: FrozenWeight = tensor
+            if kernels is not None and fits(tensor.shape, dtype):
+                weight = PackedWeight(tensor, library=kernels)
+            if place == "head":
+                decoder.register_module("head", AdaptedLinear(weight, bias=None, lora=None))
+                continue
             parent, _, last = place.rpartition(".")
             block, _, path = place.removeprefix("layers.").partition(".")
             adapted = _adapted(
-                tensor.to(device, dtype),
+                weight,
+                device=device,
                 layer=int(block),
                 parts=PARTS[path],
                 adapter=adapter,
@@ -70,6 +82,7 @@ def build_decoder(
                 random=random,
             )
             setattr(decoder.get_submodule(parent), last, adapted)
+            del tensor, weight  # before the next one is made
             continue
         is_trained_norm = "norm" in place and "norms" in trained
         value = tensor.to(device, torch.float32 if is_trained_norm else dtype, copy=is_trained_norm)
@@ -97,8 +110,9 @@ def kind_of(name: str) -> Kind | None:
 
 
 def _adapted(
-    weight: Tensor,
+    weight: FrozenWeight,
     *,
+    device: torch.device | str,
     layer: int,
     parts: tuple[str, ...],
     adapter: AdapterFile,
@@ -124,8 +138,8 @@ def _adapted(
         lora = new_factors(weight.shape[1], outputs, parts=len(parts), rank=rank, random=random)
     return AdaptedLinear(
         weight,
-        bias=None if bias is None else bias.to(weight.device),
-        lora=None if lora is None else (lora[0].to(weight.device), lora[1].to(weight.device)),
+        bias=None if bias is None else bias.to(device),
+        lora=None if lora is None else (lora[0].to(device), lora[1].to(device)),
     )
 
 

@@ -13,6 +13,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.training.attention import Attend, attend, packed_attention
 from llama_adapter.llm.training.layout import Layout, layout_of
+from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.loss import cross_entropy
 from llama_adapter.llm.training.operators import TRAINING
 
@@ -34,7 +35,18 @@ class TrainableDecoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the frozen weights and the activations."""
-        return self.decoder.head.weight.dtype
+        return self.decoder.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.decoder.embedding.weight.device
+
+    def release(self) -> None:
+        """Free the memory of packed weights, which no device takes over; afterwards nothing can be computed."""
+        for layer in self.modules():
+            if isinstance(layer, AdaptedLinear) and not isinstance(layer.weight, Tensor):
+                del layer.weight
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor) -> tuple[Tensor, Tensor]:
         """The float32 sums of the loss over all counted labels, and over those of each row, (B).

@@ -13,12 +13,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from llama_adapter.llm.training.rows import row_kernels
 from llama_adapter.runtime.operators import ATEN, Operators
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        if (kernels := row_kernels(x)) is not None:
+            x = x.contiguous()
+            inverse = torch.empty(*x.shape[:-1], 1)
+            ctx.save_for_backward(x, weight, inverse)
+            return kernels.rms_norm(x, None, weight, inverse, eps)
         x_float = x.float()
         inverse = torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, inverse)
@@ -28,11 +35,16 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
-        grad_float, normalised = grad.float(), x.float() * inverse
         grad_x = grad_weight = None
+        kernels = row_kernels(x)
+        if ctx.needs_input_grad[0] and kernels is not None:
+            grad_x = kernels.rms_norm(x, grad.contiguous(), weight, inverse, ctx.eps)
+            if not ctx.needs_input_grad[1]:
+                return grad_x, None, None
+        grad_float, normalised = grad.float(), x.float() * inverse
         if ctx.needs_input_grad[1]:
             grad_weight = (grad_float * normalised).flatten(0, -2).sum(0).to(weight.dtype)
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and grad_x is None:
             scaled = grad_float * weight.float()
             along = (scaled * normalised).mean(-1, keepdim=True)
             grad_x = scaled.sub_(normalised.mul_(along)).mul_(inverse).to(x.dtype)
@@ -53,19 +65,21 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    half = first.shape[-1]
-    cos, sin = cos[..., :half], sin[..., :half]  # both halves of the table are equal
-    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
-    # Products with the float32 table are float32.
-    turned[..., :half] = (first * cos).sub_(second * sin)
-    turned[..., half:] = (second * cos).add_(first * sin)
-    return turned
+    x_float, half = x.float(), x.shape[-1] // 2
+    sin = sin[..., :half]  # both halves of the table are equal
+    turned = x_float * cos
+    turned[..., :half].addcmul_(x_float[..., half:], sin, value=-1)
+    turned[..., half:].addcmul_(x_float[..., :half], sin)
+    return turned.to(x.dtype)
 
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        if (kernels := row_kernels(gate_up)) is not None:
+            gate_up = gate_up.contiguous()
+            ctx.save_for_backward(gate_up)
+            return kernels.swiglu(gate_up, None)
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
@@ -74,6 +88,8 @@ class _SwiGlu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
+        if (kernels := row_kernels(gate_up)) is not None:
+            return kernels.swiglu(gate_up, grad.contiguous())
         gate, up = gate_up.chunk(2, dim=-1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)

@@ -16,6 +16,7 @@ from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.attention import attend_on_cpu
 from llama_adapter.llm.training.build import Kind, kind_of
 from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.frozen import fits, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.weights.names import BIASED
 
@@ -39,6 +40,10 @@ def sketch_decoder(
                 own,
                 _adapted(weight.shape, parts, trained=trained, rank=lora_rank, dtype=dtype),
             )
+    head = decoder.head.weight
+    assert isinstance(head, Tensor)
+    sketched = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META), bias=None, lora=None)
+    decoder.register_module("head", sketched)
     has_lora = "LoRA factors" in trained
     num_layers = config.num_adapter_layers
     decoder.adapter = TrainableAdapter(
@@ -75,6 +80,18 @@ def _adapted(
             torch.empty(len(parts), outputs, rank, device=_META),
         )
     return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), bias=bias, lora=lora)
+
+
+def frozen_weights(decoder: nn.Module) -> list[Tensor]:
+    """The weights of linear layers."""
+    weights = [layer.weight for layer in decoder.modules() if isinstance(layer, AdaptedLinear)]
+    return [weight for weight in weights if isinstance(weight, Tensor)]
+
+
+def packed_more(decoder: nn.Module) -> int:
+    """Bytes that the weights of linear layers take more if they are packed for the kernels, see `PackedWeight`."""
+    weights = [weight for weight in frozen_weights(decoder) if fits(weight.shape, weight.dtype)]
+    return sum(packed_bytes(weight.shape, weight.dtype) - weight.nbytes for weight in weights)
 
 
 class _Fused(torch.autograd.Function):

@@ -51,8 +51,8 @@ class NativeLinear(nn.Module):
         )
         self._pointer = ctypes.addressof(self.struct)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features).
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(..., in_features) to (..., out_features). A contiguous float32 `bias` takes the place of the layer's own.
 
         Raises RuntimeError, as torch does, for another number of features, type or device.
         """
@@ -66,7 +66,11 @@ class NativeLinear(nn.Module):
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self.out_features)
         num_rows = x.numel() // self.in_features
-        self._library.linear(self._pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), num_threads())
+        pointer = self._pointer
+        if bias is not None:
+            struct = self.part(0, self.out_features)
+            struct.bias, pointer = bias.data_ptr(), ctypes.addressof(struct)
+        self._library.linear(pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), num_threads())
         return out
 
     def part(self, first: int, num_out: int) -> LinearStruct:

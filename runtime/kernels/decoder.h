@@ -40,7 +40,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_tokens, num_runs;
-    int64_t equal_runs;       /* 1: all runs have the same tokens, which differ by the row's prefix alone */
+    int64_t equal_runs;       /* so many of the last runs have the same tokens, which differ by the row's prefix alone */
     float *x;                  /* (tokens, dim): embeddings; computed upon in place */
     const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
     const int64_t *run_starts; /* (runs + 1): first token */
@@ -138,10 +138,6 @@ static void rotate_task(const void *context, int64_t first, int64_t end, int64_t
 typedef struct {
     int64_t first, end;
 } span_t;
-
-static inline const void *element(const void *base, int type, int64_t at) {
-    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
-}
 
 #define VECTORS_AT_ONCE 8 /* of a head's values, whose sums are in registers */
 
@@ -251,31 +247,39 @@ static void best_task(const void *context, int64_t first, int64_t end, int64_t t
     }
 }
 
-/* Of what is made for the most demanding of all linear layers. */
+/* Of what is made for the most demanding of the layers that read a norm or the heads. */
 static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *batch) {
-    int64_t num_bytes = converted_bytes(&decoder->head, FLOAT32, batch->num_logits);
+    int64_t num_bytes = converted_bytes(&decoder->head, batch->num_logits);
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
-        num_bytes = most(num_bytes, converted_bytes(&layer->qkv, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->out, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->gate, FLOAT32, batch->num_tokens));
-        num_bytes = most(num_bytes, converted_bytes(&layer->down, wanted_type(&layer->down), batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->qkv, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->out, batch->num_tokens));
+        num_bytes = most(num_bytes, converted_bytes(&layer->gate, batch->num_tokens));
     }
     return num_bytes;
 }
 
-/* Copy the first run's `width` numbers of each token to all other runs, which are as long. */
+static int64_t most_hidden_bytes(const decoder_t *decoder, const batch_t *batch) {
+    int64_t num_bytes = 0;
+    for (int64_t index = 0; index < decoder->num_layers; index++)
+        num_bytes = most(num_bytes, converted_bytes(&decoder->layers[index].down, batch->num_tokens));
+    return num_bytes;
+}
+
+/* Copy the `width` numbers of each token of the first equal run to the others, which are as long. */
 static void copy_run(const batch_t *batch, float *values, int64_t width) {
-    int64_t count = batch->run_starts[1] * width;
-    for (int64_t run = 1; run < batch->num_runs; run++) memcpy(values + run * count, values, 4 * count);
+    const int64_t *starts = batch->run_starts + batch->num_runs - batch->equal_runs;
+    float *first = values + starts[0] * width;
+    int64_t count = (starts[1] - starts[0]) * width;
+    for (int64_t run = 1; run < batch->equal_runs; run++) memcpy(first + run * count, first, 4 * count);
 }
 
 /* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
-static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const void *inputs, int type,
-                        int64_t num_tokens, float *x, void *converted, int num_threads) {
+static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const input_t *input, int64_t num_tokens,
+                        float *x, int num_threads) {
     int64_t count = num_tokens * decoder->dim;
     if (decoder->sum && !decoder->adds_residual) memset(x, 0, 4 * count);
-    apply(layer, NULL, NONE, inputs, type, num_tokens, x, ADD_FLOAT32, converted, num_threads);
+    multiply_into(layer, input, num_tokens, ADD_FLOAT32, x, num_threads);
     return decoder->sum && decoder->sum(x, count) ? -1 : 0;
 }
 
@@ -295,20 +299,21 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     float *normed = scratch_take(&scratch, 4 * most_rows * dim);
     float *qkv = scratch_take(&scratch, 4 * num_tokens * 3 * width);
     float *heads = scratch_take(&scratch, 4 * num_tokens * width);
-    float *hidden = scratch_take(&scratch, 4 * num_tokens * decoder->ffn_dim);
+    void *hidden = scratch_take(&scratch, most_hidden_bytes(decoder, batch));
     float *scores = scratch_take(&scratch, 4 * scores_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
     if (scratch_is_short(&scratch)) return scratch.num_taken;
     int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
     int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
     int64_t attention_chunk = 1 + SMALL / (per_head * most_places);
-    bool is_shared = batch->equal_runs;
-    if (is_shared) num_tokens = batch->run_starts[1];
+    bool is_shared = batch->equal_runs > 1;
+    int64_t distinct_runs = batch->num_runs - (is_shared ? batch->equal_runs - 1 : 0);
+    num_tokens = batch->run_starts[distinct_runs];
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
         norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        apply(&layer->qkv, NULL, NONE, normed, FLOAT32, num_tokens, qkv, STORE_FLOAT32, converted, num_threads);
+        apply(&layer->qkv, normed, FLOAT32, GROUP, num_tokens, STORE_FLOAT32, qkv, converted, num_threads);
         if (is_shared) copy_run(batch, qkv, 3 * width); /* each row keeps its keys and values */
         if (is_shared && index == decoder->first_adapter_layer) {
             copy_run(batch, batch->x, dim);
@@ -317,21 +322,22 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         }
         attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each};
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
-        int64_t num_seeing = is_shared ? decoder->num_heads : num_heads;
+        int64_t num_seeing = is_shared ? distinct_runs * decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
-        if (add_to_x(decoder, &layer->out, heads, FLOAT32, num_tokens, batch->x, converted, num_threads)) return -1;
+        input_t input = convert_input(&layer->out, heads, FLOAT32, GROUP, num_tokens, converted, num_threads);
+        if (add_to_x(decoder, &layer->out, &input, num_tokens, batch->x, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
-        int type = wanted_type(&layer->down);
-        apply(&layer->gate, &layer->up, NONE, normed, FLOAT32, num_tokens, hidden,
-              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
-        if (add_to_x(decoder, &layer->down, hidden, type, num_tokens, batch->x, converted, num_threads)) return -1;
+        input = convert_input(&layer->gate, normed, FLOAT32, GROUP, num_tokens, converted, num_threads);
+        converted_t next = converted_in(hidden, &layer->down, GROUP, num_tokens);
+        multiply_for(&layer->gate, &layer->up, NONE, &input, num_tokens, &next, num_threads);
+        input = input_of(&next);
+        if (add_to_x(decoder, &layer->down, &input, num_tokens, batch->x, num_threads)) return -1;
     }
     if (is_shared) copy_run(batch, batch->x, dim);
     norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
-    apply(&decoder->head, NULL, NONE, normed, FLOAT32, batch->num_logits, batch->logits, STORE_FLOAT32, converted,
-          num_threads);
+    apply(&decoder->head, normed, FLOAT32, GROUP, batch->num_logits, STORE_FLOAT32, batch->logits, converted, num_threads);
     if (!batch->best) return 0;
     best_t best = {batch->logits, batch->best, decoder->vocab_size};
     run_items(best_task, &best, batch->num_logits, 1 + SMALL / decoder->vocab_size, num_threads);

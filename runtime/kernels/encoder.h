@@ -1,7 +1,8 @@
 /* Pre-norm transformer blocks without a mask, as CLIP's tower and the visual-query blocks have them, over whole batches.
  *
- * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Everything between the linear layers is float32. Attention is
- * computed by the tiles of linear.h: a head's keys, and then its values, are weights that all tokens pass through.
+ * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Between the linear layers is float32, with one exception:
+ * attention beside weights of 8 and 4 bits multiplies numbers in bfloat16, which round less than those layers do. It is
+ * computed by the tiles of tiles.h: a head's keys, and then its values, are weights that all tokens pass through.
  */
 #pragma once
 
@@ -23,131 +24,205 @@ typedef struct {
 
 typedef struct {
     const float *x, *weight, *bias;
-    float *out;
-    int64_t width;
+    float *rows; /* one for every thread */
     float eps;
+    converted_t next;
 } layer_norm_t;
 
 typedef struct {
-    const float *qkv; /* (pictures * tokens, 3 * width) */
-    float *heads;     /* (pictures * tokens, width) */
+    int type; /* of all products' numbers: FLOAT32 or BFLOAT16 */
+    const void *qkv; /* (pictures * tokens, 3 * width) */
+    float *heads;    /* (pictures * tokens, width) */
     int64_t num_tokens, num_heads, head_dim;
-    float *memory; /* floats_each of them for every thread */
-    int64_t floats_each;
+    char *memory; /* bytes_each of them for every thread */
+    int64_t bytes_each;
 } mixing_t;
 
 static void layer_norm_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const layer_norm_t *self = context;
+    int64_t width = self->next.num_in;
+    float *out = self->rows + thread * width;
     for (int64_t row = first; row < end; row++) {
-        const float *x = self->x + row * self->width;
-        float *out = self->out + row * self->width;
+        const float *x = self->x + row * width;
         floats_t sums = zeros(), squares = zeros();
-        for (int64_t k = 0; k < self->width; k += LANES)
-            sums = add(sums, load_first(x + k, self->width - k));
-        floats_t mean = splat(sum_of(sums) / self->width);
-        for (int64_t k = 0; k < self->width; k += LANES) {
-            int64_t count = self->width - k;
+        for (int64_t k = 0; k < width; k += LANES)
+            sums = add(sums, load_first(x + k, width - k));
+        floats_t mean = splat(sum_of(sums) / width);
+        for (int64_t k = 0; k < width; k += LANES) {
+            int64_t count = width - k;
             floats_t part = only_first(subtract(load_first(x + k, count), mean), count);
             squares = times_add(part, part, squares);
         }
-        floats_t scale = splat(1.0f / sqrtf(sum_of(squares) / self->width + self->eps));
-        for (int64_t k = 0; k < self->width; k += LANES) {
-            int64_t count = self->width - k;
+        floats_t scale = splat(1.0f / sqrtf(sum_of(squares) / width + self->eps));
+        for (int64_t k = 0; k < width; k += LANES) {
+            int64_t count = width - k;
             floats_t part = times(subtract(load_first(x + k, count), mean), scale);
             floats_t weight = load_first(self->weight + k, count), bias = load_first(self->bias + k, count);
             store_first(out + k, times_add(part, weight, bias), count);
         }
+        convert(&self->next, row, 0, width, out, FLOAT32, 0);
     }
 }
 
-/* e^(scale (x - largest)) over `count` sums of each of `num_rows` rows, from the blocks of a tile into rows of `stride`;
+/* Where the sum of a row and an output is, of tiles side by side. */
+static inline int64_t place_of_sum(int64_t row, int64_t output) {
+    return output / PANEL * TILE_ROWS * PANEL + row * PANEL + output % PANEL;
+}
+
+/* e^(scale (x - largest)) over `count` sums of each of `num_rows` rows, into rows of `stride` with zeros behind them;
  * `inverses` are those of the rows' totals. */
-static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, float *out, int64_t stride,
+static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, int type, void *out, int64_t stride,
                    float *inverses) {
     for (int64_t r = 0; r < num_rows; r++) {
         floats_t largest = splat(-INFINITY), total = zeros();
-        for (int64_t t = 0; t < count; t += LANES) {
-            const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
-            largest = larger(largest, load_first_or(place, count - t, -INFINITY));
-        }
+        for (int64_t t = 0; t < count; t += LANES)
+            largest = larger(largest, load_first_or(sums + place_of_sum(r, t), count - t, -INFINITY));
         floats_t most_of_all = splat(largest_of(largest) * scale);
         for (int64_t t = 0; t < count; t += LANES) {
-            const float *place = sums + t / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + t % BLOCK;
-            floats_t part = exponential(times_add(load(place), splat(scale), subtract(zeros(), most_of_all)));
-            total = add(total, only_first(part, count - t));
-            store_first(out + r * stride + t, part, count - t);
+            floats_t exponent = times_add(load(sums + place_of_sum(r, t)), splat(scale), subtract(zeros(), most_of_all));
+            floats_t part = only_first(exponential(exponent), count - t);
+            total = add(total, part);
+            if (type == BFLOAT16) store_bf16_first((bfloat16_t *)out + r * stride + t, part, LANES);
+            else store((float *)out + r * stride + t, part);
         }
         inverses[r] = 1.0f / sum_of(total);
     }
 }
 
-/* Tiles of float32 weights that are no layer's: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
-static void multiply_tiles(int64_t num_rows, const float *a, int64_t stride, const float *weights, int64_t num_in,
+ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t stride, const void *weights,
+                               int64_t num_in, float *sums) {
+#ifdef BFLOAT16_PRODUCTS
+    if (type == BFLOAT16) {
+        tile_bfloat16(rows, a, stride, weights, num_in, sums, false);
+        return;
+    }
+#endif
+    tile_float32(rows, a, stride, weights, num_in, sums, false);
+}
+
+/* Tiles of weights that are no layer's: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
+static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
                            int64_t num_blocks, float *sums) {
-    for (int64_t block = 0; block < num_blocks; block++, weights += num_in * BLOCK, sums += TILE_ROWS * BLOCK)
+    for (int64_t block = 0; block < num_blocks; block++) {
+        const void *w = element(weights, type, block * num_in * BLOCK);
+        float *c = sums + place_of_sum(0, block * BLOCK);
         switch (num_rows) {
-            case 6: tile_float32(6, a, stride, weights, num_in, sums, false); break;
-            case 5: tile_float32(5, a, stride, weights, num_in, sums, false); break;
-            case 4: tile_float32(4, a, stride, weights, num_in, sums, false); break;
-            case 3: tile_float32(3, a, stride, weights, num_in, sums, false); break;
-            case 2: tile_float32(2, a, stride, weights, num_in, sums, false); break;
-            default: tile_float32(1, a, stride, weights, num_in, sums, false);
+            case 6: mixing_tile(6, type, a, stride, w, num_in, c); break;
+            case 5: mixing_tile(5, type, a, stride, w, num_in, c); break;
+            case 4: mixing_tile(4, type, a, stride, w, num_in, c); break;
+            case 3: mixing_tile(3, type, a, stride, w, num_in, c); break;
+            case 2: mixing_tile(2, type, a, stride, w, num_in, c); break;
+            default: mixing_tile(1, type, a, stride, w, num_in, c);
         }
+    }
 }
 
 /* What a thread needs for one head: its keys and values as weights, and what becomes of up to 6 tokens. */
-static int64_t mixing_floats(int64_t num_tokens, int64_t head_dim) {
-    int64_t stride = round_up(num_tokens, BLOCK), mixed = round_up(head_dim, BLOCK);
-    return stride * head_dim + mixed * num_tokens + TILE_ROWS * (stride + stride + mixed);
+typedef struct {
+    void *keys, *values, *weights;
+    float *sums, *mixed;
+    int64_t stride, num_inputs; /* of weights: from row to row, and those that are multiplied, whole pairs of tokens */
+    int64_t num_bytes;
+} mixing_memory_t;
+
+static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens, int64_t head_dim) {
+    int64_t stride = round_up(num_tokens, PANEL), width = round_up(head_dim, PANEL), num_inputs = round_up(num_tokens, 2);
+    scratch_t scratch = {memory, 0, 0};
+    mixing_memory_t all = {.stride = stride, .num_inputs = num_inputs};
+    int64_t each = type == FLOAT32 ? 4 : 2;
+    all.keys = scratch_take(&scratch, each * stride * head_dim);
+    all.values = scratch_take(&scratch, each * width * num_inputs);
+    all.weights = scratch_take(&scratch, each * TILE_ROWS * stride);
+    all.sums = scratch_take(&scratch, 4 * TILE_ROWS * stride);
+    all.mixed = scratch_take(&scratch, 4 * TILE_ROWS * width);
+    all.num_bytes = scratch.num_taken;
+    return all;
+}
+
+/* Keys (tokens, head_dim) and values as weights. Inputs stand side by side in words of 4 bytes: a float, or two bfloat16. */
+static void lay_out(const mixing_memory_t *memory, int type, const void *k, const void *v, int64_t row_stride,
+                    int64_t num_tokens, int64_t head_dim) {
+    int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth;
+    for (int64_t token = 0; token < num_tokens; token++) {
+        uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * num_words * BLOCK + token % BLOCK;
+        const void *from = element(k, type, token * row_stride);
+        for (int64_t i = 0; i < num_words; i++) memcpy(key + i * BLOCK, (const char *)from + 4 * i, 4);
+    }
+    for (int64_t i = 0; i < head_dim; i += BLOCK) {
+        int64_t count = least(BLOCK, head_dim - i);
+        for (int64_t token = 0; token < num_tokens; token++) {
+            int64_t place = i * memory->num_inputs + token / depth * depth * BLOCK;
+            const void *value = element(v, type, token * row_stride + i);
+            if (type == FLOAT32) {
+                memcpy((float *)memory->values + place, value, 4 * count);
+            } else {
+                bfloat16_t *pairs = (bfloat16_t *)memory->values + place + token % 2;
+                for (int64_t o = 0; o < count; o++) pairs[2 * o] = ((const bfloat16_t *)value)[o];
+            }
+        }
+    }
 }
 
 static void mixing_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const mixing_t *self = context;
+    int type = self->type;
     int64_t num_tokens = self->num_tokens, head_dim = self->head_dim, width = self->num_heads * head_dim;
     int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
-    int64_t stride = key_blocks * BLOCK;
-    float *keys = self->memory + thread * self->floats_each;
-    float *values = keys + key_blocks * BLOCK * head_dim, *sums = values + value_blocks * BLOCK * num_tokens;
-    float *weights = sums + TILE_ROWS * stride, *mixed = weights + TILE_ROWS * stride;
+    mixing_memory_t memory = mixing_memory(self->memory + thread * self->bytes_each, type, num_tokens, head_dim);
+    memset(memory.keys, 0, (uintptr_t)memory.weights - (uintptr_t)memory.keys); /* what no token fills */
     for (int64_t item = first; item < end; item++) {
         int64_t picture = item / self->num_heads, head = item % self->num_heads;
-        const float *q = self->qkv + picture * num_tokens * 3 * width + head * head_dim;
+        const void *q = element(self->qkv, type, picture * num_tokens * 3 * width + head * head_dim);
         float *heads = self->heads + picture * num_tokens * width + head * head_dim;
-        memset(keys + (key_blocks - 1) * BLOCK * head_dim, 0, 4 * BLOCK * head_dim);
-        memset(values, 0, 4 * value_blocks * BLOCK * num_tokens);
-        for (int64_t token = 0; token < num_tokens; token++) {
-            const float *k = q + token * 3 * width + width, *v = k + width;
-            for (int64_t i = 0; i < head_dim; i++) keys[(token / BLOCK * head_dim + i) * BLOCK + token % BLOCK] = k[i];
-            for (int64_t i = 0; i < head_dim; i += LANES)
-                store_first(values + (i / BLOCK * num_tokens + token) * BLOCK + i % BLOCK,
-                            load_first(v + i, head_dim - i), head_dim - i);
-        }
+        lay_out(&memory, type, element(q, type, width), element(q, type, 2 * width), 3 * width, num_tokens, head_dim);
         for (int64_t token = 0; token < num_tokens; token += TILE_ROWS) {
             int64_t num_rows = least(TILE_ROWS, num_tokens - token);
             float inverses[TILE_ROWS];
-            multiply_tiles(num_rows, q + token * 3 * width, 3 * width, keys, head_dim, key_blocks, sums);
-            soften(sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), weights, stride, inverses);
-            multiply_tiles(num_rows, weights, stride, values, num_tokens, value_blocks, mixed);
+            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, head_dim,
+                           key_blocks, memory.sums);
+            soften(memory.sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), type, memory.weights, memory.stride,
+                   inverses);
+            multiply_tiles(num_rows, type, memory.weights, memory.stride, memory.values, memory.num_inputs, value_blocks,
+                           memory.mixed);
             for (int64_t r = 0; r < num_rows; r++)
                 for (int64_t i = 0; i < head_dim; i += LANES) {
-                    const float *place = mixed + i / BLOCK * TILE_ROWS * BLOCK + r * BLOCK + i % BLOCK;
-                    store_first(heads + (token + r) * width + i, times(load(place), splat(inverses[r])), head_dim - i);
+                    floats_t x = times(load(memory.mixed + place_of_sum(r, i)), splat(inverses[r]));
+                    store_first(heads + (token + r) * width + i, x, head_dim - i);
                 }
         }
     }
 }
 
-/* Of what is made for the most demanding of all linear layers. */
+/* Of what is made for the most demanding of the layers that read a norm or the heads. */
 static int64_t most_converted_bytes_of(const stack_t *stack, int64_t num_rows) {
     int64_t num_bytes = 0;
     for (int64_t index = 0; index < stack->num_blocks; index++) {
         const block_t *block = stack->blocks + index;
-        num_bytes = most(num_bytes, converted_bytes(&block->qkv, FLOAT32, num_rows));
-        num_bytes = most(num_bytes, converted_bytes(&block->out, FLOAT32, num_rows));
-        num_bytes = most(num_bytes, converted_bytes(&block->up, FLOAT32, num_rows));
-        num_bytes = most(num_bytes, converted_bytes(&block->down, wanted_type(&block->down), num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->qkv, num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->out, num_rows));
+        num_bytes = most(num_bytes, converted_bytes(&block->up, num_rows));
     }
     return num_bytes;
+}
+
+static int64_t most_hidden_bytes_of(const stack_t *stack, int64_t num_rows) {
+    int64_t num_bytes = 0;
+    for (int64_t index = 0; index < stack->num_blocks; index++)
+        num_bytes = most(num_bytes, converted_bytes(&stack->blocks[index].down, num_rows));
+    return num_bytes;
+}
+
+/* LayerNorm(x) as `linear` reads it, made in `memory`. */
+static input_t normalise(const linear_t *linear, layer_norm_t job, int64_t num_rows, void *memory, int num_threads) {
+    job.next = converted_in(memory, linear, WIDE_GROUP, num_rows);
+    run_items(layer_norm_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
+    return input_of(&job.next);
+}
+
+/* The type of attention behind a layer. A key's numbers in bfloat16 are whole pairs. */
+static int mixing_type(const linear_t *qkv, int64_t head_dim) {
+    bool has_few_bits = qkv->kind == INT8 || qkv->kind == INT4;
+    return has_few_bits && BFLOAT16_INPUT == BFLOAT16 && head_dim % 2 == 0 ? BFLOAT16 : FLOAT32;
 }
 
 /* x (pictures * tokens, width), in place. Returns as forward of decoder.h. */
@@ -155,26 +230,31 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
                           int num_threads) {
     int64_t num_rows = num_pictures * num_tokens, width = stack->width, head_dim = width / stack->num_heads;
     if (!num_rows) return 0; /* the tasks count on a token */
-    float *normed = scratch_take(&scratch, 4 * num_rows * most(width, stack->hidden_dim)), *hidden = normed;
-    float *qkv = scratch_take(&scratch, 4 * num_rows * 3 * width), *heads = scratch_take(&scratch, 4 * num_rows * width);
-    int64_t floats_each = round_up(mixing_floats(num_tokens, head_dim), LANES);
-    float *mixed = scratch_take(&scratch, 4 * floats_each * most_threads(num_threads));
+    /* The one is read before the other is made. */
+    void *qkv = scratch_take(&scratch, most(4 * num_rows * 3 * width, most_hidden_bytes_of(stack, num_rows)));
+    void *hidden = qkv;
+    float *heads = scratch_take(&scratch, 4 * num_rows * width);
+    float *rows = scratch_take(&scratch, 4 * width * most_threads(num_threads));
+    int64_t bytes_each = mixing_memory(NULL, FLOAT32, num_tokens, head_dim).num_bytes;
+    char *mixed = scratch_take(&scratch, bytes_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes_of(stack, num_rows));
     if (scratch_is_short(&scratch)) return scratch.num_taken;
     for (int64_t index = 0; index < stack->num_blocks; index++) {
         const block_t *block = stack->blocks + index;
-        layer_norm_t norm = {x, block->norm1_weight, block->norm1_bias, normed, width, stack->norm_eps};
-        run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
-        apply(&block->qkv, NULL, NONE, normed, FLOAT32, num_rows, qkv, STORE_FLOAT32, converted, num_threads);
-        mixing_t mixing = {qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, floats_each};
+        int type = mixing_type(&block->qkv, head_dim);
+        layer_norm_t norm = {x, block->norm1_weight, block->norm1_bias, rows, stack->norm_eps, {0}};
+        input_t normed = normalise(&block->qkv, norm, num_rows, converted, num_threads);
+        int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
+        multiply_into(&block->qkv, &normed, num_rows, how, qkv, num_threads);
+        mixing_t mixing = {type, qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, bytes_each};
         run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
-        apply(&block->out, NULL, NONE, heads, FLOAT32, num_rows, x, ADD_FLOAT32, converted, num_threads);
-        norm.weight = block->norm2_weight, norm.bias = block->norm2_bias, norm.out = heads;
-        run_items(layer_norm_task, &norm, num_rows, 1 + SMALL / width, num_threads);
-        int type = wanted_type(&block->down);
-        apply(&block->up, NULL, stack->activation, heads, FLOAT32, num_rows, hidden,
-              type == BFLOAT16 ? STORE_BFLOAT16 : STORE_FLOAT32, converted, num_threads);
-        apply(&block->down, NULL, NONE, hidden, type, num_rows, x, ADD_FLOAT32, converted, num_threads);
+        apply(&block->out, heads, FLOAT32, WIDE_GROUP, num_rows, ADD_FLOAT32, x, converted, num_threads);
+        norm.weight = block->norm2_weight, norm.bias = block->norm2_bias;
+        normed = normalise(&block->up, norm, num_rows, converted, num_threads);
+        converted_t next = converted_in(hidden, &block->down, WIDE_GROUP, num_rows);
+        multiply_for(&block->up, NULL, stack->activation, &normed, num_rows, &next, num_threads);
+        input_t activated = input_of(&next);
+        multiply_into(&block->down, &activated, num_rows, ADD_FLOAT32, x, num_threads);
     }
     return 0;
 }

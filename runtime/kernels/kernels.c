@@ -10,6 +10,7 @@
 #include "decoder.h"
 #include "encoder.h"
 #include "rounding.h"
+#include "training.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -24,13 +25,18 @@ EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_i
     return packed_bytes(kind, num_out, num_in);
 }
 
+/* Memory in large pages costs fewer faults at first, and fewer look-ups of addresses later. */
+static void ask_for_large_pages(void *memory, int64_t num_bytes) {
+    uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + num_bytes) / page * page;
+    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
+}
+
 /* Lay out plain (num_out, num_in) weights, with scales for INT4 only; `packed` has packed_bytes bytes, with large pages
  * asked for where it can be. */
 EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, const void *scales,
                          void *packed, int32_t num_threads) {
-    uintptr_t page = 2 << 20, first = ((uintptr_t)packed + page - 1) / page * page;
-    uintptr_t end = ((uintptr_t)packed + packed_bytes(kind, num_out, num_in)) / page * page;
-    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
+    ask_for_large_pages(packed, packed_bytes(kind, num_out, num_in));
     packing_t job = {kind, num_out, num_in, plain, scales, packed};
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
 }
@@ -47,11 +53,24 @@ EXPORT void kernels_round_int4(int32_t type, int64_t num_out, int64_t num_in, co
 /* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */
 EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
                               int32_t num_threads, void *scratch, int64_t scratch_bytes) {
-    int64_t needed = converted_bytes(linear, type, num_rows);
+    int64_t needed = input_type(linear->kind) == type ? 0 : converted_bytes(linear, num_rows);
     if (needed > scratch_bytes) return needed;
     int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
-    apply(linear, NULL, NONE, x, type, num_rows, out, how, scratch, num_threads);
+    apply(linear, x, type, GROUP, num_rows, how, out, scratch, num_threads);
     return 0;
+}
+
+/* Rows of training, all FLOAT32 or all BFLOAT16; see training.h. Without `grad` forward, else backward. */
+EXPORT void kernels_swiglu(int32_t type, int64_t num_rows, int64_t width, const void *gate_up, const void *grad,
+                           void *out, int32_t num_threads) {
+    swiglu_t job = {type, width, gate_up, grad, out};
+    run_items(grad ? swiglu_back_task : swiglu_task, &job, num_rows, 1 + SMALL / width, num_threads);
+}
+
+EXPORT void kernels_rms_norm(int32_t type, int64_t num_rows, int64_t width, float eps, const void *x, const void *grad,
+                             const float *weight, float *inverse, void *out, int32_t num_threads) {
+    rms_norm_t job = {type, width, eps, x, grad, weight, inverse, out};
+    run_items(grad ? rms_norm_back_task : rms_norm_task, &job, num_rows, 1 + SMALL / width, num_threads);
 }
 
 EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads, void *scratch,
@@ -62,5 +81,6 @@ EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, i
 /* x (num_pictures, num_tokens, width) float32, in place. */
 EXPORT int64_t kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
                               int32_t num_threads, void *scratch, int64_t scratch_bytes) {
+    ask_for_large_pages(scratch, scratch_bytes);
     return run_blocks(stack, x, num_pictures, num_tokens, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }

@@ -10,6 +10,7 @@
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
 #define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
     int32_t kind;
@@ -21,7 +22,7 @@ typedef struct {
 
 /* What becomes of the sums. */
 enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2 };
-enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2 };
+enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2, CONVERT = 3 };
 
 /* Memory that a call computes in, given by its caller. All pieces are taken before anything is computed: then
  * `num_taken` says how much it must be, and where it is less the call ends with nothing done. So no thread of the crew
@@ -111,15 +112,21 @@ static void pack_task(const void *context, int64_t first, int64_t end, int64_t t
 
 /* ---- activations ---- */
 
+static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+/* Activations of a layer, in the making: rows as its weights take them. */
 typedef struct {
-    int kind, type; /* of the weights, of x */
-    const void *x;
-    int64_t stride, num_rows, num_in, num_groups;
+    int kind; /* of the weights */
+    int64_t num_in, group, num_groups; /* `group` inputs share a scale; without scales there are no groups */
     void *values;
     int64_t value_stride;
     float *scales;
     int32_t *offsets;
-} conversion_t;
+} converted_t;
+
+static inline const void *element(const void *base, int type, int64_t at) {
+    return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
+}
 
 static inline floats_t load_as_float(const void *x, int type, int64_t at) {
     return type == FLOAT32 ? load((const float *)x + at) : load_bf16((const bfloat16_t *)x + at);
@@ -130,24 +137,25 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-static void quantise_group(const conversion_t *self, int64_t row, int64_t group) {
-    int64_t first = group * GROUP, end = least(first + GROUP, self->num_in), at = row * self->stride;
+static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
+                                  int64_t at) {
+    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
     floats_t largest = zeros(), broken = zeros();
-    for (int64_t k = first; k < end; k += LANES) {
-        floats_t x = load_some(self->x, self->type, at + k, end - k);
-        largest = larger(largest, magnitude(x));
-        broken = times_add(x, zeros(), broken); /* 0, or no number where x is none or infinite */
+    for (int64_t k = 0; k < count; k += LANES) {
+        floats_t some = load_some(x, type, at + k, count - k);
+        largest = larger(largest, magnitude(some));
+        broken = times_add(some, zeros(), broken); /* 0, or no number where x is none or infinite */
     }
     float absmax = largest_of(largest), inverse = absmax > 0 ? 127.0f / absmax : 0.0f;
     /* A subnormal group has an infinite inverse: it is as good as zero. */
     if (!(inverse <= 3.0e38f)) inverse = 0.0f;
     ints_t sum = splat_ints(0);
-    for (int64_t k = first; k < end; k += LANES) {
-        ints_t rounded = to_ints(times(load_some(self->x, self->type, at + k, end - k), splat(inverse)));
+    for (int64_t k = 0; k < count; k += LANES) {
+        ints_t rounded = to_ints(times(load_some(x, type, at + k, count - k), splat(inverse)));
         sum = add_ints(sum, rounded);
-        int64_t place = row * self->value_stride + k;
-        if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, end - k);
-        else store_int8_first((int8_t *)self->values + place, rounded, end - k);
+        int64_t place = row * self->value_stride + first + k;
+        if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, count - k);
+        else store_int8_first((int8_t *)self->values + place, rounded, count - k);
     }
     self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
     /* Unsigned, as it may overflow where x is no number. */
@@ -158,23 +166,36 @@ static void quantise_group(const conversion_t *self, int64_t row, int64_t group)
 /* The type of activations that weights of a kind take; an integer kind stands for its own form of them. */
 static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPUT : kind; }
 
-static void convert_task(const void *context, int64_t first, int64_t end, int64_t thread) {
-    const conversion_t *self = context;
-    int wanted = input_type(self->kind);
-    for (int64_t row = first; row < end; row++) {
-        for (int64_t group = 0; group < self->num_groups; group++) quantise_group(self, row, group);
-        if (self->num_groups) continue;
-        for (int64_t k = 0; k < self->num_in; k += LANES) {
-            int64_t place = row * self->value_stride + k, count = self->num_in - k;
-            floats_t x = load_some(self->x, self->type, row * self->stride + k, count);
-            if (wanted == BFLOAT16) store_bf16_first((bfloat16_t *)self->values + place, x, count);
-            else store_first((float *)self->values + place, x, count);
-        }
+/* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a group. */
+static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type,
+                    int64_t at) {
+    if (self->num_groups) {
+        for (int64_t k = first; k < end; k += self->group)
+            quantise_group(self, row, k / self->group, x, type, at + k - first);
+        return;
+    }
+    for (int64_t k = first; k < end; k += LANES) {
+        int64_t place = row * self->value_stride + k;
+        floats_t some = load_some(x, type, at + k - first, end - k);
+        if (input_type(self->kind) == BFLOAT16) store_bf16_first((bfloat16_t *)self->values + place, some, end - k);
+        else store_first((float *)self->values + place, some, end - k);
     }
 }
 
-static inline int64_t groups_of(int kind, int64_t num_in) {
-    return kind == INT8 || kind == INT4 ? round_up(num_in, GROUP) / GROUP : 0;
+typedef struct {
+    const void *x; /* (rows, num_in) */
+    int type;
+    converted_t made;
+} conversion_t;
+
+static void convert_task(const void *context, int64_t first, int64_t end, int64_t thread) {
+    const conversion_t *self = context;
+    int64_t num_in = self->made.num_in;
+    for (int64_t row = first; row < end; row++) convert(&self->made, row, 0, num_in, self->x, self->type, row * num_in);
+}
+
+static inline int64_t groups_of(int kind, int64_t num_in, int64_t group) {
+    return kind == INT8 || kind == INT4 ? parts_of(num_in, group) : 0;
 }
 
 static inline int64_t value_bytes_of(int kind) {
@@ -188,30 +209,33 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
     return (lines | 1) * 64 / each;
 }
 
-/* What is made for a layer to read is made in this type, to save converting it where that can be. */
-static inline int wanted_type(const linear_t *linear) {
-    return input_type(linear->kind) == BFLOAT16 ? BFLOAT16 : FLOAT32;
-}
-
-/* Of what convert_input makes. */
-static int64_t converted_bytes(const linear_t *linear, int type, int64_t num_rows) {
-    if (input_type(linear->kind) == type) return 0;
-    int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in));
-}
-
-/* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` holds what is made. */
-static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t num_rows, char *memory,
-                             int num_threads) {
+/* What a layer reads, made in `memory` of converted_bytes. */
+static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
-    int64_t num_in = linear->num_in, num_groups = groups_of(kind, num_in);
-    if (input_type(kind) == type) return (input_t){x, num_in, NULL, NULL, 0};
-    int64_t value_stride = value_stride_of(kind, num_in);
-    float *scales = (float *)(memory + num_rows * value_stride * value_bytes_of(kind));
+    if (kind == INT4) group = GROUP;
+    int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
+    float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    conversion_t job = {kind, type, x, num_in, num_rows, num_in, num_groups, memory, value_stride, scales, offsets};
-    run_items(convert_task, &job, num_rows, 1 + SMALL / num_in, num_threads);
-    return (input_t){memory, value_stride, scales, offsets, num_groups};
+    return (converted_t){kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
+}
+
+/* With groups of GROUP inputs or more. */
+static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
+    int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
+    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in, GROUP));
+}
+
+static inline input_t input_of(const converted_t *made) {
+    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->group, made->num_groups};
+}
+
+/* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
+static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
+                             void *memory, int num_threads) {
+    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, 0, 0};
+    conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
+    run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
+    return input_of(&job.made);
 }
 
 /* ---- products ---- */
@@ -221,9 +245,10 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = row * input->num_groups + groups_of(self->kind, first), num_groups = input->num_groups;
-    const float *scales = input->scales + group;
-    const int32_t *offsets = input->offsets + group;
+    int64_t group = input->group, num_groups = input->num_groups;
+    int64_t place = num_groups ? row * num_groups + first / group : 0;
+    const float *scales = input->scales + place;
+    const int32_t *offsets = input->offsets + place;
     bool go_on = first > 0;
     switch (self->kind) {
         case FLOAT32:
@@ -234,7 +259,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                           go_on);
             break;
         case INT8:
-            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, num_groups,
+            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, group, num_groups,
                       (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
@@ -243,16 +268,16 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     }
 }
 
-/* Sums of rows first_row.. of one block into c (num_rows, BLOCK). */
+/* Sums of rows first_row.. of one block into c, from row to row PANEL apart. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t groups_at_once = SLAB_BYTES / bytes_of_block(self->kind, GROUP);
-    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : groups_at_once * GROUP;
+    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
+    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
         for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
-            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * BLOCK);
-        float *rest = c + r * BLOCK;
+            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * PANEL);
+        float *rest = c + r * PANEL;
         switch (num_rows - r) {
             case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
             case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
@@ -263,69 +288,109 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     }
 }
 
-/* The finished values of one row, up to LANES of them: scaled, with bias. */
-static inline floats_t finished(const linear_t *self, const float *sums, int64_t output) {
-    int64_t count = self->num_out - output;
-    floats_t x = load(sums);
-    if (self->kind == INT8) x = times(x, load_first(self->scale + output, count));
-    return self->bias ? add(x, load_first(self->bias + output, count)) : x;
-}
-
 typedef struct {
     const linear_t *linear, *up; /* with `up`: silu(linear) * up */
     int activation;              /* of the linear, without `up` */
     input_t input;
-    int64_t num_rows;
-    void *out;
-    int64_t out_stride;
     int how;
+    void *out; /* (num_rows, num_out) */
+    const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
+    int64_t num_rows, rows_of_part, parts_of_group; /* the last two as `multiply` sets them */
 } product_t;
 
-static void put(const product_t *self, int64_t row, int64_t output, floats_t x) {
-    int64_t at = row * self->out_stride + output, count = self->linear->num_out - output;
-    if (self->how == STORE_BFLOAT16) {
-        store_bf16_first((bfloat16_t *)self->out + at, x, count);
+/* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
+ * the same rows in all layers, which are in a cache of its own. */
+static int64_t rows_of_part(int64_t num_rows, int num_threads) {
+    int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
+    if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
+    return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
+}
+
+/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are PANEL apart. */
+static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
+    int64_t count = self->num_out - output;
+    floats_t scale = self->kind == INT8 ? load_first(self->scale + output, count) : splat(1.0f);
+    floats_t bias = self->bias ? load_first(self->bias + output, count) : zeros();
+    for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
+        floats_t x = times_add(load(sums), scale, bias);
+        store(sums, activation == QUICK_GELU ? quick_gelu(x) : activation == EXACT_GELU ? exact_gelu(x) : x);
+    }
+}
+
+/* One row of up to PANEL outputs. */
+static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
+    int64_t num_out = self->linear->num_out, end = least(output + PANEL, num_out), at = row * num_out;
+    if (self->how == CONVERT) {
+        convert(self->next, row, output, end, values, FLOAT32, 0);
         return;
     }
-    float *out = (float *)self->out + at;
-    if (self->how == ADD_FLOAT32) x = add(x, load_first(out, count));
-    store_first(out, x, count);
+    for (int64_t o = output; o < end; o += LANES, values += LANES) {
+        float *out = (float *)self->out + at + o;
+        if (self->how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, load(values), end - o);
+        else if (self->how == ADD_FLOAT32) store_first(out, add(load(values), load_first(out, end - o)), end - o);
+        else store_first(out, load(values), end - o);
+    }
+}
+
+/* Parts that meet a panel of weights one after the other, while their rows stay in a cache. */
+static int64_t parts_of_group(const product_t *self, int num_threads) {
+    int64_t part_bytes = self->rows_of_part * self->input.stride * value_bytes_of(self->linear->kind);
+    int64_t num_parts = most(1, GROUP_BYTES / part_bytes);
+    return num_threads > 1 ? most(1, num_parts / num_threads) * num_threads : num_parts;
 }
 
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
-    _Alignas(64) float sums[2][ROWS_AT_ONCE * BLOCK];
-    int64_t num_parts = (self->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
+    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
+    int64_t group_items = each * parts_of(linear->num_out, PANEL);
     for (int64_t item = first; item < end; item++) {
-        int64_t block = item / num_parts, first_row = item % num_parts * ROWS_AT_ONCE;
-        int64_t num_rows = least(ROWS_AT_ONCE, self->num_rows - first_row);
-        block_sums(linear, &self->input, block, first_row, num_rows, sums[0]);
-        if (up) block_sums(up, &self->input, block, first_row, num_rows, sums[1]);
-        for (int64_t r = 0; r < num_rows; r++)
-            for (int64_t v = 0; v < TILE_VECTORS; v++) {
-                int64_t output = block * BLOCK + v * LANES;
-                if (output >= linear->num_out) break;
-                floats_t x = finished(linear, sums[0] + r * BLOCK + v * LANES, output);
-                if (up) x = times(silu(x), finished(up, sums[1] + r * BLOCK + v * LANES, output));
-                else if (self->activation) x = self->activation == QUICK_GELU ? quick_gelu(x) : exact_gelu(x);
-                put(self, first_row + r, output, x);
-            }
+        int64_t first_part = item / group_items * each, in_group = item % group_items;
+        int64_t here = least(each, num_parts - first_part), panel = in_group / here * PANEL;
+        int64_t first_row = (first_part + in_group % here) * self->rows_of_part, stop = least(panel + PANEL, linear->num_out);
+        int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
+        for (int64_t output = panel; output < stop; output += BLOCK) {
+            block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
+            if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, sums[1] + output - panel);
+        }
+        for (int64_t output = panel; output < stop; output += LANES) {
+            finish(linear, self->activation, output, num_rows, sums[0] + output - panel);
+            if (!up) continue;
+            finish(up, NONE, output, num_rows, sums[1] + output - panel);
+            for (int64_t at = output - panel; at < num_rows * PANEL; at += PANEL)
+                store(sums[0] + at, times(silu(load(sums[0] + at)), load(sums[1] + at)));
+        }
+        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * PANEL);
     }
 }
 
-static void multiply(const product_t *job, int num_threads) {
+static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
-    int64_t num_blocks = round_up(job->linear->num_out, BLOCK) / BLOCK;
-    int64_t num_parts = (job->num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    int64_t per_item = least(job->num_rows, ROWS_AT_ONCE) * job->linear->num_in * BLOCK;
-    run_items(product_task, job, num_blocks * num_parts, 1 + SMALL / per_item, num_threads);
+    job->rows_of_part = rows_of_part(job->num_rows, num_threads);
+    job->parts_of_group = parts_of_group(job, num_threads);
+    int64_t num_panels = parts_of(job->linear->num_out, PANEL), num_parts = parts_of(job->num_rows, job->rows_of_part);
+    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * PANEL;
+    run_items(product_task, job, num_panels * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
-/* out = activation(x W^T), or silu(x W^T) * (x up^T); stored or added. `converted` has converted_bytes of the layer. */
-static void apply(const linear_t *linear, const linear_t *up, int activation, const void *x, int type, int64_t num_rows,
-                  void *out, int how, void *converted, int num_threads) {
-    input_t input = convert_input(linear, x, type, num_rows, converted, num_threads);
-    product_t job = {linear, up, activation, input, num_rows, out, linear->num_out, how};
+/* out = x W^T + bias, stored or added. */
+static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
+                          int num_threads) {
+    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0};
     multiply(&job, num_threads);
+}
+
+/* activation(x W^T + bias), or silu(x W^T) * (x up^T), as the next layer reads it. */
+static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
+                         int64_t num_rows, const converted_t *next, int num_threads) {
+    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0};
+    multiply(&job, num_threads);
+}
+
+/* As multiply_into, of x in a type of its own; `memory` has converted_bytes of the layer. */
+static void apply(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows, int how, void *out,
+                  void *memory, int num_threads) {
+    input_t input = convert_input(linear, x, type, group, num_rows, memory, num_threads);
+    multiply_into(linear, &input, num_rows, how, out, num_threads);
 }

@@ -18,6 +18,8 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
+#define WIDE_GROUP 64 /* the same of the encoder's activations for 8-bit weights */
+#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together, as a group may be made of them */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -28,7 +30,7 @@ typedef struct {
     int64_t stride;     /* elements from row to row */
     const float *scales;    /* (rows, groups), INT8 and INT4 only */
     const int32_t *offsets; /* (rows, groups): minus INT8_ADDED or 8 times the sum of the group */
-    int64_t num_groups;
+    int64_t group, num_groups; /* inputs that share a scale; for INT4 it is GROUP */
 } input_t;
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -40,11 +42,11 @@ typedef struct {
 static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
 }
 
 ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], float *c) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * BLOCK + v * LANES, sums[r][v]);
+    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * PANEL + v * LANES, sums[r][v]);
 }
 
 ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
@@ -133,7 +135,7 @@ typedef floats_t totals_t[TILE_ROWS][TILE_VECTORS];
 
 ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t totals, const float *c, bool go_on) {
     if (TOTALS_IN_REGISTERS)
-        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * BLOCK + v * LANES) : zeros();
+        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
 }
 
 /* Sums of a group as floats, added to the totals. */
@@ -143,20 +145,20 @@ ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, fl
 }
 
 ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t totals, float *c) {
-    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * BLOCK + v * LANES, totals[r][v]);
+    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * PANEL + v * LANES, totals[r][v]);
 }
 
 /* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
 ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
-                             int64_t stride, const float *scales, const int32_t *offsets, int64_t num_groups,
+                             int64_t stride, const float *scales, const int32_t *offsets, int64_t group, int64_t num_groups,
                              const uint8_t *w, int64_t num_in, float *c, bool go_on) {
     totals_t totals;
     c += first_vector * LANES, w += 4 * first_vector * LANES;
     load_totals(rows, vectors, totals, c, go_on);
-    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++) {
+    for (int64_t first = 0; first < num_in; first += group, scales++, offsets++) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
         EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r * num_groups]);
-        int64_t end = least(first + GROUP, num_in);
+        int64_t end = least(first + group, num_in);
         for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
             EACH(pass, INT8_PASSES) {
@@ -169,21 +171,21 @@ ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_
             }
         }
         EACH(r, rows) EACH(v, vectors)
-            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * BLOCK + v * LANES,
+            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * PANEL + v * LANES,
                          go_on || first);
     }
     store_totals(rows, vectors, totals, c);
 }
 
 ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
-                             const int32_t *offsets, int64_t num_groups, const uint8_t *w, int64_t num_in, float *c,
-                             bool go_on) {
+                             const int32_t *offsets, int64_t group, int64_t num_groups, const uint8_t *w, int64_t num_in,
+                             float *c, bool go_on) {
     const int vectors = VECTORS_AT_A_TIME(rows);
-    int64_t stretch = vectors < TILE_VECTORS ? STRETCH : num_in;
+    int64_t stretch = vectors < TILE_VECTORS ? most(STRETCH, group) : num_in;
     for (int64_t first = 0; first < num_in; first += stretch)
         EACH(part, TILE_VECTORS / vectors)
-            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / GROUP, offsets + first / GROUP,
-                      num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
+            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / group, offsets + first / group,
+                      group, num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
 }
 
 ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
@@ -215,7 +217,7 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
             EACH(r, rows) {
                 ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
                 add_to_total(&totals[r][v], total, times(weight_scale, splat(scales[r * num_groups])),
-                             c + r * BLOCK + v * LANES, go_on || first);
+                             c + r * PANEL + v * LANES, go_on || first);
             }
         }
     }

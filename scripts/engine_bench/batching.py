@@ -99,7 +99,7 @@ def _program_seconds(parts: Parts, job: Job, policy: Policy) -> dict[Program, fl
     sizes = NumberSizes(weight=itemsize, other=itemsize)
     runner = MeteredRunner(parts.runner, meter=meter, num_slots=parts.runner.config.num_slots, sizes=sizes)
     run_job(Engine(runner, eos_id=_NEVER), job, policy=policy)
-    programs: tuple[Program, ...] = ("prefill", "step")
+    programs: tuple[Program, ...] = ("prefill", "mixed", "step")
     return {name: sum(call.seconds for call in meter.calls if call.program == name) for name in programs}
 
 

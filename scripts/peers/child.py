@@ -37,7 +37,14 @@ from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sizes import ENCODERS, JOB_ENDS
 from scripts.peers.task import Figure, Reply, Task
-from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_sizes, encoder_state
+from scripts.peers.weights import (
+    bare_tower,
+    decoder_sizes,
+    decoder_state,
+    encoder_sizes,
+    encoder_state,
+    give_all_tokens,
+)
 
 PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
     ("float32", "float32", "float"),
@@ -102,21 +109,25 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
         case "vision":
             image_size = bare_tower(task.size).clip.image_size
             measured = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)
-            error = _error(opened, image_size=image_size, exact=Path(task.work) / task.size / "exact.npy")
+            error = _error(task, opened, image_size=image_size)
             figures = (replace(figure, error=error) for figure in measured)
     yield from (replace(figure, engine=task.engine.name) for figure in figures)
 
 
-def _error(encode: Encode, *, image_size: int, exact: Path) -> float:
-    """Relative error of the output for the last sample picture; calibration uses the first ones.
+def _error(task: Task, encode: Encode, *, image_size: int) -> float:
+    """Relative error of all tokens for the last sample picture; calibration uses the first ones.
 
-    The first engine, ours in float32, writes the file `exact`. The error is 0 for outputs of another shape.
+    Ours in float32 is exact, and leaves its output in the work folder for the others. The error is 0, unknown, without
+    that, and for outputs of another shape.
     """
     pixels = preprocess(load_picture(sample_files()[-1]).image, size=image_size)[None]
     found = torch.as_tensor(encode(pixels)).double().numpy()
-    if not exact.exists():
+    exact = Path(task.work) / task.size / "exact-tokens.npy"
+    if task.engine.program == "ours" and task.engine.dtype == "float32" and task.engine.precision == "float":
         exact.parent.mkdir(parents=True, exist_ok=True)
         np.save(exact, found)
+    if not exact.exists():
+        return 0.0
     expected = np.load(exact)
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected)) if found.shape == expected.shape else 0.0
 
@@ -174,6 +185,7 @@ def _our_decoder(task: Task) -> OurDecoder:
 
 def _our_vision(task: Task) -> Encode:
     engine, sizes = task.engine, (decoder_sizes("tiny"), bare_tower(task.size))
+    give_all_tokens()
     parts = open_parts(*sizes, dtype=engine.dtype, precision=engine.precision, batch_size=task.num_rows)
     return parts.vision.encode
 

@@ -11,7 +11,7 @@ from scripts.peers.gguf_file import write_gguf
 from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.sizes import place_of
-from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
+from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state, give_all_tokens
 
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
@@ -34,6 +34,7 @@ def _write_bf16(place: Path, size: str, num_threads: int) -> None:
 
 def _write_tower(place: Path, size: str, num_threads: int) -> None:
     config = bare_tower(size)
+    give_all_tokens()
     export_tower(config, encoder_state(config), place)
 
 
@@ -49,8 +50,8 @@ def end_id(vocab_size: int) -> int:
 _SOURCES: Mapping[str, str] = {
     "q8_0.gguf": "bf16.gguf",
     "q4_0.gguf": "bf16.gguf",
-    "tower-int8.onnx": "tower.onnx",
-    "tower-int8.xml": "tower.onnx",
+    "tokens-int8.onnx": "tokens.onnx",
+    "tokens-int8.xml": "tokens.onnx",
 }
 
 
@@ -64,8 +65,8 @@ _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "bf16.gguf": _write_bf16,
     "q8_0.gguf": _quantise("q8_0"),
     "q4_0.gguf": _quantise("q4_0"),
-    "tower.onnx": _write_tower,
+    "tokens.onnx": _write_tower,
     **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), _export_graphs),
-    "tower-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tower.onnx"), place),
-    "tower-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tower.onnx"), place),
+    "tokens-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tokens.onnx"), place),
+    "tokens-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tokens.onnx"), place),
 }

@@ -57,10 +57,10 @@ ENGINES: tuple[Engine, ...] = (
     *_ours("vision"),
     _engine("hf-float32", "vision", "hf", note="eager"),
     _engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager"),
-    _engine("onnxruntime-float32", "vision", "onnxruntime", file="tower.onnx"),
-    _engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tower-int8.onnx", note=_DYNAMIC),
-    _engine("openvino-float32", "vision", "openvino", file="tower.onnx"),
-    _engine("openvino-int8", "vision", "openvino", precision="int8", file="tower-int8.xml", note=_NNCF),
+    _engine("onnxruntime-float32", "vision", "onnxruntime", file="tokens.onnx"),
+    _engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
+    _engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
+    _engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
 )
 MACHINE = Engine(name="machine", section="machine", program="machine")
 

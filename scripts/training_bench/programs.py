@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.training.build import Kind, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
+from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.names import MATRICES, LlamaSource, half_split
 from scripts.peers.huggingface import llama_config
@@ -75,6 +76,7 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
         dtype=dtype,
         device="cpu",
         seed=0,
+        kernels=find_kernels("cpu", dtype),
     )
     num_queries = NUM_QUERIES if has_pictures else 0
 

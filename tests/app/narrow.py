@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.llm.runners.base import DecodePlan, Plan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, ScorePlan
 
 SHORTAGES: dict[str, Callable[[], Exception]] = {
     "torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -56,7 +56,9 @@ class NarrowRunner:
         return getattr(self._inner, name)
 
     def run(self, plan: Plan) -> Any:
-        program = {PrefillPlan: "prefill", DecodePlan: "decode", ScorePlan: "score"}[type(plan)]
+        # A mixed plan needs the memory of its prefill; see `MixedPlan`.
+        kinds = {PrefillPlan: "prefill", MixedPlan: "prefill", DecodePlan: "decode", ScorePlan: "score"}
+        program = kinds[type(plan)]
         result = self._inner.run(plan) if self._is_late else None
         self._device.take(program, len(plan.rows), self._device.rows if program in self._device.programs else None)
         return result if self._is_late else self._inner.run(plan)

@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -123,7 +124,7 @@ DECODERS = {with_harm: small_decoder(with_harm=with_harm) for with_harm in (Fals
 
 
 def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = None) -> list[Output]:
-    """All events of a schedule."""
+    """All events of a schedule on a plain runner."""
     engine = toy_engine(
         DECODERS[schedule.with_harm],
         num_slots=num_slots or schedule.num_slots,
@@ -131,7 +132,14 @@ def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = Non
         shapes=schedule.shapes,
         max_prefill_tokens=schedule.max_prefill_tokens,
     )
-    prefixes = engine.project_prefix(toy_visual_queries(len(schedule.requests), config=SMALL))
+    return play_on(engine, schedule)
+
+
+def play_on(
+    engine: Engine, schedule: Schedule, *, config: DecoderConfig = SMALL, with_logprobs: bool = False
+) -> list[Output]:
+    """All events of a schedule."""
+    prefixes = engine.project_prefix(toy_visual_queries(len(schedule.requests), config=config))
     outputs: list[Output] = []
     number = 0
     while number <= 20 or engine.num_unfinished:
@@ -140,7 +148,7 @@ def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = Non
             if arrival == number and continuations:
                 engine.submit(ScoreRequest(**common, continuations=continuations))
             elif arrival == number:
-                engine.submit(GenerateRequest(**common, sampling=sampling))
+                engine.submit(GenerateRequest(**common, sampling=sampling, with_logprobs=with_logprobs))
         for index, moment in schedule.cancelled.items():
             if moment == number:
                 engine.cancel(index)

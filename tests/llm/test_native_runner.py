@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -43,14 +45,19 @@ def runners(
 ) -> tuple[NativeRunner, EagerRunner]:
     """By the kernels, and by plain torch."""
     state = {name: value.to(dtype) for name, value in toy_decoder(config).state_dict().items()}
-    ours, plain = (
-        open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, operators=operators)
-        for operators in ("auto", "aten")
-    )
-    if not isinstance(ours, NativeRunner):
-        pytest.skip(f"this processor has no kernels for {dtype}")
+    plain = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, operators="aten")
     assert type(plain) is EagerRunner
-    return ours, plain
+    return open_native(config, state, num_slots=num_slots), plain
+
+
+def open_native(
+    config: DecoderConfig, state: Mapping[str, torch.Tensor], *, num_slots: int, **options: Any
+) -> NativeRunner:
+    """By the kernels; `options` are those of EngineConfig."""
+    runner = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, **options)
+    if not isinstance(runner, NativeRunner):
+        pytest.skip(f"this processor has no kernels for {state['embedding.weight'].dtype}")
+    return runner
 
 
 def prefixes(runner: EagerRunner, count: int) -> list[Prefix]:

@@ -59,13 +59,16 @@ def test_short_run_writes_all_figures_and_the_page(tmp_path: Path, monkeypatch: 
 
     content = read("engine", tmp_path)
     page = (tmp_path / "engine.md").read_text(encoding="utf-8")
-    assert page.count("| tiny | float32 | ") == page.count("| embedded | float32 | ") == 4
-    assert [row["pictures"] for row in content["folders"]] == [1, 10]
-    for row in content["batching"]:
+    mixed = content["decoders"]["mixed_steps"]  # of decoders that run in kernels
+    assert page.count("| tiny | float32 | ") == 4
+    assert page.count("| embedded | float32 | ") == 4 + len(mixed)
+    assert [row["pictures"] for row in content["pictures"]["folders"]] == [1, 10]
+    for row in content["decoders"]["batching"]:
         rates, speedups = row["pictures_per_s"], row["speedups"]
         assert row["tokens"] == sum(planned_lengths(row["pictures"]))
         assert speedups["static"] == pytest.approx(rates["continuous"] / rates["static"])
         assert speedups["continuous"] == 1
-    for row in content["steps"]:
+    assert [(row["model"], row["rows"]) for row in mixed] == [("embedded", 4)] * len(mixed)
+    for row in content["decoders"]["steps"]:
         assert row["overhead_share"] == pytest.approx((row["other_ms"] + row["host_ms"]) / row["step_ms"])
         assert min(row[f"{name}_ms"] for name in ("step", "linears", "attention", "other", "host")) >= 0

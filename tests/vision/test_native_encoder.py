@@ -11,9 +11,12 @@ from torch import nn
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu_blocks import NativeBlocks
 from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.backends.native import install_block_kernels
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
@@ -66,14 +69,49 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
     torch.testing.assert_close(ours(pictures), plain(pictures), atol=tolerance, rtol=0)
 
 
+def few_bits(config: VisionConfig, precision: Precision) -> tuple[HostEncoder, HostEncoder]:
+    """An encoder of few bits by the kernels, and the same weights widened, by torch."""
+    torch.manual_seed(0)
+    state = convert_precision(
+        PictureEncoder(config).state_dict(), PictureEncoder(config), dtype=torch.float32, wanted=precision
+    )
+    stored, widened, backend = encoder_from_state(config, state), encoder_from_state(config, state), CpuBackend()
+    dequantise_linears(widened)
+    ours, plain = HostEncoder(stored), HostEncoder(widened)
+    backend.prepare(plain, wanted="aten")
+    backend.prepare(ours)
+    assert backend.kernels is not None
+    assert install_block_kernels(ours, library=backend.kernels) == config.clip.num_layers + config.query.depth
+    return ours, plain
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @torch.inference_mode()
-def test_a_picture_has_the_same_bits_alone_and_among_others() -> None:
-    ours, _ = encoders(CONFIG, torch.float32)
+def test_in_8_bits_activations_are_rounded_and_attention_adds_no_error(config: VisionConfig) -> None:
+    ours, plain = few_bits(config, "int8")
+    pictures = pixels(config, 2)
+    expected = plain(pictures)
+
+    error = (ours(pictures) - expected).norm() / expected.norm()
+    assert 1e-5 < error < 0.015
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+@torch.inference_mode()
+def test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_threads(precision: Precision) -> None:
+    ours, _ = encoders(CONFIG, torch.float32) if precision == "float" else few_bits(CONFIG, precision)
     pictures = pixels(CONFIG, 7)
     together = ours(pictures)
 
     for index in range(7):
         assert torch.equal(ours(pictures[index : index + 1])[0], together[index])
+    num_threads = torch.get_num_threads()
+    try:
+        for count in (2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(ours(pictures), together)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @torch.inference_mode()

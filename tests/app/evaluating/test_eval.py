@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.app.evaluating.comparing import compare_with
 from llama_adapter.app.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from tests.app.command import Run
@@ -136,6 +138,52 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
     assert "note: 10 answers to examples that one of the two lacks are not compared" in err
     assert "| one right | 0 | 20 |" in out
     assert "| exact | 100.0% | 0.0% | -100.0% |" in out
+
+
+@pytest.mark.slow
+def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: Run) -> None:
+    data = Folder(tmp_path / "classes", run)
+    for name, picture in (("star", STAR), ("triangle", TRIANGLE)):
+        data.copy(picture, f"{name}/1{picture.suffix}")
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    first, second = "What shape is the object?", "What colour is *it*?"
+    assert run("eval", str(data.path), "--question", first, "--out", one, "--reader", "thread").code == ExitCode.OK
+    flags = ("--question", second, "--out", other, "--reader", "thread", "--against", one)
+    ran = run("eval", str(data.path), *flags)
+
+    assert ran.code == ExitCode.OK, ran.err
+    note = f"The questions differ: one was asked “{first}”, other was asked “{second}”."
+    assert note.replace("*", "\\*") in ran.out
+    assert json.loads((tmp_path / "other" / "scores.json").read_text())["comparison"]["note"] == note
+    assert "not compared" not in ran.err
+
+
+def outcome(question: str, right: str, *, digest: str = "a", part: str = "") -> Outcome:
+    return Outcome(
+        picture=f"{digest}.png", question=question, answer="yes", references=(right,), digest=digest, part=part
+    )
+
+
+def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_differ() -> None:
+    def compared(first: list[Outcome], second: list[Outcome]) -> tuple[int, str]:
+        saved = [
+            SavedOutcomes(model=name, task="open", outcomes=tuple(of)) for name, of in (("m", first), ("n", second))
+        ]
+        found = compare_with(*saved, path="one", out="two", draws=Draws(count=0))
+        return found.num_examples, found.note
+
+    worded = [outcome("Red?", "yes"), outcome("Blue?", "no"), outcome("Red?", "yes", digest="b")]
+    others = [outcome("Is it blue?", "no"), outcome("Is it red?", "yes", digest="b"), outcome("Is it red?", "yes")]
+    assert compared(worded, others) == (
+        3,
+        "The questions differ in 2 ways, such as: m was asked “Red?”, n was asked “Is it red?”.",
+    )
+    twice = [*others, outcome("Is it round?", "yes")]
+    assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"
+    assert compared(worded, [*others, outcome("Red?", "yes")]) == (1, ""), "the same question is enough"
+    for strange in ([outcome("Red?", "maybe")], [outcome("Is it red?", "yes", part="x")]):
+        with pytest.raises(UsageError, match="no example is in both"):
+            compared(worded, strange)
 
 
 WRONG = {

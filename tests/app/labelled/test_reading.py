@@ -52,6 +52,18 @@ def test_folders_of_classes_may_lie_below_folders_of_splits(tmp_path: Path) -> N
     assert [example.answers for example in found.examples] == [("cat",), ("dog",)] * 2
 
 
+def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_told(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.png", "cat/b.png", "Cat/c.png", "Cat/d.png", "pets.training/curves.png", "scores/e.png")
+    (tmp_path / "pets.training" / "data.json").touch()
+    (tmp_path / "scores" / "outcomes.jsonl").touch()
+    found = read_examples(str(tmp_path))
+
+    assert sorted({example.answers for example in found.examples}) == [("Cat",), ("cat",)]
+    assert reasons(found, folder=tmp_path.parent) == [
+        f"warning: {tmp_path.name}: its labels Cat and cat differ by their case alone"
+    ]
+
+
 def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.png", "cat/b.png", "dog/c.png", "outside.png")
     (tmp_path / "empty").mkdir()

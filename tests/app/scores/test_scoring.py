@@ -1,5 +1,7 @@
 """All figures of a set: parts, classes, MME's totals and the worst answers."""
 
+from dataclasses import replace
+
 import pytest
 
 from llama_adapter.app.scores.intervals import Draws
@@ -106,3 +108,11 @@ def test_a_part_has_the_figures_that_it_has_alone() -> None:
 
     assert score(outcomes, draws=FEW).parts["popular"]["accuracy"] == alone.figures["accuracy"]
     assert score(outcomes, draws=FEW).parts["popular"] == alone.parts["popular"]
+
+
+def test_choices_that_differ_by_case_alone_are_told_apart() -> None:
+    one = Outcome(picture="", question="?", answer="ring", references=("Ring",), choices=("ring", "Ring"))
+    found = score([one, replace(one, answer="Ring"), replace(one, answer="RING.")], draws=FEW)
+
+    assert found.confusion is not None
+    assert found.confusion.counts == ((0, 0), (2, 1)), "in other case, an answer names the first choice"

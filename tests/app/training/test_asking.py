@@ -11,6 +11,7 @@ from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.app.training.asking import Asker, default_question
 from llama_adapter.app.training.batches import padded
+from llama_adapter.app.training.commands import ask_command, check_commands
 from llama_adapter.app.training.job import Optimisation, TrainJob
 from llama_adapter.app.training.prepare import prepare, read_data, run_digest
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -138,3 +139,29 @@ def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
     assert job.with_rate(width=4096).lr == pytest.approx(1.5e-3)
     assert job.with_rate(width=192).lr == pytest.approx(3.2e-2)
     assert (job.rate_factor("gates"), job.rate_factor("visual blocks")) == (1.0, pytest.approx(0.1))
+
+
+def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = draw_pets(tmp_path / "pets", each=10)
+
+    def commands(question: str | None = None) -> list[str]:
+        job = TrainJob(data=(str(folder),), out="my pets.pth", question=question)
+        found = read_data(job)
+        data = prepare(job, found, asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+        places = {"folder": Path("my pets.training"), "bundle": Path("my pets.training/bundle")}
+        return [ask_command(job, data, **places), *check_commands(job, data, **places)]
+
+    asking, evaluating, calibrating = commands()
+    model = "--model 'my pets.training/bundle'"
+    question = "--question 'Which of these is it: ring, triangle?'"
+    assert asking == f"llama-adapter ask PICTURE {model} {question} --choices ring,triangle"
+    assert evaluating == f"llama-adapter eval 'my pets.training/test.jsonl' {model} --out 'my pets.training/scores'"
+    assert calibrating == (
+        f"llama-adapter ask --calibrate 'my pets.training/validation.jsonl' {model} --choices ring,triangle "
+        "--calibration-out 'my pets.training/calibration.json'"
+    )
+    (folder / "ring").rename(folder / "{ring}, red")
+    assert commands()[0] == f"llama-adapter ask --manifest 'my pets.training/train.jsonl' {model}"
+    assert len(commands()) == 2, "a calibration names its choices by a flag"

@@ -54,14 +54,14 @@ def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path:
         reader=reader,
         encode=encode,
         batch_size=2,
-        show=lambda done, total: seen.append((done, total)),
+        show=lambda done, failed: seen.append((done, failed)),
     )
     other = open_cache(tmp_path)
 
     assert [(one.label, one.reason) for one in unreadable] == [("3.png", "it is cut off")]
     assert other.missing(DIGESTS) == [DIGESTS[3]]
     assert [float(other.get(digest)[0, 0]) for digest in (DIGESTS[5], DIGESTS[1])] == [5.0, 1.0]
-    assert seen[-1] == (6, 6)
+    assert seen[-1] == (6, 1)
     assert open_cache(tmp_path, encoder="b").missing(DIGESTS) == DIGESTS
     assert open_cache(tmp_path, dtype=torch.float32).missing(DIGESTS) == DIGESTS
 

@@ -21,6 +21,7 @@ from llama_adapter.app.training.choice import ParameterSet
 from llama_adapter.app.training.model import TrainableModel, TrainingChoice, open_trainable
 from llama_adapter.app.training.sources import TrainingSources, new_adapter
 from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.weights.adapter import adapter_of, check_fits
 from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, half_split, llama_shapes, meta_order
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -43,9 +44,16 @@ def spec(adapter: str = "BIAS-TINY", **changes: Any) -> CaptionerSpec:
 
 
 def trainable(
-    wanted: CaptionerSpec, *sets: ParameterSet, dtype: torch.dtype = torch.float32, **sizes: Any
+    wanted: CaptionerSpec,
+    *sets: ParameterSet,
+    dtype: torch.dtype = torch.float32,
+    has_kernels: bool = True,
+    **sizes: Any,
 ) -> TrainableModel:
-    return open_trainable(wanted, TrainingChoice(sets=sets, **sizes), dtype=dtype, device="cpu", seed=0)
+    """As a run opens it; without kernels torch multiplies by frozen weights."""
+    kernels = find_kernels("cpu", dtype) if has_kernels else None
+    choice = TrainingChoice(sets=sets, **sizes)
+    return open_trainable(wanted, choice, dtype=dtype, device="cpu", seed=0, kernels=kernels)
 
 
 def batch(adapter: str = "BIAS-TINY") -> tuple[Tensor, Tensor, Tensor]:
@@ -150,9 +158,12 @@ def test_half_precision_trains_float32_parameters_near_those_of_float32() -> Non
 
 @pytest.mark.parametrize("sets", SETS, ids="-".join)
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
-def test_gradients_of_all_that_is_trained_equal_the_reference(adapter: str, sets: tuple[ParameterSet, ...]) -> None:
+@pytest.mark.parametrize("has_kernels", [True, False], ids=["kernels", "torch"])
+def test_gradients_of_all_that_is_trained_equal_the_reference(
+    adapter: str, sets: tuple[ParameterSet, ...], has_kernels: bool
+) -> None:
     golden, (tokens, labels, pictures) = tensors(f"loss_{adapter}"), batch(adapter)
-    model = trainable(spec(adapter), *sets)
+    model = trainable(spec(adapter), *sets, has_kernels=has_kernels)
     for checkpoint_layers in (False, True):
         model.zero_grad()
         model.checkpoint_layers = checkpoint_layers

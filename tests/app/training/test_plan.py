@@ -10,7 +10,10 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.app.training.model import open_trainable
-from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller
+from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller, with_packing
+from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
+from llama_adapter.llm.training.linear import AdaptedLinear
+from llama_adapter.llm.training.sketch import frozen_weights
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from tests.app.command import Run
 from tests.app.golden import model_options
@@ -29,7 +32,7 @@ def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[Met
     labels_BS = tokens_BS.clone()
     labels_BS[:, : TOKENS - LABELS] = 0
     encoded = model.encode_nothing().expand(ROWS, -1, -1).clone()
-    with MetaCounter() as counter:
+    with MetaCounter(frozen_weights(model.decoder)) as counter:
         loss, _ = model(tokens_BS, labels_BS, encoded)
         loss.backward()
     shapes = Shapes(
@@ -55,6 +58,10 @@ def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], chec
 
     assert plan.computing == pytest.approx(counter.peak_bytes, rel=0.1)
     assert plan.flops == pytest.approx(counter.flops, rel=0.05)
+    assert 0 < plan.frozen_flops == pytest.approx(counter.frozen_flops, rel=0.05)
+    assert plan.seconds(flops_per_s=1, frozen_flops_per_s=2, bytes_per_s=4) == pytest.approx(
+        plan.flops - plan.frozen_flops / 2 + plan.traffic / 4
+    )
     assert plan.trained == pytest.approx(3 * trained, rel=0.05), "weights and two moments"
     assert plan.frozen - trained == pytest.approx(frozen, rel=0.1), "and the adapter as it was"
 
@@ -75,14 +82,45 @@ def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     assert divided.trained == whole.trained // 8
 
 
+def test_many_rows_are_planned_by_few() -> None:
+    """What rows take beyond 64 is a straight line; the real count of 96 is beside it."""
+    _, shapes, _, _ = counted(("bias",), checkpointing=False)
+    planned = plan_step(dataclasses.replace(shapes, rows=96))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llama_adapter.app.training.plan._COUNTED_ROWS", 96)
+        whole = plan_step(dataclasses.replace(shapes, rows=96))
+
+    assert planned.computing == pytest.approx(whole.computing, rel=0.01)
+    assert (planned.flops, planned.traffic) == pytest.approx((whole.flops, whole.traffic), rel=0.01)
+    assert plan_step(dataclasses.replace(shapes, rows=2 * 10**9)).computing > 10**6 * whole.computing
+
+
 def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
     _, shapes, _, _ = counted(("bias",), checkpointing=False)
     plan = plan_step(shapes)
 
     require_memory(plan, free=plan.total, device="cpu")
     require_memory(plan, free=None, device="cpu")
-    with pytest.raises(TooLittleMemoryError, match=r"Training needs 0\.1 GB at its peak .* are free on cpu"):
+    with pytest.raises(TooLittleMemoryError, match=r"Training needs 0\.12 GB at its peak .* are free on cpu"):
         require_memory(plan, free=plan.total - 1, device="cpu")
+
+
+def test_weights_are_packed_where_memory_allows_it() -> None:
+    choice, parts = TrainingChoice(sets=("bias",)), CaptionerSpec(**model_options("BIAS-TINY"))
+    kernels = find_kernels("cpu", torch.float32)
+    assert kernels is not None
+    _, shapes, _, _ = counted(choice.sets, checkpointing=False)
+    plan = plan_step(shapes)
+    model = open_trainable(parts, choice, dtype=torch.float32, device="cpu", seed=0, kernels=kernels)
+    layers = [layer for layer in model.decoder.modules() if isinstance(layer, AdaptedLinear)]
+    weights = [layer.weight for layer in layers if isinstance(layer.weight, PackedWeight)]
+
+    assert len(weights) == len(layers) == 4 * shapes.decoder.num_layers + 1, "and the head"
+    assert plan.packing == sum(packed_bytes(one.shape, one.dtype) - 4 * one.shape.numel() for one in weights)
+    assert with_packing(plan, free=plan.total + plan.packing) == plan.packed()
+    assert with_packing(plan, free=plan.total + plan.packing - 1) is None
+    model.release()
+    assert not any(hasattr(layer, "weight") for layer in layers)
 
 
 def test_7b_is_planned_without_a_model(run: Run) -> None:

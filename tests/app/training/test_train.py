@@ -1,12 +1,15 @@
 """`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, and with bad data."""
 
 import csv
+import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +18,15 @@ from torch import Tensor
 
 from llama_adapter import Captioner
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training import stepping
-from llama_adapter.app.training.checkpoint import read_checkpoint
+from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
+from llama_adapter.app.training.choice import TrainingChoice
+from llama_adapter.app.training.model import open_trainable
+from llama_adapter.app.training.scoring import Validation, Validator
 from llama_adapter.app.training.stepping import Step, Stepper
+from llama_adapter.runtime.devices.cpu import CpuBackend
+from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.tensor_files.files import read_safetensors
 from tests.app.command import Ran, Run
 from tests.app.labelled.tables import write_lines
@@ -92,9 +101,17 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
     card = (folder / "card.md").read_text()
     assert "| ring | 12 |" in card
-    assert {"curves.png", "data.json", "log.csv", "settings.yaml", "test.json", "best.safetensors"} <= {
-        path.name for path in folder.iterdir()
-    }
+    assert {
+        "train.jsonl",
+        "validation.jsonl",
+        "test.jsonl",
+        "curves.png",
+        "data.json",
+        "log.csv",
+        "settings.yaml",
+        "test.json",
+        "best.safetensors",
+    } <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.proves("train: resume after kill -9", "CPU")
@@ -114,12 +131,16 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
         patch.setattr(stepping.Stepper, "step", killed)
         assert run("train", str(pets), "--out", str(out), *QUICK, *encoded).code == 9
     assert not out.exists()
+    kept = (out.with_suffix(".training") / "train.jsonl").read_bytes()
     refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
     assert refused.code == 2
     assert "--resume" in refused.err
     other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
     assert other.code == 2
     assert "other data, examples or settings" in other.err
+    seed = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--seed", "1", "--resume")
+    assert seed.code == 2
+    assert (out.with_suffix(".training") / "train.jsonl").read_bytes() == kept, "the run's own division"
 
     assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
     folder = out.with_suffix(".training")
@@ -169,6 +190,132 @@ def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[
     assert_same_sums(out.with_suffix(".training"), steady)
     assert out.is_file()
     assert ran.err.count("wrote `") == 1, "the first rank speaks"
+
+
+@pytest.mark.proves("train: early stopping", "CPU")
+def test_a_run_ends_early_with_its_best_weights(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score rises once; afterwards neither it nor the loss gets better."""
+    given = iter([(0.5, 3.0), (0.7, 2.0), (0.6, 2.5), (0.7, 2.0), (0.6, 2.1)])
+    held: list[dict[str, Tensor]] = []
+
+    def validate(self: Validator) -> Validation:
+        held.append({name: one.detach().clone() for name, one in self._distributed.model.trained().items()})
+        score, loss = next(given)
+        return Validation(score=score, loss=loss)
+
+    monkeypatch.setattr(Validator, "__call__", validate)
+    out = tmp_path / "pets.pth"
+    flags = ["--out", str(out), *QUICK, "--encoded", str(tmp_path / "encoded")]
+    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5"]
+    ran = run("train", str(pets), *flags)
+    assert ran.code == 0, ran.err
+    folder = out.with_suffix(".training")
+    best, state = read_checkpoint(folder / "best.safetensors")
+
+    assert (state.best_step, read_checkpoint(folder / "last.safetensors")[1].step) == (1, 4), "of six steps"
+    assert_same_bits({name.removeprefix("weight/"): one for name, one in best.items()}, held[1])
+    assert any(not torch.equal(held[1][name], held[4][name]) for name in held[1]), "the last weights are others"
+    card = (folder / "card.md").read_text()
+    assert "| steps | 4 of 6, early, because the validation score did not improve |" in card
+    assert "| best step | 1 |" in card
+    assert "after step 1: validation loss 2.0000, score 0.7000 (best so far)" in ran.err
+    written = open_trainable(
+        CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out)),
+        TrainingChoice(),
+        dtype=torch.float32,
+        device="cpu",
+        seed=0,
+    ).trained()
+    for name, one in held[1].items():
+        assert torch.allclose(written[name], one, rtol=1e-3, atol=1e-3), name  # gates are written in float16
+    again = run("train", str(pets), *flags, "--resume")
+    assert again.code == 0, "nothing is left to do, and no evaluation either"
+    assert "4 of 6, early" in (folder / "card.md").read_text()
+    pictures = [line for line in ran.err.splitlines() if "pictures" in line]
+    assert pictures == ["encoding 30 pictures"], "progress is shown once a minute"
+
+
+@pytest.mark.proves("train: memory plan", "CPU")
+def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = list[object]()
+    monkeypatch.setattr("llama_adapter.app.training.run.open_trainable", lambda *_, **__: loaded.append(0))
+
+    def refused(*flags: str) -> tuple[float, str]:
+        ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, *flags)
+        assert ran.code == ExitCode.USAGE, ran.err
+        found = re.search(r"Training needs ([0-9.]+) GB at its peak .* and 0\.00 GB are free on cpu", ran.err)
+        assert found is not None, ran.err
+        return float(found[1]), ran.err
+
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 10**6)
+    whole, said = refused()
+    assert "--rows" in said
+    assert refused("--batch-size", "2000000000")[0] == refused("--batch-size", "24")[0] > whole, "24 are to learn"
+    assert refused("--batch-size", "24", "--rows", "8")[0] == whole
+    assert not loaded
+    assert list(tmp_path.iterdir()) == []
+
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: int(whole * 1e9) + 10**8)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+    assert f"predicted peak memory: {whole:.2f} GB" in ran.err
+    assert loaded, "it fits, so the model is opened"
+
+
+def test_what_cannot_be_written_is_told_before_the_first_step(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(name: str) -> str:
+        ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
+        assert ran.code in (1, 2), ran.err
+        return ran.err
+
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "file.training").write_text("mine")
+    assert "Wanted a file" in refusal("folder.pth")
+    assert "Wanted a folder" in refusal("file.pth")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
+    assert "MB, and the disk of" in refusal("pets.pth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
+
+
+def test_a_full_disk_names_the_checkpoint_and_the_way_on(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[str]()
+
+    def write(path: Path, *arguments: Any) -> None:
+        written.append(path.name)
+        if written.count("last.safetensors") == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_checkpoint(path, *arguments)
+
+    monkeypatch.setattr("llama_adapter.app.training.loop.write_checkpoint", write)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 1
+    assert "last.safetensors` cannot be written: No space left on device" in ran.err
+    assert "--resume" in ran.err
+    assert read_checkpoint(tmp_path / "pets.training" / "last.safetensors")[1].step == 3
+
+
+@pytest.mark.proves("train: TensorBoard", "CPU")
+def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole / "tensorboard"))
+    events.Reload()
+    with (whole / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    for name in ("loss", "lr", "validation_loss"):
+        shown = [(one.step, one.value) for one in events.Scalars(name)]
+        assert shown == [(int(row["step"]), pytest.approx(float(row[name]), rel=1e-5)) for row in rows if row[name]]
+        assert len(shown) >= 3
+    assert set(events.Tags()["scalars"]) == set(rows[0]) - {"step", "validation_score"}
 
 
 def test_sigterm_keeps_the_best_so_far(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llama_adapter.app.web import scores as tab
 from llama_adapter.app.web.page import build_page
 from llama_adapter.app.web.scores import SavedReport, read_report, report_html
 from llama_adapter.runtime.errors import UsageError
+from tests.app.golden import model_options
 from tests.app.scores.test_report import EVIL, Page, asked
 
 SAMPLE = "assets/pictures/12-red-star.jpg"
@@ -77,8 +79,10 @@ def test_other_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> None:
-    async def config(*reports: SavedReport) -> dict[str, Any]:  # in an event loop: else Gradio opens one
-        page: dict[str, Any] = build_page(Service(Captioner.load), samples=[], reports=reports).get_config_file()
+    # In an event loop: else Gradio opens one.
+    async def config(*reports: SavedReport, service: Service | None = None) -> dict[str, Any]:
+        service = service or Service(Captioner.load)
+        page: dict[str, Any] = build_page(service, samples=[], reports=reports).get_config_file()
         return page
 
     def tabs(config: dict[str, Any]) -> list[str]:
@@ -87,4 +91,13 @@ def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> No
     assert tabs(asyncio.run(config())) == ["Chat", "Batch", "Throughput", "About"]
     shown = asyncio.run(config(read_report(str(folder))))
     assert tabs(shown) == ["Chat", "Batch", "Throughput", "Speed", "Scores", "About"]
+    assert any(one["props"].get("elem_id") == "scores-report-0" for one in shown["components"])
+
+    alone = {"llama_dir": model_options()["llama_dir"], "llama_type": "TINY"}
+    with closing(Service(lambda: Captioner.load(**alone))) as service:
+        service.start()
+        service.wait_until_ready()
+        assert tabs(asyncio.run(config(service=service))) == ["Chat", "About"]
+        shown = asyncio.run(config(read_report(str(folder)), service=service))
+    assert tabs(shown) == ["Chat", "Scores", "About"], "a LLaMA alone sees no pictures"
     assert any(one["props"].get("elem_id") == "scores-report-0" for one in shown["components"])

@@ -105,6 +105,22 @@ def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> N
     torch.testing.assert_close(ours, expected(linear, x), atol=5e-2 if kind == torch.bfloat16 else 1e-4, rtol=0)
 
 
+def test_rows_that_no_cache_holds_are_computed_in_groups(library: Library) -> None:
+    linear = layer(torch.float32, num_in=4500, num_out=130)  # two parts of 96 rows a group
+    native, x = NativeLinear(linear, library=library), activations(270, 4500, kind=torch.float32)
+
+    torch.set_num_threads(2)
+
+    torch.testing.assert_close(native(x), expected(linear, x), atol=1e-4, rtol=0)
+
+
+def test_a_bias_of_the_call_takes_the_place_of_the_own_one(library: Library) -> None:
+    linear, x = layer(torch.float32, num_in=48, num_out=80), activations(3, 48, kind=torch.float32)
+    native, bias = NativeLinear(linear, library=library), torch.arange(80.0)
+
+    torch.testing.assert_close(native(x, bias) - native(x), (bias - linear.bias).expand(3, -1), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("num_in", [768, 9000])
 def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_threads(

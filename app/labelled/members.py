@@ -1,0 +1,54 @@
+"""Pictures in archives that tables name, as `shard.tar/000.jpg`. Decodes nothing."""
+
+import os
+from collections import defaultdict
+from dataclasses import replace
+
+from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.labelled.pictures import require_compressed
+
+
+def with_members(found: Examples) -> None:
+    """Replace paths that lead into archives by the pictures there; each archive is read once.
+
+    Pictures of a compressed archive are held in memory. A name that the archive lacks stays a path, and so is missing.
+    A picture that cannot be taken out, and a damaged archive, are errors. Raises InputsError for too many bytes.
+    """
+    wanted = defaultdict[str, set[str]](set)
+    for example in found.examples:
+        source = example.item.source
+        if isinstance(source, str) and (archive := archive_in(source)) is not None:
+            wanted[archive].add(source)
+    members: dict[str, PictureInput] = {}
+    for archive, names in wanted.items():
+        num_bytes = 0
+        for item in archive_inputs(archive):
+            if item.label == archive and item.error is not None:
+                found.refuse(archive, item.error.message)
+            elif item.label in names:
+                num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+                require_compressed(num_bytes, archive=archive)
+                members[item.label] = item
+    if not members:
+        return
+    kept: list[Example] = []
+    for example in found.examples:
+        member = members.get(example.item.label)
+        if member is not None and member.error is not None:
+            found.refuse(example.place, member.error.message, unreadable=example)
+            continue
+        kept.append(example if member is None else _from(example, member))
+    found.examples[:] = kept
+
+
+def archive_in(path: str) -> str | None:
+    """The archive that a path leads into, such as `a/shard.tar` of `a/shard.tar/b/c.jpg`; else None."""
+    parts = path.split("/")
+    places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
+    return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)
+
+
+def _from(example: Example, member: PictureInput) -> Example:
+    return replace(example, item=replace(example.item, source=member.source, root=member.root))

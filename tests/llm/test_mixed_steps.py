@@ -1,0 +1,133 @@
+"""A decode step in the program of a prefill gives what the two give alone, to the bit."""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import Output
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
+from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.runtime.kernels.library import find_library
+from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
+from tests.llm.test_native_runner import CONFIG, CONFIGS, TOLERANCE, open_native, prefixes, runners
+from tests.llm.toys import EOS_ID, SMALL, answer, answers, drain, toy_decoder, toy_prompts, toy_requests
+
+NATIVE_SMALL = dataclasses.replace(SMALL, dim=128, ffn_dim=192)
+
+pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
+def test_a_mixed_step_gives_the_logits_of_its_parts(
+    are_equal: bool, dtype: torch.dtype, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = runners(config, dtype=dtype)
+    prompts, pictures = toy_prompts(6, longest=20), prefixes(ours, 6)
+    running, admitted = prompts[:3], [prompts[3]] * 3 if are_equal else prompts[3:]
+    first = PrefillPlan(range(3), running, pictures[:3], [None] * 3, first_slot=0)
+    step = DecodePlan(range(3), [len(prompt) for prompt in running], [None] * 3)
+    prefill = PrefillPlan(range(3, 6), admitted, pictures[3:], [None] * 3, first_slot=3)
+    positions = [len(prompt) + 1 for prompt in running] + [len(prompt) for prompt in admitted]
+
+    newest: Any = ours.run(first)
+    expected = [
+        ours.decode(newest.token_ids, step.positions).logits_RV,
+        ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
+        ours.decode([5] * 6, positions).logits_RV,
+    ]
+    for most_tokens in (2048, 10):  # in one portion, or in several
+        monkeypatch.setattr("llama_adapter.llm.runners.native._MAX_TOKENS", most_tokens)
+        ours.reset()
+        ours.run(first)
+        given = [ours.mixed(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV]
+        assert torch.equal(torch.cat(given), torch.cat(expected))
+
+
+DECODERS = {False: toy_decoder(NATIVE_SMALL), True: toy_decoder(NATIVE_SMALL)}
+DECODERS[True].embedding.weight[[*HARMFUL_IDS, EOS_ID]] = float("inf")
+
+
+def events(schedule: Schedule, *, num_slots: int) -> dict[int, list[Output]]:
+    """All events of each request, on the kernels."""
+    state = DECODERS[schedule.with_harm].state_dict()
+    runner = open_native(NATIVE_SMALL, state, num_slots=num_slots, max_prefill_tokens=schedule.max_prefill_tokens)
+    found: dict[int, list[Output]] = {}
+    for output in play_on(Engine(runner, eos_id=EOS_ID), schedule, config=NATIVE_SMALL, with_logprobs=True):
+        found.setdefault(output.request_id, []).append(output)
+    return found
+
+
+@given(seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=20, deadline=None)
+@pytest.mark.proves("continuous batching", "CPU")
+def test_answers_and_log_probabilities_do_not_depend_on_mixed_steps(seed: int) -> None:
+    schedule = schedule_of(random.Random(seed))
+    alone = events(dataclasses.replace(schedule, cancelled={}), num_slots=1)
+
+    together = events(schedule, num_slots=schedule.num_slots)
+
+    for index, found in together.items():
+        assert found == alone[index][: len(found)]
+        assert len(found) == len(alone[index]) or index in schedule.cancelled
+    assert together.keys() >= alone.keys() - schedule.cancelled.keys()
+
+
+class Watched(NativeRunner):
+    """Notes the plans that it runs, and fails in one mixed plan when everything but the answer is done."""
+
+    plans: list[Any]
+    fails_at: int | None
+
+    def run(self, plan: Any) -> Any:
+        self.plans.append(plan)
+        result = super().run(plan)
+        if self.fails_at is not None and sum(isinstance(one, MixedPlan) for one in self.plans) == self.fails_at:
+            self.fails_at = None
+            raise MemoryError
+        return result
+
+
+@pytest.mark.parametrize("fails_at", [None, 2])
+def test_running_rows_go_on_while_new_ones_are_admitted(fails_at: int | None) -> None:
+    runner: Any = open_native(CONFIG, toy_decoder(CONFIG).state_dict(), num_slots=3)
+    sampling = [SamplingParams(max_new_tokens=3 + 2 * index, temperature=0.5, seed=index) for index in range(6)]
+    expected = {}
+    requests = toy_requests(Engine(runner, eos_id=-7), toy_prompts(6), sampling=sampling, config=CONFIG)
+    for request in requests:
+        expected |= answer(Engine(runner, eos_id=-7), [request])
+    runner.__class__, runner.plans, runner.fails_at = Watched, [], fails_at
+    engine = Engine(runner, eos_id=-7)
+    for request in requests:
+        engine.submit(request)
+
+    outputs: list[Output] = []
+    try:
+        while engine.num_unfinished:
+            outputs += engine.step()
+    except MemoryError:
+        engine.reset()
+        engine.limit_rows(2)
+        given = answers(outputs)
+        for request in requests:
+            ids, finish = given.get(request.id, ([], None))
+            if finish is None:
+                engine.submit(dataclasses.replace(request, known_ids=tuple(ids)))
+        outputs += drain(engine)
+
+    assert answers(outputs) == expected
+    mixed = [plan for plan in runner.plans if isinstance(plan, MixedPlan)]
+    assert len(mixed) >= 3
+    assert all(len(plan.decode.rows) == plan.prefill.first_slot > 0 for plan in mixed)
+    assert sum(isinstance(plan, PrefillPlan) for plan in runner.plans) == (1 if fails_at is None else 2)
+    assert max(len(plan.rows) for plan in runner.plans) == 3

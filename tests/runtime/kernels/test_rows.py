@@ -1,0 +1,54 @@
+"""Norm and gated activation of training, forward and backward, equal torch's on every instruction set."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from llama_adapter.llm.training.rows import RowKernels
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.runtime.kernels.instruction_sets import library_for
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.01}  # of the largest number
+EPS = 1e-5
+
+
+@pytest.fixture(name="kernels", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
+def kernels_fixture(request: pytest.FixtureRequest) -> RowKernels:
+    return RowKernels(library_for(request.param))
+
+
+def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shape[-1])).to(dtype)
+
+
+def is_near(ours: Tensor, expected: Tensor) -> None:
+    assert (ours.dtype, ours.shape) == (expected.dtype, expected.shape)
+    difference = (ours.float() - expected.float()).abs().max()
+    assert float(difference) <= TOLERANCE[ours.dtype] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("width", [1, 20, 96, 171])
+def test_swiglu_and_its_gradient(width: int, dtype: torch.dtype, kernels: RowKernels) -> None:
+    gate_up, grad = drawn(40, 2 * width, dtype=dtype), drawn(40, width, dtype=dtype)
+    exact = gate_up.float().requires_grad_()
+    gate, up = exact.chunk(2, dim=-1)
+    expected = F.silu(gate) * up
+    (expected_grad,) = torch.autograd.grad(expected, exact, grad.float())
+
+    is_near(kernels.swiglu(gate_up, None), expected.detach().to(dtype))
+    is_near(kernels.swiglu(gate_up, grad), expected_grad.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("width", [1, 20, 96, 171])
+def test_rms_norm_and_its_gradient(width: int, dtype: torch.dtype, kernels: RowKernels) -> None:
+    x, grad, weight = drawn(8, 5, width, dtype=dtype), drawn(8, 5, width, dtype=dtype) + 1, drawn(width, dtype=dtype)
+    exact, inverse = x.float().requires_grad_(), torch.empty(8, 5, 1)
+    expected = F.rms_norm(exact, (width,), weight.float(), EPS)
+    (expected_grad,) = torch.autograd.grad(expected, exact, grad.float())
+
+    is_near(kernels.rms_norm(x, None, weight, inverse, EPS), expected.detach().to(dtype))
+    if width > 1:  # with one number the gradient is 0 but for eps
+        is_near(kernels.rms_norm(x, grad, weight, inverse, EPS), expected_grad.to(dtype))
