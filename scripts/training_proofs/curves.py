@@ -3,6 +3,7 @@
 Usage: python -m scripts.training_proofs.curves
 """
 
+import itertools
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -20,10 +21,14 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     scores, losses = figure.subplots(1, 2)
     rows = figures.get("digits", {}).get("rows", ())
     longest = {(row["answers"], row["per_digit"], row["sets"]): row for row in sorted(rows, key=itemgetter("length"))}
+    sizes = sorted({row["per_digit"] for row in rows}, reverse=True)
+    styles = dict(zip(sizes, itertools.cycle(("-", "--", ":"))))
+    colors = {sets: f"C{number}" for number, sets in enumerate(sorted({row["sets"] for row in rows}))}
     for row in longest.values():
         label = f"{row['answers']}, {row['per_digit']} a digit, {row['sets']}"
         points = [(point["step"], 100 * point["validation_score"]) for point in row["curve"]]
-        scores.plot(*zip(*points, strict=True), label=label, linestyle="--" if row["answers"] == "digits" else "-")
+        style = "-." if row["answers"] == "words" else styles[row["per_digit"]]
+        scores.plot(*zip(*points, strict=True), label=label, color=colors[row["sets"]], linestyle=style)
     scores.set_title("scans of digits")
     scores.set_ylabel("right in the validation part, %")
     for row in precision.get("rows", ()):
