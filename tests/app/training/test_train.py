@@ -261,7 +261,9 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
 
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: int(whole * 1e9) + 10**8)
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
-    assert f"predicted peak memory: {whole:.2f} GB" in ran.err
+    predicted = re.search(r"predicted peak memory: ([0-9.]+) GB", ran.err)
+    assert predicted is not None, ran.err
+    assert whole <= float(predicted[1]) <= whole + 0.1, "with packed weights, as they fit"
     assert loaded, "it fits, so the model is opened"
 
 
