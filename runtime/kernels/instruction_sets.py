@@ -69,7 +69,7 @@ INSTRUCTION_SETS = (  # the best first
         "neon",
         "aarch64",
         needed={"asimd": "-mcpu=generic"},
-        # The last of these options counts. i8mm comes first: Linux hides the bf16 of some Cortex-A510, but not their i8mm.
+        # The last of these options counts. i8mm goes before bf16: on some Cortex-A510, Linux shows i8mm and hides bf16.
         optional={
             "asimddp": "-mcpu=generic+dotprod",
             "i8mm": "-mcpu=generic+dotprod+i8mm",
