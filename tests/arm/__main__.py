@@ -63,7 +63,7 @@ class Run(NamedTuple):
 RUNS = {
     "plain": Run("a64fx", ()),
     "dotprod": Run("neoverse-n1", ("asimddp",), tests=(*KERNELS, DECODER, RANKS, ENCODER)),
-    "newest": Run(NEWEST, ALL),
+    "newest": Run(NEWEST, ALL, tests=(*KERNELS, DECODER, RANKS, ENCODER)),
     "clang": Run(NEWEST, ALL, compiler=CLANG),
 }
 SHORT = {
