@@ -18,7 +18,7 @@ from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import LoopState
-from llama_adapter.app.training.commands import ask_command, check_commands
+from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.curves import draw_curves
 from llama_adapter.app.training.errors import TrainingError
 from llama_adapter.app.training.job import TrainJob
@@ -34,6 +34,7 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
 _MOST_ANSWERS: Final = 20  # in the table of the card
+_COMMANDS: Final = (ask_command, score_command, calibrate_command)
 _ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
 
 
@@ -130,8 +131,7 @@ def write_card(
         f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
         "",
         "```bash",
-        ask_command(job, data, folder=folder, bundle=bundle),
-        *check_commands(job, data, folder=folder, bundle=bundle),
+        *filter(None, (make(job, data, folder=folder, bundle=bundle) for make in _COMMANDS)),
         "```",
         "",
         "## Data",
