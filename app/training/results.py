@@ -119,10 +119,14 @@ def write_card(
     why: str,
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
+    unscored: str,
     memory: str,
     bundle: Path | None,
 ) -> None:
-    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
+    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores.
+
+    `unscored` says why there are no scores.
+    """
     name = Path(job.out).stem
     optimisation = job.optimisation
     lines = [
@@ -156,7 +160,7 @@ def write_card(
         "",
         "## Scores",
         "",
-        *(["There are no test examples.", ""] if not scores else []),
+        *([] if scores else [f"The test examples are not scored: {unscored}", ""]),
     ]
     text = "\n".join(lines) + "\n" + "\n".join(_nested(as_markdown(one)) for one in scores)
     with atomic_write(folder / CARD) as file:

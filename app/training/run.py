@@ -29,7 +29,7 @@ from llama_adapter.app.training.cache import (
     pictures_of,
 )
 from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
-from llama_adapter.app.training.commands import ask_command
+from llama_adapter.app.training.commands import ask_command, score_command
 from llama_adapter.app.training.distributing import Distributed, Kind
 from llama_adapter.app.training.feeding import Encodings, Feeder
 from llama_adapter.app.training.interrupting import Interruption, interruptible
@@ -62,6 +62,7 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 from llama_adapter.runtime.user_cache import cache_folder
 
+_INTERRUPTED: Final = "the run was interrupted."
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
 
 
@@ -150,9 +151,19 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
             ranks=ranks,
             interruption=interruption,
         )
-        memory = _shown_memory(plan, peak.read())
-        _write(job, model, data, folder, ended=ended, unreadable=unreadable, memory=memory, kind=kind, ranks=ranks)
-    if ended.why == "interrupted":
+        is_whole = _write(
+            job,
+            model,
+            data,
+            folder,
+            ended=ended,
+            unreadable=unreadable,
+            memory=_shown_memory(plan, peak.read()),
+            kind=kind,
+            ranks=ranks,
+            interruption=interruption,
+        )
+    if not is_whole:
         return ExitCode.INTERRUPTED
     return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
 
@@ -351,8 +362,13 @@ def _write(
     memory: str,
     kind: Kind,
     ranks: OneRank,
-) -> None:
-    """Write all results, on the first rank; the others wait until the files are there."""
+    interruption: Interruption,
+) -> bool:
+    """Write all results, on the first rank; the others wait until the files are there.
+
+    Returns whether neither steps nor scores were interrupted.
+    """
+    is_whole = ended.why != "interrupted"
     if ranks.is_first:
         if kind == "fsdp":  # parameters are divided: the adapter is written from whole ones
             model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
@@ -372,7 +388,8 @@ def _write(
         spec = trained_spec(job, model)
         if kind != "fsdp":
             model.release()  # its memory is the captioner's now
-        scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
+        scores, unscored = _test_scores(job, spec, data, folder, ended=ended, interruption=interruption)
+        is_whole = is_whole and unscored != _INTERRUPTED
         draw(job, folder)
         write_card(
             job,
@@ -383,6 +400,7 @@ def _write(
             why=ended.why,
             unreadable=unreadable,
             scores=scores,
+            unscored=unscored,
             memory=memory,
             bundle=bundle,
         )
@@ -392,15 +410,27 @@ def _write(
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
             if one.hint is not None:
                 say(f"note: {one.hint}")
+        scoring = score_command(job, data, folder=folder, bundle=bundle)
+        if not scores and scoring is not None:
+            say(f"note: the test examples are not scored: {unscored} Score them:\n{shown_text(scoring)}")
         asking = ask_command(job, data, folder=folder, bundle=bundle)
         say(f"`{shown_name(str(folder / CARD))}` has all figures, and more commands. Ask it:\n{shown_text(asking)}")
     ranks.wait()
+    return is_whole
 
 
-def _test_scores(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
-    """Scores of the test examples; none where they cannot be computed, because the adapter is written."""
+def _test_scores(
+    job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path, *, ended: Ended, interruption: Interruption
+) -> tuple[list[Scores], str]:
+    """Scores of the test examples, or none and why. Nothing is raised, because the adapter is written."""
+    if not data.test:
+        return [], "there are none."
+    if ended.why == "interrupted" or interruption.is_asked:
+        return [], _INTERRUPTED
     try:
-        return score_test(job, spec, data, folder)
+        with interruption.raised():
+            return score_test(job, spec, data, folder), ""
+    except KeyboardInterrupt:
+        return [], _INTERRUPTED
     except (LlamaAdapterError, RuntimeError, OSError) as error:
-        say(f"note: the test examples are not scored: {describe(error).sentence}")
-        return []
+        return [], f"{describe(error).sentence.rstrip('.')}."

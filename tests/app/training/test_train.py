@@ -19,6 +19,7 @@ from torch import Tensor
 from llama_adapter import Captioner
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.training import stepping
 from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.training.choice import TrainingChoice
@@ -335,6 +336,25 @@ def test_sigterm_keeps_the_best_so_far(
     assert ran.code == 130
     assert (tmp_path / "pets.pth").is_file()
     assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+
+
+def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(*arguments: Any) -> list[Scores]:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("scored on")
+
+    monkeypatch.setattr("llama_adapter.app.training.run.score_test", score)
+    flags = ["--epochs", "0.1", "--batch-size", "8", "--score", "loss"]
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded)
+
+    folder = tmp_path / "pets.training"
+    assert ran.code == 130
+    assert (tmp_path / "pets.pth").is_file()
+    assert "Ask it:" in ran.err
+    assert f"not scored: the run was interrupted. Score them:\nllama-adapter eval {folder / 'test.jsonl'}" in ran.err
+    assert "not scored: the run was interrupted." in (folder / "card.md").read_text()
 
 
 def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
