@@ -20,7 +20,7 @@ from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import LoopState
 from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.curves import draw_curves
-from llama_adapter.app.training.errors import TrainingError
+from llama_adapter.app.training.errors import TrainingError, other_run
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.part_tables import table_name, write_tables
@@ -38,15 +38,28 @@ _COMMANDS: Final = (ask_command, score_command, calibrate_command)
 _ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
 
 
-def write_beginning(job: TrainJob, data: TrainingData, folder: Path) -> None:
-    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError."""
+def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str) -> None:
+    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError.
+
+    `run` is the `run_digest` before pictures were decoded.
+    """
     for name, text in (
         (SETTINGS, format_settings(job.settings)),
-        (DATA, json.dumps(data.to_dict(), indent=1) + "\n"),
+        (DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n"),
     ):
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))
     write_tables(data, folder)
+
+
+def require_same_run(folder: Path, run: str) -> None:
+    """Raise UsageError if the run in a folder began with another digest; the checkpoint has the final word."""
+    try:
+        began = json.loads((folder / DATA).read_bytes())["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if began != run:
+        raise other_run(folder)
 
 
 def require_disk(model: TrainableModel, folder: Path) -> None:

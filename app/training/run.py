@@ -46,6 +46,7 @@ from llama_adapter.app.training.results import (
     CARD,
     draw,
     require_disk,
+    require_same_run,
     score_test,
     trained_spec,
     write_beginning,
@@ -121,6 +122,9 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
     job = job.with_rate(width=sizes_of(job).decoder.dim)
+    run = run_digest(job, data)
+    if job.resume:
+        require_same_run(folder, run)
     plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
@@ -145,6 +149,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
             distributed,
             data,
             folder,
+            run=run,
             encodings=encodings,
             num_steps=num_steps,
             is_scored=is_scored,
@@ -312,6 +317,7 @@ def _run_loop(
     data: TrainingData,
     folder: Path,
     *,
+    run: str,
     encodings: Encodings,
     num_steps: int,
     is_scored: bool,
@@ -347,7 +353,7 @@ def _run_loop(
         if job.resume:
             loop.resume()
         if ranks.is_first:  # not before a run of something else is refused
-            write_beginning(job, data, folder)
+            write_beginning(job, data, folder, run=run)
         return loop.run()
 
 

@@ -136,11 +136,16 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
     assert refused.code == 2
     assert "--resume" in refused.err
+    others = draw_pets(tmp_path / "others", each=5)
+    for place, *changed in ((pets, "--lr", "1e-4"), (pets, "--seed", "1"), (others,)):
+        with monkeypatch.context() as patch:
+            patch.setattr("llama_adapter.app.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded"))
+            other = run("train", str(place), "--out", str(out), *QUICK, *encoded, *map(str, changed), "--resume")
+        assert other.code == 2
+        assert "other data, examples or settings" in other.err
+    (out.with_suffix(".training") / "data.json").unlink()
     other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
-    assert other.code == 2
-    assert "other data, examples or settings" in other.err
-    seed = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--seed", "1", "--resume")
-    assert seed.code == 2
+    assert "other data, examples or settings" in other.err, "the checkpoint says so too"
     assert (out.with_suffix(".training") / "train.jsonl").read_bytes() == kept, "the run's own division"
 
     assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
