@@ -326,7 +326,8 @@ def _run_loop(
 ) -> Ended:
     model, optimisation = distributed.model, job.optimisation
     order = BatchOrder([one.num_tokens for one in data.train], batch_size=optimisation.batch_size, seed=job.seed)
-    rows = optimisation.rows or -(-optimisation.batch_size // ranks.size)
+    own = -(-min(optimisation.batch_size, len(data.train)) // ranks.size)
+    rows = min(own, optimisation.rows or own)
     validator = None
     if data.validation:
         opens = partial(captioner_of, model, job.spec) if is_scored else None

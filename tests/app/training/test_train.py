@@ -273,6 +273,21 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
     assert loaded, "it fits, so the model is opened"
 
 
+def test_validation_computes_no_more_rows_at_once_than_the_plan_counts(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int]()
+
+    def parts(*_: Any, rows: int, **__: Any) -> None:
+        seen.append(rows)
+        raise SystemExit(9)
+
+    monkeypatch.setattr("llama_adapter.app.training.scoring.microbatches", parts)
+    flags = [*QUICK, "--batch-size", "1000", "--validation", "0.6"]
+    assert run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded).code == 9
+    assert seen == [len((tmp_path / "pets.training" / "train.jsonl").read_text().splitlines())]
+
+
 def test_what_cannot_be_written_is_told_before_the_first_step(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
