@@ -106,11 +106,11 @@ class Loop:
         if self._ranks.is_first:
             log = RunLog(self._folder, from_step=state.step)
         started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
-        if state.step == 0 and self._validate is not None:
-            self._log(log, validation=self._evaluate())
         patience = self._job.patience
         why = "early" if patience and state.num_worse >= patience else ""  # of a run that had ended before
         try:
+            if state.step == 0 and self._validate is not None:
+                self._log(log, validation=self._evaluate())
             while state.step < state.num_steps and not why:
                 done = self._step(log)
                 state.elapsed_s = before_s + time.monotonic() - started
