@@ -37,7 +37,7 @@ from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.peak import PeakMemory
-from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller, with_packing
+from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
@@ -100,8 +100,8 @@ def _folder(job: TrainJob) -> Path:
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
     folder = out.with_suffix(".training")
     if out.is_dir() or (folder.exists() and not folder.is_dir()):
-        wanted, place = ("file", out) if out.is_dir() else ("folder", folder)
-        raise UsageError(f"Wanted a {wanted} `{place}` for the results, which is none", hint="name another --out")
+        wanted, got, place = ("file", "folder", out) if out.is_dir() else ("folder", "file", folder)
+        raise UsageError(f"Wanted to write a {wanted} `{place}`, and a {got} is there", hint="name another --out")
     if not os.access(out.absolute().parent, os.W_OK):
         raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
     has_checkpoint = (folder / LAST).is_file()
@@ -219,7 +219,8 @@ def _planned(
     if free is not None and backend.device.type == "cpu":
         free //= num_ranks_here()
     kernels = None if kind == "fsdp" else find_kernels(backend.device.type, dtype)
-    if kernels is not None and (packed := with_packing(plan, free=free)) is not None:
+    packed = plan.packed()
+    if kernels is not None and (free is None or packed.total <= free):
         return packed, is_scored, kernels
     require_memory(plan, free=free, device=backend.name)
     return plan, is_scored, None
