@@ -165,7 +165,7 @@ def write_card(
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {what} | {value} |" for what, value in _facts(job, model, state, why=why)),
+        *(f"| {what} | {value} |" for what, value in _facts(job, model, data, state, why=why)),
         f"| peak memory | {memory} |",
         f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
         f"{optimisation.final_lr:.0%} |",
@@ -191,7 +191,9 @@ def _answers(data: TrainingData) -> list[str]:
     return ["| answer | learn | validation | test |", "| --- | --- | --- | --- |", *rows, ""]
 
 
-def _facts(job: TrainJob, model: TrainableModel, state: LoopState, *, why: str) -> list[tuple[str, str]]:
+def _facts(
+    job: TrainJob, model: TrainableModel, data: TrainingData, state: LoopState, *, why: str
+) -> list[tuple[str, str]]:
     counts = ", ".join(f"{count:,} in {kind}" for kind, count in model.counts().items())
     return [
         ("sets of parameters", ", ".join(job.choice.sets)),
@@ -199,7 +201,7 @@ def _facts(job: TrainJob, model: TrainableModel, state: LoopState, *, why: str) 
         ("numbers of frozen weights", str(model.dtype).removeprefix("torch.")),
         ("steps", f"{state.step:,} of {state.num_steps:,}, {_ENDS.get(why, why)}"),
         ("best step", f"{state.best_step:,}"),
-        ("examples a step", f"{job.optimisation.batch_size}"),
+        ("examples a step", f"{job.optimisation.step_size(len(data.train)):,}"),
         ("examples learnt, each epoch counted", f"{state.num_examples:,}"),
         ("steps skipped, because a loss was not finite", f"{len(state.skipped)}"),
         ("seconds", f"{state.elapsed_s:.0f}"),

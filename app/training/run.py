@@ -10,34 +10,27 @@ from typing import Final
 
 import torch
 
-from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
-from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
-from llama_adapter.app.training.cache import (
-    EncodedCache,
-    Unreadable,
-    check_unreadable,
-    encode_pictures,
-    pictures_of,
-)
+from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
 from llama_adapter.app.training.commands import ask_command, score_command
 from llama_adapter.app.training.distributing import Distributed, Kind
+from llama_adapter.app.training.encoding import encode_all
 from llama_adapter.app.training.feeding import Encodings, Feeder
 from llama_adapter.app.training.interrupting import Interruption, interruptible
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.peak import PeakMemory
-from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller
+from llama_adapter.app.training.plan import StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
@@ -61,7 +54,6 @@ from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
-from llama_adapter.runtime.user_cache import cache_folder
 
 _INTERRUPTED: Final = "the run was interrupted."
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
@@ -138,7 +130,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
     with terminated_as_interrupted():
-        encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
+        encodings, unreadable = encode_all(job, model, data, ranks=ranks)
     data = data.without({one.digest for one in unreadable if one.digest})
     distributed = Distributed(model, kind=kind, ranks=ranks)
     num_steps = job.optimisation.num_steps(len(data.train))
@@ -207,8 +199,8 @@ def _planned(
         labels=max(row.num_labels for one in data.everything for row in one.rows),
         is_scored=True,
     )
-    num_together = min(job.optimisation.batch_size, len(data.train))  # examples of a step
-    own = smaller(shapes, num_ranks=ranks.size, batch_size=num_together, rows=job.optimisation.rows)
+    step_size = job.optimisation.step_size(len(data.train))
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=step_size, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
         job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
@@ -237,65 +229,6 @@ def _kind(job: TrainJob, ranks: OneRank) -> Kind:
     return "fsdp" if job.parallel == "fsdp" else "ddp"
 
 
-def _encoded(
-    job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank, tell_all: bool
-) -> tuple[Encodings, list[Unreadable]]:
-    """What all examples attend to, encoded once; and the pictures that are left out, the same on all ranks."""
-    if model.encodes == "nothing":
-        if any(one.has_picture for one in data.everything):
-            raise UsageError(
-                f"`{model.sources.name}` with an adapter for texts sees no pictures, and the data have some",
-                hint="name a CLIP as --clip, or an adapter that sees pictures",
-            )
-        return Encodings(None, None), []
-    nothing = model.encode_nothing().cpu()
-    place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
-    cache = EncodedCache(place, encoder=_encoding_name(job, model), shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
-    pictures = pictures_of(one.example for one in data.everything)
-    num_pictures = len(pictures) + len(data.unreadable)
-    missing = cache.missing(pictures)
-    if ranks.is_first:
-        cache.require_room(len(missing))
-    own = missing[ranks.rank :: ranks.size]
-    is_shown = tell_all and not job.quiet
-    if is_shown and missing:
-        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
-    spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
-    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
-
-    def encode(digests: list[str]) -> list[Unreadable]:
-        progress = Progress(visible=is_shown, count=lambda: len(digests))
-        try:
-            return encode_pictures(
-                cache,
-                {digest: pictures[digest] for digest in digests},
-                reader=reader,
-                encode=model.encode,
-                batch_size=ENCODED_TOGETHER,
-                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
-            )
-        finally:
-            progress.clear()
-
-    with contextlib.closing(reader):
-        unreadable = encode(own) if own else []
-        ranks.wait()
-        known = {one.digest for one in unreadable}
-        rest = [digest for digest in cache.missing(pictures) if digest not in known]
-        if rest:  # other ranks could not read these, or keep what they encode on another machine
-            unreadable += encode(rest)
-    unreadable += data.unreadable
-    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
-        if tell_all:
-            say(line)
-    return Encodings(cache, nothing), unreadable
-
-
-def _encoding_name(job: TrainJob, model: TrainableModel) -> str:
-    """What encodings depend on: the encoder, and how pictures are read."""
-    return f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading}"
-
-
 def _announce(
     job: TrainJob, model: TrainableModel, data: TrainingData, *, num_steps: int, tell: Callable[[str], None]
 ) -> None:
@@ -305,7 +238,7 @@ def _announce(
     each = -(-len(data.train) // job.optimisation.batch_size)
     tell(
         f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
-        f"test; {num_steps:,} steps of {min(job.optimisation.batch_size, len(data.train)):,}, {num_steps / each:.4g} "
+        f"test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
         f"epochs, highest learning rate {job.lr:g}"
     )
     if not data.validation:
@@ -327,7 +260,7 @@ def _run_loop(
 ) -> Ended:
     model, optimisation = distributed.model, job.optimisation
     order = BatchOrder([one.num_tokens for one in data.train], batch_size=optimisation.batch_size, seed=job.seed)
-    own = -(-min(optimisation.batch_size, len(data.train)) // ranks.size)
+    own = -(-optimisation.step_size(len(data.train)) // ranks.size)
     rows = min(own, optimisation.rows or own)
     validator = None
     if data.validation:

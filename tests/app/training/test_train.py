@@ -366,7 +366,7 @@ def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
         raise AssertionError("scored on")
 
     monkeypatch.setattr("llama_adapter.app.training.run.score_test", score)
-    flags = ["--epochs", "0.1", "--batch-size", "8", "--score", "loss"]
+    flags = ["--epochs", "1", "--batch-size", "1000", "--score", "loss"]
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded)
 
     folder = tmp_path / "pets.training"
@@ -374,7 +374,9 @@ def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
     assert (tmp_path / "pets.pth").is_file()
     assert "Ask it:" in ran.err
     assert f"not scored: the run was interrupted. Score them:\nllama-adapter eval {folder / 'test.jsonl'}" in ran.err
-    assert "not scored: the run was interrupted." in (folder / "card.md").read_text()
+    card = (folder / "card.md").read_text()
+    assert "not scored: the run was interrupted." in card
+    assert "| examples a step | 24 |" in card, "there are no more"
 
 
 def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
