@@ -13,9 +13,9 @@ from llama_adapter.app.training.job import LEARNING_RATES, Optimisation, TrainJo
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _TRAIN = """\
-Train an adapter on labelled pictures or texts, over a LLaMA that stays as it is. DATA are folders of pictures by class,
-tables, tar archives or known sets (docs/labelled-data.md). A tenth of the pictures is held out for validation, and a
-tenth for the test. The results are OUT.pth and a folder OUT.training with curves, scores and a model card.
+Train an adapter on labelled pictures or texts, over a frozen LLaMA. DATA are folders of pictures by class, tables, tar
+archives or known sets (docs/labelled-data.md). A tenth of the pictures is held out for validation, and a tenth for the
+test. The results are OUT.pth and a folder OUT.training with curves, scores and a model card.
 
   llama-adapter train photos --out animals.pth              a folder for each class
   llama-adapter train questions.jsonl --out mine.pth --sets bias,lora

@@ -24,9 +24,9 @@ _HINT = (
 
 
 class _Key(NamedTuple):
-    """What an example is known by, whatever the words of its question."""
+    """Identifies an example without its question."""
 
-    digest: str  # of its picture; "": none
+    digest: str  # of its picture; "" without one
     part: str
     answers: tuple[str, ...]  # the right ones
 
@@ -61,7 +61,7 @@ def check_against(against: SavedOutcomes, data: EvaluationData, *, question: str
     ours = [_Key(example.digest, example.part, example.answers) for example in data.examples]
     theirs = [_key(one) for one in against.outcomes]
     asked = [question_of(example, question=question) for example in data.examples]
-    # What examples without a question are asked is known by the model alone.
+    # Examples without a question are asked the model's own, which is not known before it is loaded.
     is_known = not any(one.is_caption for one in asked)
     shown = {(key, one.shown("") if is_known else "") for key, one in zip(ours, asked, strict=True)}
     others = {(key, one.question if is_known else "") for key, one in zip(theirs, against.outcomes, strict=True)}

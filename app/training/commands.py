@@ -1,9 +1,11 @@
 """Commands for what a run leaves, as people type them: ask the model, score it, calibrate it."""
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
+from llama_adapter.app.evaluating.question import question_of
+from llama_adapter.app.jobs.questions import as_template
+from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.part_tables import table_name
 from llama_adapter.app.training.prepare import TEST, TRAIN, VALIDATION, TrainingData
@@ -17,37 +19,54 @@ def ask_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path
         return f'llama-adapter generate --prompt "TEXT" {model}'
     if example.question.instruction is None:
         return f"llama-adapter caption PICTURE {model}"
-    if any("," in choice for choice in example.choices or ()):  # --choices separates at commas, tables do not
-        return f"llama-adapter ask --manifest {_quoted(folder / table_name(TRAIN))} {model}"
-    choices = "" if example.choices is None else f" --choices {shlex.quote(','.join(example.choices))}"
-    return f"llama-adapter ask PICTURE {model} --question {shlex.quote(example.question.instruction)}{choices}"
+    if _needs_table(example):
+        return f"llama-adapter ask {_flag('manifest', folder / table_name(TRAIN))} {model}"
+    choices = "" if example.choices is None else " " + _flag("choices", ",".join(example.choices))
+    return f"llama-adapter ask PICTURE {model} {_flag('question', example.question.instruction)}{choices}"
 
 
-def check_commands(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> Iterator[str]:
-    """Commands that score the test examples, and that calibrate choices by the validation examples."""
-    model = _model(job, bundle)
+def score_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> str | None:
+    """A command that scores the test examples; None if there are none."""
+    if not data.test:
+        return None
     is_asked = job.question is not None and any(one.example.task == "caption" for one in data.test)
-    question = f" --question {shlex.quote(job.question or '')}" if is_asked else ""
-    if data.test:
-        out = _quoted(folder / "scores")
-        yield f"llama-adapter eval {_quoted(folder / table_name(TEST))} {model}{question} --out {out}"
+    question = f" {_flag('question', job.question or '')}" if is_asked else ""
+    table, out = _quoted(folder / table_name(TEST)), _flag("out", folder / "scores")
+    return f"llama-adapter eval {table} {_model(job, bundle)}{question} {out}"
+
+
+def calibrate_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> str | None:
+    """A command that calibrates choices by the validation examples; None unless all have the same choices."""
     choices = {one.example.choices for one in data.validation}
     common = choices.pop() if len(choices) == 1 else None
     if common is None or any("," in name for name in common) or not all(one.has_picture for one in data.validation):
-        return
-    yield (
-        f"llama-adapter ask --calibrate {_quoted(folder / table_name(VALIDATION))} {model} "
-        f"--choices {shlex.quote(','.join(common))} --calibration-out {_quoted(folder / 'calibration.json')}"
+        return None
+    table, out = folder / table_name(VALIDATION), folder / "calibration.json"
+    return (
+        f"llama-adapter ask {_flag('calibrate', table)} {_model(job, bundle)} "
+        f"{_flag('choices', ','.join(common))} {_flag('calibration-out', out)}"
     )
+
+
+def _needs_table(example: Example) -> bool:
+    """Whether only a row of a table can ask it: --choices separates at commas, and flags have no columns and inputs."""
+    asked, question = question_of(example, question=None), example.question
+    is_fixed = question.input is None and as_template(asked.instruction or "") == question.instruction
+    return not is_fixed or any("," in choice for choice in example.choices or ())
 
 
 def _model(job: TrainJob, bundle: Path | None) -> str:
     """The flags that name the model."""
     if bundle is not None:
-        return f"--model {_quoted(bundle)}"
+        return _flag("model", bundle)
     spec, clip = job.spec, job.spec.clip or job.choice.clip
     given = (("llama-dir", spec.llama_dir), ("llama-type", spec.llama_type), ("adapter", job.out), ("clip", clip))
-    return " ".join(f"--{name} {_quoted(value)}" for name, value in given if value)
+    return " ".join(_flag(name, value) for name, value in given if value)
+
+
+def _flag(name: str, value: Path | str) -> str:
+    joint = "=" if str(value).startswith("-") else " "  # else it is read as the next flag
+    return f"--{name}{joint}{_quoted(value)}"
 
 
 def _quoted(value: Path | str) -> str:

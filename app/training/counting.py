@@ -11,12 +11,12 @@ from torch.utils.flop_counter import flop_registry
 
 
 class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors that are made are counted while they live.
+    """Inside, tensors that are made are counted while they live; tensors from outside are not.
 
-    `flops` are floating-point operations of matrix products, `frozen_flops` those of them with `frozen` weights, and
-    `traffic` the bytes that all other operations read
-    and write. Of what was made outside, nothing lives. Beside tensors of the meta device, those of the CPU, such as
-    indices, are taken for such."""
+    `flops` are floating-point operations of matrix products, `frozen_flops` are those with `frozen` weights. `traffic`
+    are the bytes that all other operations read and write. Tensors of the CPU beside those of the meta device, such as
+    indices, count as tensors of the meta device.
+    """
 
     def __init__(self, frozen: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM ask a run to end after its present step; a second one ends it at once."""
+"""Ctrl-C and SIGTERM ask a run to end after its present step; a second one ends it at once.
+
+What may be left out, such as scores, ends at the first one.
+"""
 
 import signal
 import threading
@@ -14,28 +17,38 @@ from llama_adapter.app.terminal.stderr_lines import say
 class Interruption:
     """Whether somebody has asked the run to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, speaks: bool = True) -> None:
         self.is_asked = False
+        self._speaks, self._raises = speaks, False
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Inside, the first request raises KeyboardInterrupt too."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
 
     def ask(self) -> None:
-        """Ask the run to end after its present step."""
-        self.is_asked = True
+        """Ask the run to end after its present step. Raises KeyboardInterrupt where it has to end at once."""
+        is_second, self.is_asked = self.is_asked, True
+        if is_second or self._raises:
+            raise KeyboardInterrupt
+        if self._speaks:
+            say("ending after this step; a second time ends at once")
 
 
 @contextmanager
 def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is noted; a second one raises KeyboardInterrupt."""
-    found = Interruption()
+    found = Interruption(speaks=speaks)
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if found.is_asked:
-            raise KeyboardInterrupt
         found.ask()
-        if speaks:
-            say("ending after this step; a second time ends at once")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}

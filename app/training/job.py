@@ -60,6 +60,10 @@ class Optimisation:
             return self.lr
         return float(f"{max(LEARNING_RATES[kind] for kind in kinds) * _WIDTH / width:.2g}")
 
+    def step_size(self, num_examples: int) -> int:
+        """Examples of a step, of so many to learn."""
+        return min(self.batch_size, num_examples)
+
     def num_steps(self, num_examples: int) -> int:
         """Steps of the whole run; by default of 3 epochs, or of more if these are fewer than 300 steps."""
         each = math.ceil(num_examples / self.batch_size)

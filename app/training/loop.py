@@ -19,7 +19,7 @@ from llama_adapter.app.training.checkpoint import (
     write_checkpoint,
 )
 from llama_adapter.app.training.distributing import Distributed, like
-from llama_adapter.app.training.errors import TrainingError
+from llama_adapter.app.training.errors import TrainingError, other_run
 from llama_adapter.app.training.feeding import Feeder
 from llama_adapter.app.training.interrupting import Interruption
 from llama_adapter.app.training.job import TrainJob
@@ -30,7 +30,6 @@ from llama_adapter.app.training.run_log import RunLog
 from llama_adapter.app.training.schedule import rate_at
 from llama_adapter.app.training.scoring import Validation
 from llama_adapter.app.training.stepping import Step, Stepper
-from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
 _MOST_NAMED: Final = 5
@@ -86,10 +85,7 @@ class Loop:
         path = self._folder / LAST
         tensors, state = read_checkpoint(path)
         if state.run != self._state.run or state.num_steps != self._state.num_steps:
-            raise UsageError(
-                f"The run in `{shown_name(str(self._folder))}` has other data, examples or settings",
-                hint="go on with what it began with, or start again with --force",
-            )
+            raise other_run(self._folder)
         model = self._distributed.model
         self._distributed.load(weights_of(tensors, model.trained(), path=path))
         moments = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)}
@@ -110,11 +106,11 @@ class Loop:
         if self._ranks.is_first:
             log = RunLog(self._folder, from_step=state.step)
         started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
-        if state.step == 0 and self._validate is not None:
-            self._log(log, validation=self._evaluate())
         patience = self._job.patience
         why = "early" if patience and state.num_worse >= patience else ""  # of a run that had ended before
         try:
+            if state.step == 0 and self._validate is not None:
+                self._log(log, validation=self._evaluate())
             while state.step < state.num_steps and not why:
                 done = self._step(log)
                 state.elapsed_s = before_s + time.monotonic() - started

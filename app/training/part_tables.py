@@ -6,8 +6,8 @@ are absolute, so a table works from every folder. A picture in an archive is `/d
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +49,10 @@ def table_rows(examples: Sequence[Example], *, part: str) -> Iterator[dict[str, 
     Variables of questions are filled in. Captions have no question: it is that of the command. Many classes are not
     listed in every row where they follow from the labels of the table.
     """
-    classes = _classes(examples)
+    classes, real_folder = _classes(examples), cache(os.path.realpath)
     for example in examples:
-        yield dict(_columns(example, part=part, is_class=example.choices is not None and example.choices == classes))
+        is_class = example.choices is not None and example.choices == classes
+        yield dict(_columns(example, part=part, is_class=is_class, real_folder=real_folder))
 
 
 def _classes(examples: Sequence[Example]) -> tuple[str, ...] | None:
@@ -63,10 +64,12 @@ def _classes(examples: Sequence[Example]) -> tuple[str, ...] | None:
     return found if len(found) > MOST_NAMED and found == asked[0].choices else None
 
 
-def _columns(example: Example, *, part: str, is_class: bool) -> Iterator[tuple[str, Any]]:
+def _columns(
+    example: Example, *, part: str, is_class: bool, real_folder: Callable[[str], str]
+) -> Iterator[tuple[str, Any]]:
     has_picture = example.item.source is not None
     if has_picture:
-        yield "picture", _absolute(example.item)
+        yield "picture", _absolute(example.item, real_folder)
     asked = question_of(example, question=None)
     if asked.instruction is not None and example.task != "caption":
         yield "prompt", as_template(asked.instruction) if has_picture else asked.instruction
@@ -82,20 +85,11 @@ def _columns(example: Example, *, part: str, is_class: bool) -> Iterator[tuple[s
     yield from example.item.columns.items()
 
 
-def _absolute(item: PictureInput) -> str:
-    """The path of a picture, or of its archive with its name in there."""
+def _absolute(item: PictureInput, real_folder: Callable[[str], str]) -> str:
+    """The path of a picture, or of its archive with its name in there. The file keeps its name, also that of a link."""
+    path, member = item.root, item.label.removeprefix(item.root or "")
     if isinstance(item.source, str):
-        return _placed(item.source)
-    assert item.root is not None, "a picture without a file of its own lies in an archive"
-    return _placed(item.root) + item.label.removeprefix(item.root)
-
-
-def _placed(path: str) -> str:
-    """An absolute path with the file's own name, which a link may have too."""
+        path, member = item.source, ""
+    assert path is not None, "a picture without a file of its own lies in an archive"
     folder, name = os.path.split(path)
-    return os.path.join(_folder(folder), name)
-
-
-@lru_cache
-def _folder(path: str) -> str:
-    return os.path.realpath(path)
+    return os.path.join(real_folder(folder), name) + member

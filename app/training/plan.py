@@ -28,7 +28,7 @@ MOMENTS: Final = 2  # AdamW's numbers for each that is trained
 # How often numbers of the size of the trained ones are read or written: norm, clipping, update (fused on a CPU).
 _PASSES: Final = {"cpu": 10}
 _MOST_PASSES: Final = 23
-_COUNTED_ROWS: Final = 64  # at most: what more rows take is a straight line through half and all of these
+_COUNTED_ROWS: Final = 64  # at most; more rows are extrapolated from half and all of these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,12 +123,6 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
         frozen_flops=counted.frozen_flops * shapes.parts,
         traffic=counted.traffic * shapes.parts + _PASSES.get(shapes.device_type, _MOST_PASSES) * gradients,
     )
-
-
-def with_packing(plan: StepPlan, *, free: int | None) -> StepPlan | None:
-    """The plan with packed weights if the `free` bytes allow it; None: they do not."""
-    packed = plan.packed()
-    return packed if free is None or packed.total <= free else None
 
 
 def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:

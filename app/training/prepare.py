@@ -33,7 +33,7 @@ class TrainingData:
     test: tuple[TrainExample, ...]
     digest: str  # of all examples
     unreadable: tuple[Unreadable, ...] = ()  # pictures that are files, and are left out
-    warnings: str = ""  # what is wrong with the data in spite of which they are usable, one a line
+    warnings: str = ""  # faults that leave the data usable, one a line
 
     @property
     def everything(self) -> tuple[TrainExample, ...]:

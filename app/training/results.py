@@ -18,9 +18,9 @@ from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import LoopState
-from llama_adapter.app.training.commands import ask_command, check_commands
+from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.curves import draw_curves
-from llama_adapter.app.training.errors import TrainingError
+from llama_adapter.app.training.errors import TrainingError, other_run
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.part_tables import table_name, write_tables
@@ -34,18 +34,32 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
 _MOST_ANSWERS: Final = 20  # in the table of the card
+_COMMANDS: Final = (ask_command, score_command, calibrate_command)
 _ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
 
 
-def write_beginning(job: TrainJob, data: TrainingData, folder: Path) -> None:
-    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError."""
+def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str) -> None:
+    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError.
+
+    `run` is the `run_digest` before pictures were decoded.
+    """
     for name, text in (
         (SETTINGS, format_settings(job.settings)),
-        (DATA, json.dumps(data.to_dict(), indent=1) + "\n"),
+        (DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n"),
     ):
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))
     write_tables(data, folder)
+
+
+def require_same_run(folder: Path, run: str) -> None:
+    """Raise UsageError if the run in a folder began with another digest; the checkpoint has the final word."""
+    try:
+        began = json.loads((folder / DATA).read_bytes())["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if began != run:
+        raise other_run(folder)
 
 
 def require_disk(model: TrainableModel, folder: Path) -> None:
@@ -118,10 +132,14 @@ def write_card(
     why: str,
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
+    unscored: str,
     memory: str,
     bundle: Path | None,
 ) -> None:
-    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores."""
+    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores.
+
+    `unscored` says why there are no scores.
+    """
     name = Path(job.out).stem
     optimisation = job.optimisation
     lines = [
@@ -130,8 +148,7 @@ def write_card(
         f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
         "",
         "```bash",
-        ask_command(job, data, folder=folder, bundle=bundle),
-        *check_commands(job, data, folder=folder, bundle=bundle),
+        *filter(None, (make(job, data, folder=folder, bundle=bundle) for make in _COMMANDS)),
         "```",
         "",
         "## Data",
@@ -148,7 +165,7 @@ def write_card(
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {what} | {value} |" for what, value in _facts(job, model, state, why=why)),
+        *(f"| {what} | {value} |" for what, value in _facts(job, model, data, state, why=why)),
         f"| peak memory | {memory} |",
         f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
         f"{optimisation.final_lr:.0%} |",
@@ -156,7 +173,7 @@ def write_card(
         "",
         "## Scores",
         "",
-        *(["There are no test examples.", ""] if not scores else []),
+        *([] if scores else [f"The test examples are not scored: {unscored}", ""]),
     ]
     text = "\n".join(lines) + "\n" + "\n".join(_nested(as_markdown(one)) for one in scores)
     with atomic_write(folder / CARD) as file:
@@ -174,7 +191,9 @@ def _answers(data: TrainingData) -> list[str]:
     return ["| answer | learn | validation | test |", "| --- | --- | --- | --- |", *rows, ""]
 
 
-def _facts(job: TrainJob, model: TrainableModel, state: LoopState, *, why: str) -> list[tuple[str, str]]:
+def _facts(
+    job: TrainJob, model: TrainableModel, data: TrainingData, state: LoopState, *, why: str
+) -> list[tuple[str, str]]:
     counts = ", ".join(f"{count:,} in {kind}" for kind, count in model.counts().items())
     return [
         ("sets of parameters", ", ".join(job.choice.sets)),
@@ -182,7 +201,7 @@ def _facts(job: TrainJob, model: TrainableModel, state: LoopState, *, why: str) 
         ("numbers of frozen weights", str(model.dtype).removeprefix("torch.")),
         ("steps", f"{state.step:,} of {state.num_steps:,}, {_ENDS.get(why, why)}"),
         ("best step", f"{state.best_step:,}"),
-        ("examples a step", f"{job.optimisation.batch_size}"),
+        ("examples a step", f"{job.optimisation.step_size(len(data.train)):,}"),
         ("examples learnt, each epoch counted", f"{state.num_examples:,}"),
         ("steps skipped, because a loss was not finite", f"{len(state.skipped)}"),
         ("seconds", f"{state.elapsed_s:.0f}"),

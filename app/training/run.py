@@ -10,34 +10,27 @@ from typing import Final
 
 import torch
 
-from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.spec import AUTO, DEFAULT_PICTURE_TIMEOUT_S, CaptionerSpec
-from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
-from llama_adapter.app.training.cache import (
-    EncodedCache,
-    Unreadable,
-    check_unreadable,
-    encode_pictures,
-    pictures_of,
-)
+from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
-from llama_adapter.app.training.commands import ask_command
+from llama_adapter.app.training.commands import ask_command, score_command
 from llama_adapter.app.training.distributing import Distributed, Kind
+from llama_adapter.app.training.encoding import encode_all
 from llama_adapter.app.training.feeding import Encodings, Feeder
 from llama_adapter.app.training.interrupting import Interruption, interruptible
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.loop import Ended, Loop
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.peak import PeakMemory
-from llama_adapter.app.training.plan import ENCODED_TOGETHER, StepPlan, plan_step, require_memory, smaller, with_packing
+from llama_adapter.app.training.plan import StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.training.planning import shapes_of, sizes_of
 from llama_adapter.app.training.prepare import TrainingData, prepare, read_data, run_digest
 from llama_adapter.app.training.progress import TrainProgress
@@ -46,6 +39,7 @@ from llama_adapter.app.training.results import (
     CARD,
     draw,
     require_disk,
+    require_same_run,
     score_test,
     trained_spec,
     write_beginning,
@@ -60,8 +54,8 @@ from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
-from llama_adapter.runtime.user_cache import cache_folder
 
+_INTERRUPTED: Final = "the run was interrupted."
 _SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
 
 
@@ -98,8 +92,8 @@ def _folder(job: TrainJob) -> Path:
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
     folder = out.with_suffix(".training")
     if out.is_dir() or (folder.exists() and not folder.is_dir()):
-        wanted, place = ("file", out) if out.is_dir() else ("folder", folder)
-        raise UsageError(f"Wanted a {wanted} `{place}` for the results, which is none", hint="name another --out")
+        wanted, got, place = ("file", "folder", out) if out.is_dir() else ("folder", "file", folder)
+        raise UsageError(f"Wanted to write a {wanted} `{place}`, and a {got} is there", hint="name another --out")
     if not os.access(out.absolute().parent, os.W_OK):
         raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
     has_checkpoint = (folder / LAST).is_file()
@@ -120,6 +114,9 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     tell = say if ranks.is_first else _nothing
     dtype, kind = run_dtype(job, backend), _kind(job, ranks)
     job = job.with_rate(width=sizes_of(job).decoder.dim)
+    run = run_digest(job, data)
+    if job.resume:
+        require_same_run(folder, run)
     plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
@@ -133,7 +130,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     if data.warnings:
         tell(f"note: the data have these faults:\n{data.warnings}")
     with terminated_as_interrupted():
-        encodings, unreadable = _encoded(job, model, data, ranks=ranks, tell_all=ranks.is_first)
+        encodings, unreadable = encode_all(job, model, data, ranks=ranks)
     data = data.without({one.digest for one in unreadable if one.digest})
     distributed = Distributed(model, kind=kind, ranks=ranks)
     num_steps = job.optimisation.num_steps(len(data.train))
@@ -144,15 +141,26 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
             distributed,
             data,
             folder,
+            run=run,
             encodings=encodings,
             num_steps=num_steps,
             is_scored=is_scored,
             ranks=ranks,
             interruption=interruption,
         )
-        memory = _shown_memory(plan, peak.read())
-        _write(job, model, data, folder, ended=ended, unreadable=unreadable, memory=memory, kind=kind, ranks=ranks)
-    if ended.why == "interrupted":
+        is_whole = _write(
+            job,
+            model,
+            data,
+            folder,
+            ended=ended,
+            unreadable=unreadable,
+            memory=_shown_memory(plan, peak.read()),
+            kind=kind,
+            ranks=ranks,
+            interruption=interruption,
+        )
+    if not is_whole:
         return ExitCode.INTERRUPTED
     return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
 
@@ -191,8 +199,8 @@ def _planned(
         labels=max(row.num_labels for one in data.everything for row in one.rows),
         is_scored=True,
     )
-    num_together = min(job.optimisation.batch_size, len(data.train))  # examples of a step
-    own = smaller(shapes, num_ranks=ranks.size, batch_size=num_together, rows=job.optimisation.rows)
+    step_size = job.optimisation.step_size(len(data.train))
+    own = smaller(shapes, num_ranks=ranks.size, batch_size=step_size, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
         job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
@@ -203,7 +211,8 @@ def _planned(
     if free is not None and backend.device.type == "cpu":
         free //= num_ranks_here()
     kernels = None if kind == "fsdp" else find_kernels(backend.device.type, dtype)
-    if kernels is not None and (packed := with_packing(plan, free=free)) is not None:
+    packed = plan.packed()
+    if kernels is not None and (free is None or packed.total <= free):
         return packed, is_scored, kernels
     require_memory(plan, free=free, device=backend.name)
     return plan, is_scored, None
@@ -220,65 +229,6 @@ def _kind(job: TrainJob, ranks: OneRank) -> Kind:
     return "fsdp" if job.parallel == "fsdp" else "ddp"
 
 
-def _encoded(
-    job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank, tell_all: bool
-) -> tuple[Encodings, list[Unreadable]]:
-    """What all examples attend to, encoded once; and the pictures that are left out, the same on all ranks."""
-    if model.encodes == "nothing":
-        if any(one.has_picture for one in data.everything):
-            raise UsageError(
-                f"`{model.sources.name}` with an adapter for texts sees no pictures, and the data have some",
-                hint="name a CLIP as --clip, or an adapter that sees pictures",
-            )
-        return Encodings(None, None), []
-    nothing = model.encode_nothing().cpu()
-    place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
-    cache = EncodedCache(place, encoder=_encoding_name(job, model), shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
-    pictures = pictures_of(one.example for one in data.everything)
-    num_pictures = len(pictures) + len(data.unreadable)
-    missing = cache.missing(pictures)
-    if ranks.is_first:
-        cache.require_room(len(missing))
-    own = missing[ranks.rank :: ranks.size]
-    is_shown = tell_all and not job.quiet
-    if is_shown and missing:
-        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
-    spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
-    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
-
-    def encode(digests: list[str]) -> list[Unreadable]:
-        progress = Progress(visible=is_shown, count=lambda: len(digests))
-        try:
-            return encode_pictures(
-                cache,
-                {digest: pictures[digest] for digest in digests},
-                reader=reader,
-                encode=model.encode,
-                batch_size=ENCODED_TOGETHER,
-                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
-            )
-        finally:
-            progress.clear()
-
-    with contextlib.closing(reader):
-        unreadable = encode(own) if own else []
-        ranks.wait()
-        known = {one.digest for one in unreadable}
-        rest = [digest for digest in cache.missing(pictures) if digest not in known]
-        if rest:  # other ranks could not read these, or keep what they encode on another machine
-            unreadable += encode(rest)
-    unreadable += data.unreadable
-    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
-        if tell_all:
-            say(line)
-    return Encodings(cache, nothing), unreadable
-
-
-def _encoding_name(job: TrainJob, model: TrainableModel) -> str:
-    """What encodings depend on: the encoder, and how pictures are read."""
-    return f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading}"
-
-
 def _announce(
     job: TrainJob, model: TrainableModel, data: TrainingData, *, num_steps: int, tell: Callable[[str], None]
 ) -> None:
@@ -288,7 +238,7 @@ def _announce(
     each = -(-len(data.train) // job.optimisation.batch_size)
     tell(
         f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
-        f"test; {num_steps:,} steps of {min(job.optimisation.batch_size, len(data.train)):,}, {num_steps / each:.4g} "
+        f"test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
         f"epochs, highest learning rate {job.lr:g}"
     )
     if not data.validation:
@@ -301,6 +251,7 @@ def _run_loop(
     data: TrainingData,
     folder: Path,
     *,
+    run: str,
     encodings: Encodings,
     num_steps: int,
     is_scored: bool,
@@ -309,7 +260,8 @@ def _run_loop(
 ) -> Ended:
     model, optimisation = distributed.model, job.optimisation
     order = BatchOrder([one.num_tokens for one in data.train], batch_size=optimisation.batch_size, seed=job.seed)
-    rows = optimisation.rows or -(-optimisation.batch_size // ranks.size)
+    own = -(-optimisation.step_size(len(data.train)) // ranks.size)
+    rows = min(own, optimisation.rows or own)
     validator = None
     if data.validation:
         opens = partial(captioner_of, model, job.spec) if is_scored else None
@@ -336,7 +288,7 @@ def _run_loop(
         if job.resume:
             loop.resume()
         if ranks.is_first:  # not before a run of something else is refused
-            write_beginning(job, data, folder)
+            write_beginning(job, data, folder, run=run)
         return loop.run()
 
 
@@ -351,8 +303,13 @@ def _write(
     memory: str,
     kind: Kind,
     ranks: OneRank,
-) -> None:
-    """Write all results, on the first rank; the others wait until the files are there."""
+    interruption: Interruption,
+) -> bool:
+    """Write all results, on the first rank; the others wait until the files are there.
+
+    Returns whether neither steps nor scores were interrupted.
+    """
+    is_whole = ended.why != "interrupted"
     if ranks.is_first:
         if kind == "fsdp":  # parameters are divided: the adapter is written from whole ones
             model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
@@ -372,7 +329,8 @@ def _write(
         spec = trained_spec(job, model)
         if kind != "fsdp":
             model.release()  # its memory is the captioner's now
-        scores = [] if ended.why == "interrupted" else _test_scores(job, spec, data, folder)
+        scores, unscored = _test_scores(job, spec, data, folder, ended=ended, interruption=interruption)
+        is_whole = is_whole and unscored != _INTERRUPTED
         draw(job, folder)
         write_card(
             job,
@@ -383,6 +341,7 @@ def _write(
             why=ended.why,
             unreadable=unreadable,
             scores=scores,
+            unscored=unscored,
             memory=memory,
             bundle=bundle,
         )
@@ -392,15 +351,27 @@ def _write(
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
             if one.hint is not None:
                 say(f"note: {one.hint}")
+        scoring = score_command(job, data, folder=folder, bundle=bundle)
+        if not scores and scoring is not None:
+            say(f"note: the test examples are not scored: {unscored} Score them:\n{shown_text(scoring)}")
         asking = ask_command(job, data, folder=folder, bundle=bundle)
         say(f"`{shown_name(str(folder / CARD))}` has all figures, and more commands. Ask it:\n{shown_text(asking)}")
     ranks.wait()
+    return is_whole
 
 
-def _test_scores(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
-    """Scores of the test examples; none where they cannot be computed, because the adapter is written."""
+def _test_scores(
+    job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path, *, ended: Ended, interruption: Interruption
+) -> tuple[list[Scores], str]:
+    """Scores of the test examples, or none and why. Nothing is raised, because the adapter is written."""
+    if not data.test:
+        return [], "there are none."
+    if ended.why == "interrupted" or interruption.is_asked:
+        return [], _INTERRUPTED
     try:
-        return score_test(job, spec, data, folder)
+        with interruption.raised():
+            return score_test(job, spec, data, folder), ""
+    except KeyboardInterrupt:
+        return [], _INTERRUPTED
     except (LlamaAdapterError, RuntimeError, OSError) as error:
-        say(f"note: the test examples are not scored: {describe(error).sentence}")
-        return []
+        return [], f"{describe(error).sentence.rstrip('.')}."

@@ -106,8 +106,8 @@ class Validator:
             with self._open_captioner() as captioner:
                 score_now = headline(answered(captioner, self._examples[:MOST_SCORED])) or 0.0
         loss = self._loss()
-        told = self._ranks.sum(torch.tensor([score_now], dtype=torch.float64))
-        return Validation(loss=loss, score=None if self._open_captioner is None else float(told))
+        of_first = self._ranks.sum(torch.tensor([score_now], dtype=torch.float64))
+        return Validation(loss=loss, score=None if self._open_captioner is None else float(of_first))
 
     @torch.no_grad()
     def _loss(self) -> float | None:
@@ -122,7 +122,7 @@ class Validator:
             num_ranks=self._ranks.size,
         )
         device = self._distributed.model.device
-        told = torch.zeros(2, dtype=torch.float64)
+        sums = torch.zeros(2, dtype=torch.float64)
         for part in parts:
             encoded = self._encodings.of(part.examples)
             loss, _ = self._distributed.model(
@@ -130,6 +130,6 @@ class Validator:
                 part.labels_BS.to(device),
                 None if encoded is None else encoded.to(device),
             )
-            told += torch.tensor([float(loss) * part.weight, part.num_labels], dtype=torch.float64)
-        total, num_labels = self._ranks.sum(told).tolist()
+            sums += torch.tensor([float(loss) * part.weight, part.num_labels], dtype=torch.float64)
+        total, num_labels = self._ranks.sum(sums).tolist()
         return float(total / num_labels) if num_labels else None

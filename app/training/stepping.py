@@ -61,8 +61,8 @@ class Stepper:
             self.scaler.unscale_(self._optimiser.torch)
         norm = norm_of(one.grad for one in self._parameters if one.grad is not None)
         odd = _odd_places(parts, losses)
-        told = torch.tensor([float(loss_sum), float(bool(odd)), float(ask_to_end)], dtype=torch.float64)
-        total, num_odd, num_asking = self._ranks.sum(told).tolist()
+        sums = torch.tensor([float(loss_sum), float(bool(odd)), float(ask_to_end)], dtype=torch.float64)
+        total, num_odd, num_asking = self._ranks.sum(sums).tolist()
         is_finite = bool(torch.isfinite(norm)) and not num_odd
         is_overflow = self.scaler.is_enabled() and not is_finite and not num_odd and self._scale > _LEAST_SCALE
         if is_finite:

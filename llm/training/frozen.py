@@ -14,9 +14,9 @@ _BLOCK = 64  # outputs, the largest block of all instruction sets
 
 
 class PackedWeight:
-    """A weight (O, I), packed as it is and transposed. It can be neither moved nor saved, and has no gradient.
+    """A weight (O, I) that is packed twice, plain for the forward and transposed for the backward pass.
 
-    The plain weight is not kept.
+    The tensor itself is not kept. A packed weight can be neither moved nor saved, and has no gradient.
     """
 
     def __init__(self, weight_OI: Tensor, *, library: Library) -> None:

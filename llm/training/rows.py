@@ -1,6 +1,5 @@
 """What training computes row by row, by the C kernels: the norm and the gated activation."""
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +40,7 @@ class RowKernels:
 
 def row_kernels(x: Tensor) -> RowKernels | None:
     """The kernels, if there are some that take rows of this type on this device."""
-    return _found() if x.is_cpu and x.dtype in _TYPES else None
-
-
-@functools.cache
-def _found() -> RowKernels | None:
-    library = find_library().library
+    library = find_library().library if x.is_cpu and x.dtype in _TYPES else None
     return None if library is None else RowKernels(library)
 
 

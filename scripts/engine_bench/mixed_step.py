@@ -33,7 +33,7 @@ def measure_mixed_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any
         parts.backend.synchronise()
         return (time.perf_counter() - started) * 1e3
 
-    seconds = in_turn(ways, timed, rounds=5 * rounds + 1)
-    found = {way: statistics.median(taken[1:]) for way, taken in seconds.items()}  # the first round warms up
+    taken = in_turn(ways, timed, rounds=5 * rounds + 1)
+    medians_ms = {way: statistics.median(times_ms[1:]) for way, times_ms in taken.items()}  # the first round warms up
     runner.reset()
-    return {"rows": rows, "prompt_tokens": len(prompt), **found}
+    return {"rows": rows, "prompt_tokens": len(prompt), **medians_ms}

@@ -11,7 +11,7 @@ from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.app.training.asking import Asker, default_question
 from llama_adapter.app.training.batches import padded
-from llama_adapter.app.training.commands import ask_command, check_commands
+from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.job import Optimisation, TrainJob
 from llama_adapter.app.training.prepare import prepare, read_data, run_digest
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -151,7 +151,8 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
         found = read_data(job)
         data = prepare(job, found, asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
         places = {"folder": Path("my pets.training"), "bundle": Path("my pets.training/bundle")}
-        return [ask_command(job, data, **places), *check_commands(job, data, **places)]
+        made = (make(job, data, **places) for make in (ask_command, score_command, calibrate_command))
+        return [one for one in made if one is not None]
 
     asking, evaluating, calibrating = commands()
     model = "--model 'my pets.training/bundle'"
@@ -165,3 +166,18 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
     (folder / "ring").rename(folder / "{ring}, red")
     assert commands()[0] == f"llama-adapter ask --manifest 'my pets.training/train.jsonl' {model}"
     assert len(commands()) == 2, "a calibration names its choices by a flag"
+    (folder / "{ring}, red").rename(folder / "-1")
+    (folder / "triangle").rename(folder / "-2")
+    assert commands()[0].endswith(" --choices=-1,-2"), "else it is read as a flag"
+    assert "--choices=-1,-2" in commands()[2]
+
+
+@pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])
+def test_what_flags_cannot_ask_is_asked_by_a_table(tokenizer: Tokenizer, tmp_path: Path, own: dict[str, str]) -> None:
+    draw_pets(tmp_path / "pets", each=5)
+    rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(5))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth")
+    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+
+    asking = ask_command(job, data, folder=Path("a.training"), bundle=None)
+    assert asking == "llama-adapter ask --manifest a.training/train.jsonl --adapter a.pth"

@@ -10,7 +10,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.app.training.model import open_trainable
-from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller, with_packing
+from llama_adapter.app.training.plan import Shapes, plan_step, require_memory, smaller
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.sketch import frozen_weights
@@ -117,8 +117,7 @@ def test_weights_are_packed_where_memory_allows_it() -> None:
 
     assert len(weights) == len(layers) == 4 * shapes.decoder.num_layers + 1, "and the head"
     assert plan.packing == sum(packed_bytes(one.shape, one.dtype) - 4 * one.shape.numel() for one in weights)
-    assert with_packing(plan, free=plan.total + plan.packing) == plan.packed()
-    assert with_packing(plan, free=plan.total + plan.packing - 1) is None
+    assert plan.packed().total == plan.total + plan.packing
     model.release()
     assert not any(hasattr(layer, "weight") for layer in layers)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from llama_adapter import Captioner
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.training import stepping
 from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.training.choice import TrainingChoice
@@ -135,11 +136,16 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
     assert refused.code == 2
     assert "--resume" in refused.err
+    others = draw_pets(tmp_path / "others", each=5)
+    for place, *changed in ((pets, "--lr", "1e-4"), (pets, "--seed", "1"), (others,)):
+        with monkeypatch.context() as patch:
+            patch.setattr("llama_adapter.app.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded"))
+            other = run("train", str(place), "--out", str(out), *QUICK, *encoded, *map(str, changed), "--resume")
+        assert other.code == 2
+        assert "other data, examples or settings" in other.err
+    (out.with_suffix(".training") / "data.json").unlink()
     other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
-    assert other.code == 2
-    assert "other data, examples or settings" in other.err
-    seed = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--seed", "1", "--resume")
-    assert seed.code == 2
+    assert "other data, examples or settings" in other.err, "the checkpoint says so too"
     assert (out.with_suffix(".training") / "train.jsonl").read_bytes() == kept, "the run's own division"
 
     assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
@@ -267,6 +273,21 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
     assert loaded, "it fits, so the model is opened"
 
 
+def test_validation_computes_no_more_rows_at_once_than_the_plan_counts(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int]()
+
+    def parts(*_: Any, rows: int, **__: Any) -> None:
+        seen.append(rows)
+        raise SystemExit(9)
+
+    monkeypatch.setattr("llama_adapter.app.training.scoring.microbatches", parts)
+    flags = [*QUICK, "--batch-size", "1000", "--validation", "0.6"]
+    assert run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded).code == 9
+    assert seen == [len((tmp_path / "pets.training" / "train.jsonl").read_text().splitlines())]
+
+
 def test_what_cannot_be_written_is_told_before_the_first_step(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,8 +298,8 @@ def test_what_cannot_be_written_is_told_before_the_first_step(
 
     (tmp_path / "folder.pth").mkdir()
     (tmp_path / "file.training").write_text("mine")
-    assert "Wanted a file" in refusal("folder.pth")
-    assert "Wanted a folder" in refusal("file.pth")
+    assert "and a folder is there" in refusal("folder.pth")
+    assert "and a file is there" in refusal("file.pth")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
     assert "MB, and the disk of" in refusal("pets.pth")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
@@ -335,6 +356,27 @@ def test_sigterm_keeps_the_best_so_far(
     assert ran.code == 130
     assert (tmp_path / "pets.pth").is_file()
     assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+
+
+def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(*arguments: Any) -> list[Scores]:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("scored on")
+
+    monkeypatch.setattr("llama_adapter.app.training.run.score_test", score)
+    flags = ["--epochs", "1", "--batch-size", "1000", "--score", "loss"]
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded)
+
+    folder = tmp_path / "pets.training"
+    assert ran.code == 130
+    assert (tmp_path / "pets.pth").is_file()
+    assert "Ask it:" in ran.err
+    assert f"not scored: the run was interrupted. Score them:\nllama-adapter eval {folder / 'test.jsonl'}" in ran.err
+    card = (folder / "card.md").read_text()
+    assert "not scored: the run was interrupted." in card
+    assert "| examples a step | 24 |" in card, "there are no more"
 
 
 def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(

@@ -1,0 +1,84 @@
+"""The pictures of a run are encoded once, by all ranks together, before the first step."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from llama_adapter.app.jobs.progress import Progress
+from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S
+from llama_adapter.app.reading.isolated import IsolatedReader
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.training.cache import (
+    EncodedCache,
+    Unreadable,
+    check_unreadable,
+    encode_pictures,
+    pictures_of,
+)
+from llama_adapter.app.training.feeding import Encodings
+from llama_adapter.app.training.job import TrainJob
+from llama_adapter.app.training.model import TrainableModel
+from llama_adapter.app.training.plan import ENCODED_TOGETHER
+from llama_adapter.app.training.prepare import TrainingData
+from llama_adapter.app.training.ranks import OneRank
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.user_cache import cache_folder
+
+
+def encode_all(
+    job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank
+) -> tuple[Encodings, list[Unreadable]]:
+    """What all examples attend to, encoded once; and the pictures that are left out, the same on all ranks.
+
+    All ranks have to call it. Raises UsageError for pictures where the model sees none, CacheError if too many pictures
+    cannot be read, and the errors of `encode_pictures`.
+    """
+    if model.encodes == "nothing":
+        if any(one.has_picture for one in data.everything):
+            raise UsageError(
+                f"`{model.sources.name}` with an adapter for texts sees no pictures, and the data have some",
+                hint="name a CLIP as --clip, or an adapter that sees pictures",
+            )
+        return Encodings(None, None), []
+    nothing = model.encode_nothing().cpu()
+    place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
+    encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading}"  # and how pictures are read
+    cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
+    pictures = pictures_of(one.example for one in data.everything)
+    num_pictures = len(pictures) + len(data.unreadable)
+    missing = cache.missing(pictures)
+    if ranks.is_first:
+        cache.require_room(len(missing))
+    own = missing[ranks.rank :: ranks.size]
+    is_shown = ranks.is_first and not job.quiet
+    if is_shown and missing:
+        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
+    spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)
+    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
+
+    def encode(digests: list[str]) -> list[Unreadable]:
+        progress = Progress(visible=is_shown, count=lambda: len(digests))
+        try:
+            return encode_pictures(
+                cache,
+                {digest: pictures[digest] for digest in digests},
+                reader=reader,
+                encode=model.encode,
+                batch_size=ENCODED_TOGETHER,
+                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
+            )
+        finally:
+            progress.clear()
+
+    with contextlib.closing(reader):
+        unreadable = encode(own) if own else []
+        ranks.wait()
+        known = {one.digest for one in unreadable}
+        rest = [digest for digest in cache.missing(pictures) if digest not in known]
+        if rest:  # other ranks could not read these, or keep what they encode on another machine
+            unreadable += encode(rest)
+    unreadable += data.unreadable
+    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
+        if ranks.is_first:
+            say(line)
+    return Encodings(cache, nothing), unreadable
