@@ -117,12 +117,16 @@ static inline int64_t parts_of(int64_t count, int64_t size) { return (count + si
 /* Activations of a layer, in the making: rows as its weights take them. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, group, num_groups; /* `group` inputs share a scale; without scales there are no groups */
+    int64_t num_in, group, num_groups, num_offsets; /* as in input_t; without scales there are no groups */
     void *values;
     int64_t value_stride;
     float *scales;
     int32_t *offsets;
+    float *bases;
 } converted_t;
+
+/* Inputs whose sum makes one offset. */
+static inline int64_t offset_group_of(int kind, int64_t group) { return kind == INT4 ? GROUP : group; }
 
 static inline const void *element(const void *base, int type, int64_t at) {
     return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
@@ -137,30 +141,56 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
-                                  int64_t at) {
-    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
-    floats_t largest = zeros(), broken = zeros();
+static inline float largest_magnitude(const void *x, int type, int64_t at, int64_t count, float *broken) {
+    floats_t largest = zeros(), nothing = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
         floats_t some = load_some(x, type, at + k, count - k);
         largest = larger(largest, magnitude(some));
-        broken = times_add(some, zeros(), broken); /* 0, or no number where x is none or infinite */
+        nothing = times_add(some, zeros(), nothing); /* 0, or no number where x is none or infinite */
     }
-    float absmax = largest_of(largest), inverse = absmax > 0 ? 127.0f / absmax : 0.0f;
-    /* A subnormal group has an infinite inverse: it is as good as zero. */
-    if (!(inverse <= 3.0e38f)) inverse = 0.0f;
-    ints_t sum = splat_ints(0);
-    for (int64_t k = 0; k < count; k += LANES) {
-        ints_t rounded = to_ints(times(load_some(x, type, at + k, count - k), splat(inverse)));
-        sum = add_ints(sum, rounded);
-        int64_t place = row * self->value_stride + first + k;
-        if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, count - k);
-        else store_int8_first((int8_t *)self->values + place, rounded, count - k);
+    *broken += sum_of(nothing);
+    return largest_of(largest);
+}
+
+static inline int32_t halvings_of(float part, float whole) {
+    int32_t a,b; memcpy(&a,&part,4); memcpy(&b,&whole,4);
+    int32_t n=(b>>23)-(a>>23)-((a&0x7fffff)>(b&0x7fffff));
+    return part>0? (int32_t)(most(0,least(n,30))):0;
+}
+
+static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
+                                  int64_t at) {
+    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
+    int64_t offset_group = offset_group_of(self->kind, self->group);
+    float parts[8], absmax = 0, broken = 0;
+    for (int64_t begin = 0, i = 0; begin < count; begin += offset_group, i++) {
+        parts[i] = largest_magnitude(x, type, at + begin, least(count - begin, offset_group), &broken);
+        absmax = absmax > parts[i] ? absmax : parts[i];
     }
-    self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
-    /* Unsigned, as it may overflow where x is no number. */
-    uint32_t added = self->kind == INT8 ? INT8_ADDED : 8;
-    self->offsets[row * self->num_groups + group] = (int32_t)(-added * (uint32_t)sum_of_ints(sum));
+    float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
+    self->scales[row * self->num_groups + group] = absmax / 127.0f + broken;
+    int32_t *offsets = self->offsets + row * self->num_offsets + first / offset_group;
+    float *bases = self->bases + row * self->num_offsets + first / offset_group;
+    for (int64_t begin = 0, i = 0; begin < count; begin += offset_group, i++) {
+        int64_t end = least(count, begin + offset_group);
+        float inverse = widest;
+        if (self->kind == INT4) { int32_t n = halvings_of(parts[i], absmax); *bases = 12582912.0f/(float)(1<<n); inverse *= (float)(1 << n); }
+        /* A subnormal group has an infinite inverse: it is as good as zero. */
+        if (!(inverse <= 3.0e38f)) inverse = 0.0f;
+        ints_t sum = splat_ints(0);
+        for (int64_t k = begin; k < end; k += LANES) {
+            ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
+            sum = add_ints(sum, rounded);
+            int64_t place = row * self->value_stride + first + k;
+            if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, end - k);
+            else store_int8_first((int8_t *)self->values + place, rounded, end - k);
+        }
+        /* Unsigned, as it may overflow where x is no number. */
+        uint32_t added = self->kind == INT8 ? INT8_ADDED : 8;
+        uint32_t base = 0;
+        if (self->kind == INT4) memcpy(&base, bases++, 4);
+        *offsets++ = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
+    }
 }
 
 /* The type of activations that weights of a kind take; an integer kind stands for its own form of them. */
@@ -212,27 +242,28 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 /* What a layer reads, made in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
-    if (kind == INT4) group = GROUP;
+    if (kind == INT4) group = INT4_GROUP;
     int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
+    int64_t num_offsets = groups_of(kind, linear->num_in, offset_group_of(kind, group));
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    return (converted_t){kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
+    return (converted_t){kind, linear->num_in, group, num_groups, num_offsets, memory, stride, scales, offsets, (float *)(offsets + num_rows * num_offsets)};
 }
 
 /* With groups of GROUP inputs or more. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
     int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in, GROUP));
+    return num_rows * (row_bytes + 12 * groups_of(linear->kind, linear->num_in, GROUP));
 }
 
 static inline input_t input_of(const converted_t *made) {
-    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->group, made->num_groups};
+    return (input_t){made->values, made->value_stride, made->scales, made->bases, made->offsets, made->group, made->num_groups, made->num_offsets};
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
 static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
                              void *memory, int num_threads) {
-    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, 0, 0};
+    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, 0, 0, 0};
     conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.made);
@@ -246,9 +277,10 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
     int64_t group = input->group, num_groups = input->num_groups;
-    int64_t place = num_groups ? row * num_groups + first / group : 0;
-    const float *scales = input->scales + place;
-    const int32_t *offsets = input->offsets + place;
+    int64_t num_offsets = input->num_offsets;
+    const float *scales = num_groups ? input->scales + row * num_groups + first / group : NULL;
+    const int32_t *offsets =
+        num_groups ? input->offsets + row * num_offsets + first / offset_group_of(self->kind, group) : NULL;
     bool go_on = first > 0;
     switch (self->kind) {
         case FLOAT32:
@@ -263,8 +295,8 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                       (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
-            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, offsets, num_groups, (const uint8_t *)w,
-                      num_in, c, go_on);
+            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, num_groups, offsets, input->bases + (offsets - input->offsets), num_offsets,
+                      (const uint8_t *)w, num_in, c, go_on);
     }
 }
 
@@ -274,16 +306,18 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
-        int64_t end = least(first + depth, self->num_in), r = 0;
-        for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
-            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * PANEL);
-        float *rest = c + r * PANEL;
-        switch (num_rows - r) {
-            case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
-            case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
-            case 3: tile(3, self, input, first_row + r, block, first, end, rest); break;
-            case 2: tile(2, self, input, first_row + r, block, first, end, rest); break;
-            case 1: tile(1, self, input, first_row + r, block, first, end, rest); break;
+        int64_t end = least(first + depth, self->num_in), r = 0, rows;
+        /* Tiles of as equal rows as can be: one of few rows takes the time of a larger one. */
+        for (int64_t num_tiles = parts_of(num_rows, TILE_ROWS); num_tiles > 0; num_tiles--, r += rows) {
+            float *sums = c + r * PANEL;
+            switch (rows = parts_of(num_rows - r, num_tiles)) {
+                case 6: tile(6, self, input, first_row + r, block, first, end, sums); break;
+                case 5: tile(5, self, input, first_row + r, block, first, end, sums); break;
+                case 4: tile(4, self, input, first_row + r, block, first, end, sums); break;
+                case 3: tile(3, self, input, first_row + r, block, first, end, sums); break;
+                case 2: tile(2, self, input, first_row + r, block, first, end, sums); break;
+                case 1: tile(1, self, input, first_row + r, block, first, end, sums); break;
+            }
         }
     }
 }
@@ -303,7 +337,7 @@ typedef struct {
 static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
-    return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
+    return most(TILE_ROWS, parts_of(num_rows, most(1, num_parts)));
 }
 
 /* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are PANEL apart. */

@@ -17,9 +17,13 @@
 #include "vector.h"
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
-#define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
+#define GROUP 32 /* inputs that share a scale of activations for 8-bit weights, and one of 4-bit weights */
+#ifndef INT4_GROUP
+#define INT4_GROUP 128 /* inputs that share a scale of activations for 4-bit weights */
+#endif
 #define WIDE_GROUP 64 /* the same of the encoder's activations for 8-bit weights */
-#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together, as a group may be made of them */
+#define WIDEST_GROUP (INT4_GROUP > WIDE_GROUP ? INT4_GROUP : WIDE_GROUP)
+#define PANEL (BLOCK > WIDEST_GROUP ? BLOCK : WIDEST_GROUP) /* outputs that are finished together, as a group may be made of them */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -29,8 +33,9 @@ typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
     const float *scales;    /* (rows, groups), INT8 and INT4 only */
-    const int32_t *offsets; /* (rows, groups): minus INT8_ADDED or 8 times the sum of the group */
-    int64_t group, num_groups; /* inputs that share a scale; for INT4 it is GROUP */
+    const float *bases; /* (rows, num_offsets) INT4 */
+    const int32_t *offsets; /* (rows, num_offsets): minus INT8_ADDED or 8 times the sum of a group, of GROUP for INT4 */
+    int64_t group, num_groups, num_offsets; /* `group` inputs share a scale; for INT4 it is INT4_GROUP */
 } input_t;
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -188,15 +193,16 @@ ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stri
                       group, num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
 }
 
+/* Of a tile as of int8, over inputs that share a scale of activations. Their products by the weights' own scales are summed
+ * as floats, which are multiplied by that scale once and added to the totals in memory. */
 ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
-                             const float *scales, const int32_t *offsets, int64_t num_groups, const uint8_t *w,
-                             int64_t num_in, float *c, bool go_on) {
-    totals_t totals;
-    c += first_vector * LANES;
-    load_totals(rows, vectors, totals, c, go_on);
-    for (int64_t first = 0; first < num_in; first += GROUP, scales++, offsets++, w += INT4_BYTES) {
+                             const float *scales, int64_t num_groups, const int32_t *offsets, const float *bases,
+                             int64_t num_offsets, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
+    floats_t scaled[TILE_ROWS][TILE_VECTORS];
+    EACH(r, rows) EACH(v, vectors) scaled[r][v] = zeros();
+    for (int64_t first = 0; first < num_in; first += GROUP, offsets++, bases++, w += INT4_BYTES) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(0);
+        EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r * num_offsets]);
         const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
         for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
             ints_t weights[TILE_VECTORS];
@@ -212,24 +218,29 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
                 EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
             }
         }
-        EACH(v, vectors) {
-            floats_t weight_scale = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
-            EACH(r, rows) {
-                ints_t total = add_ints(int4_total(sums[r][v]), splat_ints(offsets[r * num_groups]));
-                add_to_total(&totals[r][v], total, times(weight_scale, splat(scales[r * num_groups])),
-                             c + r * PANEL + v * LANES, go_on || first);
-            }
+        floats_t weight_scales[TILE_VECTORS];
+        EACH(v, vectors) weight_scales[v] = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
+        EACH(r, rows) {
+            floats_t base = splat(bases[r * num_offsets]);
+            EACH(v, vectors) scaled[r][v] =
+                times_add(subtract(as_floats(int4_total(sums[r][v], offsets[r * num_offsets])), base), weight_scales[v],
+                          scaled[r][v]);
         }
     }
-    store_totals(rows, vectors, totals, c);
+    c += first_vector * LANES;
+    EACH(r, rows) EACH(v, vectors) {
+        float *total = c + r * PANEL + v * LANES;
+        store(total, times_add(scaled[r][v], splat(scales[r * num_groups]), go_on ? load(total) : zeros()));
+    }
 }
 
-ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, const int32_t *offsets,
-                             int64_t num_groups, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
+ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, int64_t num_groups,
+                             const int32_t *offsets, const float *bases, int64_t num_offsets, const uint8_t *w,
+                             int64_t num_in, float *c, bool go_on) {
     const int vectors = VECTORS_AT_A_TIME(rows);
-    int64_t stretch = vectors < TILE_VECTORS ? STRETCH : num_in;
-    for (int64_t first = 0; first < num_in; first += stretch)
+    for (int64_t first = 0; first < num_in; first += INT4_GROUP)
         EACH(part, TILE_VECTORS / vectors)
-            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / GROUP, offsets + first / GROUP,
-                      num_groups, w + first / GROUP * INT4_BYTES, least(stretch, num_in - first), c, go_on || first);
+            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / INT4_GROUP, num_groups,
+                      offsets + first / GROUP, bases + first / GROUP, num_offsets, w + first / GROUP * INT4_BYTES,
+                      least(INT4_GROUP, num_in - first), c, go_on || first);
 }
