@@ -10,6 +10,7 @@
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
 #define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define LEAST_PANEL 64 /* outputs that are finished together */
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
@@ -125,8 +126,8 @@ typedef struct {
     float *bases;
 } converted_t;
 
-/* Inputs whose sum makes one offset. */
-static inline int64_t offset_group_of(int kind, int64_t group) { return kind == INT4 ? GROUP : group; }
+/* Inputs that an offset is of. */
+static inline int64_t inputs_of_offset(int kind, int64_t group) { return kind == INT4 ? GROUP : group; }
 
 static inline const void *element(const void *base, int type, int64_t at) {
     return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
@@ -141,55 +142,57 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
+/* Of `count` numbers; `broken` becomes no number where one of them is none or infinite. */
 static inline float largest_magnitude(const void *x, int type, int64_t at, int64_t count, float *broken) {
     floats_t largest = zeros(), nothing = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
         floats_t some = load_some(x, type, at + k, count - k);
         largest = larger(largest, magnitude(some));
-        nothing = times_add(some, zeros(), nothing); /* 0, or no number where x is none or infinite */
+        nothing = times_add(some, zeros(), nothing);
     }
     *broken += sum_of(nothing);
     return largest_of(largest);
 }
 
-static inline int32_t halvings_of(float part, float whole) {
-    int32_t a,b; memcpy(&a,&part,4); memcpy(&b,&whole,4);
-    int32_t n=(b>>23)-(a>>23)-((a&0x7fffff)>(b&0x7fffff));
-    return part>0? (int32_t)(most(0,least(n,30))):0;
+/* How often `whole` can be halved and is not below `part`, at most 30 times. */
+static inline int32_t halvings_of(float whole, float part) {
+    int32_t bits_of_whole, bits_of_part;
+    memcpy(&bits_of_whole, &whole, sizeof whole);
+    memcpy(&bits_of_part, &part, sizeof part);
+    return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* less than 0 where x is no number */
 }
 
 static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
                                   int64_t at) {
     int64_t first = group * self->group, count = least(self->group, self->num_in - first);
-    int64_t offset_group = offset_group_of(self->kind, self->group);
-    float parts[8], absmax = 0, broken = 0;
-    for (int64_t begin = 0, i = 0; begin < count; begin += offset_group, i++) {
-        parts[i] = largest_magnitude(x, type, at + begin, least(count - begin, offset_group), &broken);
-        absmax = absmax > parts[i] ? absmax : parts[i];
+    int64_t step = inputs_of_offset(self->kind, self->group), place = row * self->num_offsets + first / step;
+    float largest[INT4_GROUP / GROUP], absmax = 0.0f, broken = 0.0f;
+    for (int64_t begin = 0, part = 0; begin < count; begin += step, part++) {
+        largest[part] = largest_magnitude(x, type, at + begin, least(step, count - begin), &broken);
+        absmax = absmax > largest[part] ? absmax : largest[part];
     }
-    float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
     self->scales[row * self->num_groups + group] = absmax / 127.0f + broken;
-    int32_t *offsets = self->offsets + row * self->num_offsets + first / offset_group;
-    float *bases = self->bases + row * self->num_offsets + first / offset_group;
-    for (int64_t begin = 0, i = 0; begin < count; begin += offset_group, i++) {
-        int64_t end = least(count, begin + offset_group);
-        float inverse = widest;
-        if (self->kind == INT4) { int32_t n = halvings_of(parts[i], absmax); *bases = 12582912.0f/(float)(1<<n); inverse *= (float)(1 << n); }
+    for (int64_t begin = 0, part = 0; begin < count; begin += step, part++, place++) {
+        int32_t halvings = self->kind == INT4 ? halvings_of(absmax, largest[part]) : 0;
+        float inverse = absmax > 0 ? 127.0f / absmax * (float)(1 << halvings) : 0.0f;
         /* A subnormal group has an infinite inverse: it is as good as zero. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
+        int64_t end = least(count, begin + step);
         for (int64_t k = begin; k < end; k += LANES) {
             ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
             sum = add_ints(sum, rounded);
-            int64_t place = row * self->value_stride + first + k;
-            if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, end - k);
-            else store_int8_first((int8_t *)self->values + place, rounded, end - k);
+            int64_t to = row * self->value_stride + first + k;
+            if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
+            else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
         /* Unsigned, as it may overflow where x is no number. */
-        uint32_t added = self->kind == INT8 ? INT8_ADDED : 8;
-        uint32_t base = 0;
-        if (self->kind == INT4) memcpy(&base, bases++, 4);
-        *offsets++ = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
+        uint32_t added = self->kind == INT8 ? INT8_ADDED : 8, base = 0;
+        if (self->kind == INT4) {
+            base = ONE_BY_ONE - halvings * HALVING;
+            memcpy(self->bases + place, &base, sizeof base);
+        }
+        self->offsets[place] = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
     }
 }
 
@@ -244,10 +247,11 @@ static converted_t converted_in(void *memory, const linear_t *linear, int64_t gr
     int kind = linear->kind;
     if (kind == INT4) group = INT4_GROUP;
     int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
-    int64_t num_offsets = groups_of(kind, linear->num_in, offset_group_of(kind, group));
+    int64_t num_offsets = groups_of(kind, linear->num_in, inputs_of_offset(kind, group));
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    return (converted_t){kind, linear->num_in, group, num_groups, num_offsets, memory, stride, scales, offsets, (float *)(offsets + num_rows * num_offsets)};
+    float *bases = (float *)(offsets + num_rows * num_offsets);
+    return (converted_t){kind, linear->num_in, group, num_groups, num_offsets, memory, stride, scales, offsets, bases};
 }
 
 /* With groups of GROUP inputs or more. */
@@ -257,7 +261,8 @@ static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
 }
 
 static inline input_t input_of(const converted_t *made) {
-    return (input_t){made->values, made->value_stride, made->scales, made->bases, made->offsets, made->group, made->num_groups, made->num_offsets};
+    return (input_t){made->values, made->value_stride, made->scales,     made->offsets,
+                     made->bases,  made->group,        made->num_groups, made->num_offsets};
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
@@ -276,11 +281,11 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = input->group, num_groups = input->num_groups;
-    int64_t num_offsets = input->num_offsets;
-    const float *scales = num_groups ? input->scales + row * num_groups + first / group : NULL;
-    const int32_t *offsets =
-        num_groups ? input->offsets + row * num_offsets + first / offset_group_of(self->kind, group) : NULL;
+    int64_t group = input->group, num_groups = input->num_groups, num_offsets = input->num_offsets;
+    int64_t place = num_groups ? row * num_offsets + first / inputs_of_offset(self->kind, group) : 0;
+    const float *scales = input->scales + (num_groups ? row * num_groups + first / group : 0);
+    const float *bases = input->bases + place;
+    const int32_t *offsets = input->offsets + place;
     bool go_on = first > 0;
     switch (self->kind) {
         case FLOAT32:
@@ -295,7 +300,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                       (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
-            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, num_groups, offsets, input->bases + (offsets - input->offsets), num_offsets,
+            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, num_groups, offsets, bases, num_offsets,
                       (const uint8_t *)w, num_in, c, go_on);
     }
 }
@@ -306,18 +311,16 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
-        int64_t end = least(first + depth, self->num_in), r = 0, rows;
-        /* Tiles of as equal rows as can be: one of few rows takes the time of a larger one. */
-        for (int64_t num_tiles = parts_of(num_rows, TILE_ROWS); num_tiles > 0; num_tiles--, r += rows) {
-            float *sums = c + r * PANEL;
-            switch (rows = parts_of(num_rows - r, num_tiles)) {
-                case 6: tile(6, self, input, first_row + r, block, first, end, sums); break;
-                case 5: tile(5, self, input, first_row + r, block, first, end, sums); break;
-                case 4: tile(4, self, input, first_row + r, block, first, end, sums); break;
-                case 3: tile(3, self, input, first_row + r, block, first, end, sums); break;
-                case 2: tile(2, self, input, first_row + r, block, first, end, sums); break;
-                case 1: tile(1, self, input, first_row + r, block, first, end, sums); break;
-            }
+        int64_t end = least(first + depth, self->num_in), r = 0;
+        for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
+            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * PANEL);
+        float *rest = c + r * PANEL;
+        switch (num_rows - r) {
+            case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
+            case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
+            case 3: tile(3, self, input, first_row + r, block, first, end, rest); break;
+            case 2: tile(2, self, input, first_row + r, block, first, end, rest); break;
+            case 1: tile(1, self, input, first_row + r, block, first, end, rest); break;
         }
     }
 }
@@ -329,7 +332,7 @@ typedef struct {
     int how;
     void *out; /* (num_rows, num_out) */
     const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
-    int64_t num_rows, rows_of_part, parts_of_group; /* the last two as `multiply` sets them */
+    int64_t num_rows, rows_of_part, parts_of_group, panel; /* the last three as `multiply` sets them */
 } product_t;
 
 /* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
@@ -337,7 +340,7 @@ typedef struct {
 static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
-    return most(TILE_ROWS, parts_of(num_rows, most(1, num_parts)));
+    return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
 }
 
 /* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are PANEL apart. */
@@ -351,9 +354,9 @@ static void finish(const linear_t *self, int activation, int64_t output, int64_t
     }
 }
 
-/* One row of up to PANEL outputs. */
+/* One row of a panel's outputs. */
 static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
-    int64_t num_out = self->linear->num_out, end = least(output + PANEL, num_out), at = row * num_out;
+    int64_t num_out = self->linear->num_out, end = least(output + self->panel, num_out), at = row * num_out;
     if (self->how == CONVERT) {
         convert(self->next, row, output, end, values, FLOAT32, 0);
         return;
@@ -378,11 +381,12 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     const linear_t *linear = self->linear, *up = self->up;
     _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
-    int64_t group_items = each * parts_of(linear->num_out, PANEL);
+    int64_t group_items = each * parts_of(linear->num_out, self->panel);
     for (int64_t item = first; item < end; item++) {
         int64_t first_part = item / group_items * each, in_group = item % group_items;
-        int64_t here = least(each, num_parts - first_part), panel = in_group / here * PANEL;
-        int64_t first_row = (first_part + in_group % here) * self->rows_of_part, stop = least(panel + PANEL, linear->num_out);
+        int64_t here = least(each, num_parts - first_part), panel = in_group / here * self->panel;
+        int64_t first_row = (first_part + in_group % here) * self->rows_of_part;
+        int64_t stop = least(panel + self->panel, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
@@ -399,26 +403,33 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     }
 }
 
+/* Outputs that are finished together: the next layer's groups are made of whole ones, and elsewhere fewer of them keep
+ * more threads busy. */
+static int64_t panel_of(const product_t *self) {
+    return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT ? self->next->group : 0);
+}
+
 static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
+    job->panel = panel_of(job);
     job->rows_of_part = rows_of_part(job->num_rows, num_threads);
     job->parts_of_group = parts_of_group(job, num_threads);
-    int64_t num_panels = parts_of(job->linear->num_out, PANEL), num_parts = parts_of(job->num_rows, job->rows_of_part);
-    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * PANEL;
+    int64_t num_panels = parts_of(job->linear->num_out, job->panel), num_parts = parts_of(job->num_rows, job->rows_of_part);
+    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * job->panel;
     run_items(product_task, job, num_panels * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
 /* out = x W^T + bias, stored or added. */
 static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
                           int num_threads) {
-    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0};
+    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 
 /* activation(x W^T + bias), or silu(x W^T) * (x up^T), as the next layer reads it. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
-    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0};
+    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 

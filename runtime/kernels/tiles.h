@@ -7,6 +7,11 @@
  * int8 and int4: activations are rounded to int8 too, for each row in groups that have a scale each. The products are
  * summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many instructions multiply
  * unsigned with signed numbers. That many times the sum of a group's activations, its offset, is taken away.
+ *
+ * int4: weights have a scale for each GROUP of inputs, activations one for each INT4_GROUP. A GROUP of activations is
+ * rounded with that scale halved n times, as often as its largest one allows, so that an outlier spoils its own GROUP only.
+ * Sums start from the bits of a float, ONE_BY_ONE / 2^n, and the offset. Read as a float they are that float plus
+ * sum / 2^n, exactly, so one subtraction takes the place of the conversion and of halving.
  */
 #pragma once
 
@@ -18,12 +23,10 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of activations for 8-bit weights, and one of 4-bit weights */
-#ifndef INT4_GROUP
-#define INT4_GROUP 128 /* inputs that share a scale of activations for 4-bit weights */
-#endif
-#define WIDE_GROUP 64 /* the same of the encoder's activations for 8-bit weights */
+#define WIDE_GROUP 64 /* that share one of the encoder's activations for 8-bit weights */
+#define INT4_GROUP 128 /* that share one of activations for 4-bit weights */
 #define WIDEST_GROUP (INT4_GROUP > WIDE_GROUP ? INT4_GROUP : WIDE_GROUP)
-#define PANEL (BLOCK > WIDEST_GROUP ? BLOCK : WIDEST_GROUP) /* outputs that are finished together, as a group may be made of them */
+#define PANEL (BLOCK > WIDEST_GROUP ? BLOCK : WIDEST_GROUP) /* outputs that are finished together at most, for a group */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -32,11 +35,14 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
-    const float *scales;    /* (rows, groups), INT8 and INT4 only */
-    const float *bases; /* (rows, num_offsets) INT4 */
-    const int32_t *offsets; /* (rows, num_offsets): minus INT8_ADDED or 8 times the sum of a group, of GROUP for INT4 */
-    int64_t group, num_groups, num_offsets; /* `group` inputs share a scale; for INT4 it is INT4_GROUP */
+    const float *scales;    /* (rows, num_groups), INT8 and INT4 only */
+    const int32_t *offsets; /* (rows, num_offsets): minus INT8_ADDED or 8 times a sum of activations; INT4: see above */
+    const float *bases;     /* (rows, num_offsets): what sums of INT4 start from */
+    int64_t group, num_groups, num_offsets; /* `group` inputs share a scale */
 } input_t;
+
+#define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are the whole numbers */
+#define HALVING (1 << 23)     /* taken away from the bits of a float */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
@@ -204,6 +210,7 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
         ints_t sums[TILE_ROWS][TILE_VECTORS];
         EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r * num_offsets]);
         const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
+        if (!first_vector) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
         for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
             ints_t weights[TILE_VECTORS];
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(eight + 4 * v * LANES);
