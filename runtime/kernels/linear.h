@@ -142,15 +142,14 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-/* Of `count` numbers; `broken` becomes no number where one of them is none or infinite. */
-static inline float largest_magnitude(const void *x, int type, int64_t at, int64_t count, float *broken) {
-    floats_t largest = zeros(), nothing = zeros();
+/* Of `count` numbers; a lane of `broken` becomes no number where one of them is none or infinite. */
+ALWAYS_INLINE float largest_magnitude(const void *x, int type, int64_t at, int64_t count, floats_t *broken) {
+    floats_t largest = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
         floats_t some = load_some(x, type, at + k, count - k);
         largest = larger(largest, magnitude(some));
-        nothing = times_add(some, zeros(), nothing);
+        *broken = times_add(some, zeros(), *broken);
     }
-    *broken += sum_of(nothing);
     return largest_of(largest);
 }
 
@@ -162,33 +161,37 @@ static inline int32_t halvings_of(float whole, float part) {
     return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* less than 0 where x is no number */
 }
 
-static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
-                                  int64_t at) {
+/* `kind` is known to the compiler: groups for INT8 have one part, and those for INT4 one for each GROUP. */
+ALWAYS_INLINE void quantise_group(const int kind, const converted_t *self, int64_t row, int64_t group, const void *x,
+                                  int type, int64_t at) {
     int64_t first = group * self->group, count = least(self->group, self->num_in - first);
-    int64_t step = inputs_of_offset(self->kind, self->group), place = row * self->num_offsets + first / step;
-    float largest[INT4_GROUP / GROUP], absmax = 0.0f, broken = 0.0f;
-    for (int64_t begin = 0, part = 0; begin < count; begin += step, part++) {
-        largest[part] = largest_magnitude(x, type, at + begin, least(step, count - begin), &broken);
+    int64_t step = inputs_of_offset(kind, self->group), num_parts = kind == INT4 ? parts_of(count, GROUP) : 1;
+    int64_t place = row * self->num_offsets + first / step;
+    float largest[INT4_GROUP / GROUP], absmax = 0.0f;
+    floats_t broken = zeros();
+    for (int64_t part = 0; part < num_parts; part++) {
+        largest[part] = largest_magnitude(x, type, at + part * step, least(step, count - part * step), &broken);
         absmax = absmax > largest[part] ? absmax : largest[part];
     }
-    self->scales[row * self->num_groups + group] = absmax / 127.0f + broken;
-    for (int64_t begin = 0, part = 0; begin < count; begin += step, part++, place++) {
-        int32_t halvings = self->kind == INT4 ? halvings_of(absmax, largest[part]) : 0;
-        float inverse = absmax > 0 ? 127.0f / absmax * (float)(1 << halvings) : 0.0f;
+    self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
+    float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
+    for (int64_t part = 0; part < num_parts; part++, place++) {
+        int32_t halvings = kind == INT4 ? halvings_of(absmax, largest[part]) : 0;
+        float inverse = widest * (float)(1 << halvings);
         /* A subnormal group has an infinite inverse: it is as good as zero. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
-        int64_t end = least(count, begin + step);
-        for (int64_t k = begin; k < end; k += LANES) {
+        int64_t end = least(count, (part + 1) * step);
+        for (int64_t k = part * step; k < end; k += LANES) {
             ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
             sum = add_ints(sum, rounded);
             int64_t to = row * self->value_stride + first + k;
-            if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
+            if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
             else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
         /* Unsigned, as it may overflow where x is no number. */
-        uint32_t added = self->kind == INT8 ? INT8_ADDED : 8, base = 0;
-        if (self->kind == INT4) {
+        uint32_t added = kind == INT8 ? INT8_ADDED : 8, base = 0;
+        if (kind == INT4) {
             base = ONE_BY_ONE - halvings * HALVING;
             memcpy(self->bases + place, &base, sizeof base);
         }
@@ -204,7 +207,8 @@ static void convert(const converted_t *self, int64_t row, int64_t first, int64_t
                     int64_t at) {
     if (self->num_groups) {
         for (int64_t k = first; k < end; k += self->group)
-            quantise_group(self, row, k / self->group, x, type, at + k - first);
+            if (self->kind == INT8) quantise_group(INT8, self, row, k / self->group, x, type, at + k - first);
+            else quantise_group(INT4, self, row, k / self->group, x, type, at + k - first);
         return;
     }
     for (int64_t k = first; k < end; k += LANES) {
@@ -305,7 +309,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     }
 }
 
-/* Sums of rows first_row.. of one block into c, from row to row PANEL apart. */
+/* Sums of rows first_row.. of one block into c, from row to row SUMS_APART. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
     int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
@@ -313,8 +317,8 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
         for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
-            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * PANEL);
-        float *rest = c + r * PANEL;
+            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * SUMS_APART);
+        float *rest = c + r * SUMS_APART;
         switch (num_rows - r) {
             case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
             case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
@@ -343,12 +347,12 @@ static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
 }
 
-/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are PANEL apart. */
+/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are SUMS_APART. */
 static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
     int64_t count = self->num_out - output;
     floats_t scale = self->kind == INT8 ? load_first(self->scale + output, count) : splat(1.0f);
     floats_t bias = self->bias ? load_first(self->bias + output, count) : zeros();
-    for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
+    for (int64_t r = 0; r < num_rows; r++, sums += SUMS_APART) {
         floats_t x = times_add(load(sums), scale, bias);
         store(sums, activation == QUICK_GELU ? quick_gelu(x) : activation == EXACT_GELU ? exact_gelu(x) : x);
     }
@@ -379,7 +383,7 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
-    _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
+    _Alignas(64) float sums[2][ROWS_AT_ONCE * SUMS_APART];
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
     int64_t group_items = each * parts_of(linear->num_out, self->panel);
     for (int64_t item = first; item < end; item++) {
@@ -396,10 +400,10 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
             finish(linear, self->activation, output, num_rows, sums[0] + output - panel);
             if (!up) continue;
             finish(up, NONE, output, num_rows, sums[1] + output - panel);
-            for (int64_t at = output - panel; at < num_rows * PANEL; at += PANEL)
+            for (int64_t at = output - panel; at < num_rows * SUMS_APART; at += SUMS_APART)
                 store(sums[0] + at, times(silu(load(sums[0] + at)), load(sums[1] + at)));
         }
-        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * PANEL);
+        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * SUMS_APART);
     }
 }
 

@@ -27,6 +27,7 @@
 #define INT4_GROUP 128 /* that share one of activations for 4-bit weights */
 #define WIDEST_GROUP (INT4_GROUP > WIDE_GROUP ? INT4_GROUP : WIDE_GROUP)
 #define PANEL (BLOCK > WIDEST_GROUP ? BLOCK : WIDEST_GROUP) /* outputs that are finished together at most, for a group */
+#define SUMS_APART (PANEL + 16) /* from row to row: an odd number of cache lines, or rows would compete for few places */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
@@ -53,11 +54,11 @@ typedef struct {
 static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
+    EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * SUMS_APART + v * LANES) : zeros();
 }
 
 ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], float *c) {
-    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * PANEL + v * LANES, sums[r][v]);
+    EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * SUMS_APART + v * LANES, sums[r][v]);
 }
 
 ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
@@ -146,7 +147,7 @@ typedef floats_t totals_t[TILE_ROWS][TILE_VECTORS];
 
 ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t totals, const float *c, bool go_on) {
     if (TOTALS_IN_REGISTERS)
-        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * PANEL + v * LANES) : zeros();
+        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * SUMS_APART + v * LANES) : zeros();
 }
 
 /* Sums of a group as floats, added to the totals. */
@@ -156,7 +157,7 @@ ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, fl
 }
 
 ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t totals, float *c) {
-    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * PANEL + v * LANES, totals[r][v]);
+    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * SUMS_APART + v * LANES, totals[r][v]);
 }
 
 /* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
@@ -182,7 +183,7 @@ ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_
             }
         }
         EACH(r, rows) EACH(v, vectors)
-            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * PANEL + v * LANES,
+            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * SUMS_APART + v * LANES,
                          go_on || first);
     }
     store_totals(rows, vectors, totals, c);
@@ -199,6 +200,13 @@ ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stri
                       group, num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
 }
 
+/* Measured with GCC 12: unrolled, AVX2 is up to 15 % faster, and layers with AVX-512 are 3 % slower. */
+#if TOTALS_IN_REGISTERS
+#define INT4_UNROLL
+#else
+#define INT4_UNROLL UNROLL
+#endif
+
 /* Of a tile as of int8, over inputs that share a scale of activations. Their products by the weights' own scales are summed
  * as floats, which are multiplied by that scale once and added to the totals in memory. */
 ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
@@ -211,7 +219,7 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
         EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r * num_offsets]);
         const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
         if (!first_vector) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
-        for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
+        INT4_UNROLL for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
             ints_t weights[TILE_VECTORS];
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(eight + 4 * v * LANES);
             EACH(v, vectors) weights[v] = low_halves(eight + 4 * v * LANES);
@@ -236,7 +244,7 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
     }
     c += first_vector * LANES;
     EACH(r, rows) EACH(v, vectors) {
-        float *total = c + r * PANEL + v * LANES;
+        float *total = c + r * SUMS_APART + v * LANES;
         store(total, times_add(scaled[r][v], splat(scales[r * num_groups]), go_on ? load(total) : zeros()));
     }
 }
