@@ -39,7 +39,7 @@ def build_kernels(machine: str, folder: Path) -> None:
         if instructions.machine != machine:
             continue
         for extras in instructions.variants():
-            print(f"compiling {'+'.join((instructions.name, *extras))}", file=sys.stderr)
+            print(f"compiling {instructions.variant(extras)}", file=sys.stderr)
             made = folder / "kernels.so"
             compile_kernels([*ZIGLANG, *target_options(machine), *FLAGS, *instructions.options(extras)], made)
             name_prebuilt(made, instructions, extras)

@@ -70,7 +70,7 @@ def test_the_wheel_says_for_which_machine_it_is(wheel: Path) -> None:
 
 def test_it_has_a_library_for_each_kind_of_processor(libraries: list[Path]) -> None:
     own = [instructions for instructions in INSTRUCTION_SETS if instructions.machine == MACHINE]
-    wanted = ["+".join((instructions.name, *extras)) for instructions in own for extras in instructions.variants()]
+    wanted = [instructions.variant(extras) for instructions in own for extras in instructions.variants()]
 
     assert sorted(path.name.split("-")[0] for path in libraries) == sorted(wanted)
 
@@ -151,5 +151,6 @@ def test_a_new_environment_without_a_compiler_has_the_kernels(python: Path, tmp_
     assert said[1] == "[]"
     assert said[3] == f"native {INSTRUCTIONS.name}"
     assert said[2] == Captioner.load().generate([PICTURE])[0].text
-    assert said[4].startswith(f"{INSTRUCTIONS.name} (prebuilt, {site / PLACE}/{INSTRUCTIONS.name}")
+    variant = INSTRUCTIONS.variant(INSTRUCTIONS.extras())
+    assert said[4].startswith(f"{variant} (prebuilt, {site / PLACE}/{variant}-")
     assert not list((tmp_path / "cache").glob("**/kernels-*"))

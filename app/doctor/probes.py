@@ -69,7 +69,7 @@ def look_at_kernels() -> dict[str, Any]:
     finding = find_library()
     if finding.library is None:
         return {**absent(), "found": one_line(finding.reason)}
-    return ok(one_line(f"{finding.library.instruction_set} ({finding.origin}): float32, bfloat16, int8 and int4"))
+    return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"))
 
 
 def look_at_autoload() -> dict[str, Any]:

@@ -4,6 +4,7 @@ The best instruction set of the processor is taken, or the one that the environm
 """
 
 import functools
+import itertools
 import os
 import platform
 import sys
@@ -21,15 +22,15 @@ class InstructionSet(NamedTuple):
     machine: str  # as `platform.machine()` names it
     # Processor flags as Linux names them, with the compiler's option for each.
     needed: Mapping[str, str]
-    optional: Mapping[str, str]  # used where the processor has them; a processor with one has those before it
+    optional: Mapping[str, str]  # used where the processor has them and those before them
 
     def missing(self) -> list[str]:
         """Flags that this processor lacks."""
         return [flag for flag in self.needed if flag not in processor_flags()]
 
     def extras(self) -> tuple[str, ...]:
-        """The optional flags that this processor has."""
-        return tuple(flag for flag in self.optional if flag in processor_flags())
+        """The optional flags that this processor has, up to the first one that it lacks."""
+        return tuple(itertools.takewhile(processor_flags().__contains__, self.optional))
 
     def options(self, extras: Collection[str]) -> list[str]:
         """Options of the compiler for processors with these optional flags."""
@@ -39,6 +40,10 @@ class InstructionSet(NamedTuple):
         """The optional flags of all kinds of processors, the plainest first."""
         flags = tuple(self.optional)
         return [flags[:count] for count in range(len(flags) + 1)]
+
+    def variant(self, extras: Collection[str]) -> str:
+        """The name of the instruction set with these optional flags: `avx2+avx_vnni`."""
+        return "+".join((self.name, *extras))
 
 
 INSTRUCTION_SETS = (  # the best first
@@ -64,8 +69,12 @@ INSTRUCTION_SETS = (  # the best first
         "neon",
         "aarch64",
         needed={"asimd": "-mcpu=generic"},
-        # The last of these options counts.
-        optional={"asimddp": "-mcpu=generic+dotprod", "bf16": "-mcpu=generic+dotprod+bf16"},
+        # The last of these options counts. i8mm goes before bf16: on some Cortex-A510, Linux shows i8mm and hides bf16.
+        optional={
+            "asimddp": "-mcpu=generic+dotprod",
+            "i8mm": "-mcpu=generic+dotprod+i8mm",
+            "bf16": "-mcpu=generic+dotprod+i8mm+bf16",
+        },
     ),
 )
 

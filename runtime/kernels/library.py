@@ -104,6 +104,7 @@ class Finding:
     """The library, or the reason why there is none."""
 
     library: Library | None
+    variant: str = ""  # of the instruction set that it uses: `avx2+avx_vnni`
     origin: str = ""  # of the library: prebuilt or compiled, by what, its path, and why it is not a better one
     reason: str = ""
 
@@ -114,10 +115,10 @@ def find_library() -> Finding:
     instructions = choose_instructions()
     if isinstance(instructions, str):
         return Finding(library=None, reason=instructions)
-    unusable = ""
+    variant, unusable = instructions.variant(instructions.extras()), ""
     try:
         if path := find_prebuilt(instructions):
-            return Finding(library=Library(path), origin=f"prebuilt, {path}")
+            return Finding(library=Library(path), variant=variant, origin=f"prebuilt, {path}")
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
     reasons = []
@@ -125,7 +126,8 @@ def find_library() -> Finding:
         command = shlex.join(compiler)
         try:
             path = compiled(compiler, instructions)
-            return Finding(library=Library(path), origin=f"compiled by `{command}`, {path}{unusable}")
+            origin = f"compiled by `{command}`, {path}{unusable}"
+            return Finding(library=Library(path), variant=variant, origin=origin)
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             reasons.append(f"`{command}` could not make them: {said(error)}")
     reason = (*reasons, "no C compiler is installed (gcc, clang, or the package ziglang)")[0]

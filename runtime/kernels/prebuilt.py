@@ -42,4 +42,4 @@ def _named(path: Path, instructions: InstructionSet, extras: Collection[str]) ->
 
 def _stem(instructions: InstructionSet, extras: Collection[str]) -> str:
     options = (*FLAGS, *instructions.options(extras))
-    return f"{'+'.join((instructions.name, *extras))}-{digest_of_sources(*options)}"
+    return f"{instructions.variant(extras)}-{digest_of_sources(*options)}"

@@ -160,6 +160,39 @@ ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t tota
     if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * SUMS_APART + v * LANES, totals[r][v]);
 }
 
+#ifdef ROW_PAIRS
+/* Adds products of eight inputs at a time, where an instruction multiplies two rows with two outputs: `w` are weights of
+ * `kind`, of all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs that
+ * it computed. A row alone is not computed here, and 4 inputs may be left. Integers are exact in any order. */
+ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int kind, ints_t sums[TILE_ROWS][TILE_VECTORS],
+                                   const int8_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
+    if (rows == 1) return 0;
+    const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* of eight inputs */
+    ints_t low[TILE_ROWS / 2][TILE_VECTORS], high[TILE_ROWS / 2][TILE_VECTORS]; /* sums of the lower and upper outputs */
+    EACH(p, num_pairs) EACH(v, vectors) low[p][v] = high[p][v] = splat_ints(0);
+    int64_t k = 0;
+    for (; k + 8 <= num_in; k += 8, w += num_bytes) {
+        ints_t x[TILE_ROWS / 2];
+        EACH(p, num_pairs) x[p] = load_pair(a + 2 * p * stride + k, a + least(2 * p + 1, rows - 1) * stride + k);
+        for (int line = 0; line < num_bytes; line += 64) fetch_ahead(w + line);
+        EACH(v, vectors) {
+            const uint8_t *at = w + 4 * v * LANES;
+            ints_t four = kind == INT8 ? int8_weights(at, 0) : low_halves(at);
+            ints_t next = kind == INT8 ? int8_weights(at + 4 * BLOCK, 0) : high_halves(at);
+            ints_t lower = lower_outputs(four, next), upper = upper_outputs(four, next);
+            EACH(p, num_pairs) {
+                low[p][v] = pair_products(low[p][v], x[p], lower);
+                high[p][v] = pair_products(high[p][v], x[p], upper);
+            }
+        }
+    }
+    EACH(r, rows) EACH(v, vectors) sums[r][v] = add_ints(sums[r][v], row_of_pair(low[r / 2][v], high[r / 2][v], r % 2));
+    return k;
+}
+#else
+#define add_in_pairs(...) 0
+#endif
+
 /* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
 ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
                              int64_t stride, const float *scales, const int32_t *offsets, int64_t group, int64_t num_groups,
@@ -169,9 +202,11 @@ ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_
     load_totals(rows, vectors, totals, c, go_on);
     for (int64_t first = 0; first < num_in; first += group, scales++, offsets++) {
         ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r * num_groups]);
+        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(INT8_ADDED ? offsets[r * num_groups] : 0);
         int64_t end = least(first + group, num_in);
-        for (int64_t k = first; k < end; k += 4, w += 4 * BLOCK) {
+        int64_t in_pairs = add_in_pairs(rows, vectors, INT8, sums, a + first, stride, w, end - first);
+        w += in_pairs * BLOCK;
+        for (int64_t k = first + in_pairs; k < end; k += 4, w += 4 * BLOCK) {
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
             EACH(pass, INT8_PASSES) {
                 ints_t weights[TILE_VECTORS];
@@ -219,7 +254,8 @@ ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_
         EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r * num_offsets]);
         const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
         if (!first_vector) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
-        INT4_UNROLL for (int64_t k = first; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
+        int64_t in_pairs = add_in_pairs(rows, vectors, INT4, sums, a + first, stride, eight, GROUP); /* all or none */
+        INT4_UNROLL for (int64_t k = first + in_pairs; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
             ints_t weights[TILE_VECTORS];
             if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(eight + 4 * v * LANES);
             EACH(v, vectors) weights[v] = low_halves(eight + 4 * v * LANES);

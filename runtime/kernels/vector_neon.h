@@ -1,7 +1,8 @@
-/* Vectors of NEON on AArch64: 32 registers of 4 floats. Dot products of bytes and BF16 are used where they are there. */
+/* Vectors of NEON on AArch64: 32 registers of 4 floats. Dot products and matrix products of bytes (I8MM) and BF16 are used
+ * where they are there. */
 #pragma once
 
-/* sdot and bfdot are assembler: GCC 12 has their intrinsics with -march alone, and zig takes -mcpu alone. */
+/* sdot, smmla and bfdot are assembler: GCC 12 has their intrinsics with -march alone, and zig takes -mcpu alone. */
 #include <arm_neon.h>
 #include <stdint.h>
 #include <string.h>
@@ -149,3 +150,24 @@ static inline ints_t high_halves(const uint8_t *weights) { return vreinterpretq_
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) { return add_products(sums, weights, x); }
 static inline ints_t int4_start(int32_t offset) { return splat_ints(offset); }
 static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+#define ROW_PAIRS 1 /* eight inputs of two rows are multiplied with those of two outputs */
+
+static inline ints_t load_pair(const int8_t *row, const int8_t *next) {
+    return vreinterpretq_s32_s8(vcombine_s8(vld1_s8(row), vld1_s8(next)));
+}
+/* The weights of eight inputs, of two of LANES outputs, from those of four inputs and the next four. */
+static inline ints_t lower_outputs(ints_t four, ints_t next) { return vzip1q_s32(four, next); }
+static inline ints_t upper_outputs(ints_t four, ints_t next) { return vzip2q_s32(four, next); }
+/* Sums of the first row, then of the second. */
+static inline ints_t pair_products(ints_t sums, ints_t x, ints_t weights) {
+    asm volatile(".arch armv8.2-a+i8mm\n\tsmmla %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(x), "w"(weights));
+    return sums;
+}
+/* One row's sums of LANES outputs. */
+static inline ints_t row_of_pair(ints_t low, ints_t high, int row) {
+    int64x2_t a = vreinterpretq_s64_s32(low), b = vreinterpretq_s64_s32(high);
+    return vreinterpretq_s32_s64(row ? vzip2q_s64(a, b) : vzip1q_s64(a, b));
+}
+#endif

@@ -24,6 +24,7 @@ KERNELS = (CAPTIONS, LINEAR, ROUNDING)
 # Of each module of the kernels a part.
 QUICK_KERNELS = (
     f"{CAPTIONS}::test_the_kernels_are_in_use_with_the_processors_extras",
+    f"{CAPTIONS}::test_linux_lists_the_features_that_the_processor_has",
     *(f"{CAPTIONS}::test_the_known_answer_is_given_in_each_number_format[{kind}]" for kind in ("bfloat16", "int8")),
     LINEAR,
     f"{DECODER}::test_prefill_and_steps_give_the_plain_decoders_logits[torch.float32-heads of 64]",
@@ -45,6 +46,9 @@ pip; both take the mirrors of this machine. All other tests of `make test` have 
 none of these."""
 
 
+NEWEST, ALL = "max,sve=off", ("asimddp", "i8mm", "bf16")
+
+
 class Run(NamedTuple):
     """Tests on a processor of QEMU. torch needs ARMv8.1."""
 
@@ -59,12 +63,12 @@ class Run(NamedTuple):
 RUNS = {
     "plain": Run("a64fx", ()),
     "dotprod": Run("neoverse-n1", ("asimddp",), tests=(*KERNELS, DECODER, RANKS, ENCODER)),
-    "bf16": Run("max,sve=off", ("asimddp", "bf16")),
-    "clang": Run("max,sve=off", ("asimddp", "bf16"), compiler=CLANG),
+    "newest": Run(NEWEST, ALL, tests=(*KERNELS, DECODER, RANKS, ENCODER)),
+    "clang": Run(NEWEST, ALL, compiler=CLANG),
 }
 SHORT = {
     "plain, in short": Run("a64fx", (), tests=KERNELS, selected=QUICK, limit_s=1200.0),
-    "bf16, in short": Run("max,sve=off", ("asimddp", "bf16"), tests=QUICK_KERNELS, selected=QUICK, limit_s=1800.0),
+    "newest, in short": Run(NEWEST, ALL, tests=QUICK_KERNELS, selected=QUICK, limit_s=1800.0),
 }
 
 

@@ -1,5 +1,6 @@
 """On an ARM processor, the embedded model captions by the kernels as it does by torch."""
 
+import ctypes
 import json
 import os
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
+from llama_adapter.runtime.kernels.instruction_sets import choose_instructions, processor_flags
 from llama_adapter.runtime.kernels.library import find_library
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:2]
+# Where the auxiliary vector of a process has the features of its processor: key and bit, of Linux's hwcap.h.
+FEATURES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 
 
 def ids(pictures: list[str], *, batch_size: int, **options: Any) -> list[tuple[int, ...]]:
@@ -27,6 +30,15 @@ def test_the_kernels_are_in_use_with_the_processors_extras() -> None:
     instructions = choose_instructions()
     assert not isinstance(instructions, str)
     assert instructions.extras() == tuple(os.environ["EXTRAS"].split())
+
+
+def test_linux_lists_the_features_that_the_processor_has() -> None:
+    auxiliary = ctypes.CDLL(None).getauxval
+    auxiliary.restype, auxiliary.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+
+    assert {name for name, (key, bit) in FEATURES.items() if auxiliary(key) >> bit & 1} == set(
+        FEATURES
+    ) & processor_flags()
 
 
 def test_captions_are_torchs_alone_and_in_a_batch() -> None:

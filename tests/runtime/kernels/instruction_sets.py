@@ -1,4 +1,4 @@
-"""The kernels for an instruction set by name, where the processor has it."""
+"""The kernels for an instruction set by name, where the processor has it, also without some optional instructions."""
 
 import functools
 
@@ -10,13 +10,20 @@ from llama_adapter.runtime.kernels.library import Library
 
 
 @functools.cache
-def library_for(name: str) -> Library:
-    """Skips the test on a processor without the instructions."""
+def library_for(name: str, extras: tuple[str, ...] | None = None) -> Library:
+    """With these optional instructions, else with all that the processor has.
+
+    Skips the test on a processor without the instructions.
+    """
     if isinstance(reason := choose_instructions(), str):
         pytest.skip(reason)
     instructions = next(one for one in INSTRUCTION_SETS if one.name == name)
     if missing := instructions.missing():
         pytest.skip(f"this processor has no {', '.join(missing)}")
+    if extras is not None:
+        instructions = instructions._replace(optional={flag: instructions.optional[flag] for flag in extras})
+        if lacking := [flag for flag in extras if flag not in instructions.extras()]:
+            pytest.skip(f"this processor has no {', '.join(lacking)}")
     compiler = next(compilers(), None)
     if compiler is None:
         pytest.skip("no C compiler")

@@ -24,7 +24,13 @@ def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pyte
     assert avx2.options(avx2.extras()) == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
 
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    for flags, processor in [((), "generic"), (("asimddp",), "generic+dotprod")]:
+    for flags, processor in [
+        ((), "generic"),
+        (("asimddp",), "generic+dotprod"),
+        (("asimddp", "bf16"), "generic+dotprod"),  # no such processor is known, and no wheel has kernels for it
+        (("asimddp", "i8mm"), "generic+dotprod+i8mm"),
+        (("bf16", "i8mm", "asimddp"), "generic+dotprod+i8mm+bf16"),
+    ]:
         monkeypatch.setattr(instruction_sets, "processor_flags", lambda flags=flags: frozenset({"fp", "asimd", *flags}))
         assert choose_instructions() == neon
         assert neon.options(neon.extras())[-1] == f"-mcpu={processor}"
@@ -34,7 +40,7 @@ def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pyte
     ("lines", "expected"),
     [
         ("flags\t\t: fma avx2\nbugs\t\t: mds\n\nflags\t\t: fma avx2\n", {"fma", "avx2"}),
-        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp i8mm bf16\n", {"fp", "asimd", "asimddp", "i8mm", "bf16"}),
         ("processor\t: 0\n", set()),
         (None, set()),
     ],

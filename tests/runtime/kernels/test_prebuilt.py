@@ -78,6 +78,7 @@ def test_a_prebuilt_library_needs_no_compiler(made: Path, folder: Path) -> None:
 
     assert finding.library is not None, finding.reason
     assert finding.library.instruction_set == INSTRUCTIONS.name
+    assert finding.variant == INSTRUCTIONS.variant(INSTRUCTIONS.extras())
     assert finding.origin == f"prebuilt, {path}"
     assert not Path(os.environ["XDG_CACHE_HOME"]).exists()
 
@@ -159,12 +160,12 @@ def test_a_prebuilt_library_that_does_not_load_is_replaced_and_explained(
 
 
 def test_each_processor_has_a_library_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2, _ = INSTRUCTION_SETS
-    for instructions in (avx512, avx2):
+    avx512, avx2, neon = INSTRUCTION_SETS
+    for instructions in INSTRUCTION_SETS:
         for extras in instructions.variants():
-            (folder / "made").write_text(f"{instructions.name} {extras}")
+            (folder / "made").write_text(instructions.variant(extras))
             name_prebuilt(folder / "made", instructions, extras)
-    assert len(list(folder.iterdir())) == 4
+    assert len(list(folder.iterdir())) == 8
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
     def found(*flags: str, wanted: str = "") -> str:
@@ -177,8 +178,13 @@ def test_each_processor_has_a_library_of_its_own(folder: Path, monkeypatch: pyte
         return path.read_text()
 
     everything = (*avx512.needed, *avx512.optional, *avx2.needed)
-    assert found(*avx2.needed) == "avx2 ()"
-    assert found(*avx2.needed, "avx_vnni") == "avx2 ('avx_vnni',)"
-    assert found(*avx512.needed, *avx2.needed) == "avx512 ()"
-    assert found(*everything) == "avx512 ('avx512_bf16',)"
-    assert found(*everything, wanted="avx2") == "avx2 ()"
+    assert found(*avx2.needed) == "avx2"
+    assert found(*avx2.needed, "avx_vnni") == "avx2+avx_vnni"
+    assert found(*avx512.needed, *avx2.needed) == "avx512"
+    assert found(*everything) == "avx512+avx512_bf16"
+    assert found(*everything, wanted="avx2") == "avx2"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert found(*neon.needed) == "neon"
+    assert found(*neon.needed, "asimddp") == found(*neon.needed, "asimddp", "bf16") == "neon+asimddp"
+    assert found(*neon.needed, "asimddp", "i8mm") == "neon+asimddp+i8mm"
+    assert found(*neon.needed, *neon.optional) == "neon+asimddp+i8mm+bf16"
