@@ -66,7 +66,7 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
 
 /* Where the sum of a row and an output is, of tiles side by side. */
 static inline int64_t place_of_sum(int64_t row, int64_t output) {
-    return output / PANEL * TILE_ROWS * PANEL + row * PANEL + output % PANEL;
+    return (output / PANEL * TILE_ROWS + row) * SUMS_APART + output % PANEL;
 }
 
 /* e^(scale (x - largest)) over `count` sums of each of `num_rows` rows, into rows of `stride` with zeros behind them;
@@ -133,8 +133,8 @@ static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens,
     all.keys = scratch_take(&scratch, each * stride * head_dim);
     all.values = scratch_take(&scratch, each * width * num_inputs);
     all.weights = scratch_take(&scratch, each * TILE_ROWS * stride);
-    all.sums = scratch_take(&scratch, 4 * TILE_ROWS * stride);
-    all.mixed = scratch_take(&scratch, 4 * TILE_ROWS * width);
+    all.sums = scratch_take(&scratch, 4 * TILE_ROWS * SUMS_APART * (stride / PANEL));
+    all.mixed = scratch_take(&scratch, 4 * TILE_ROWS * SUMS_APART * (width / PANEL));
     all.num_bytes = scratch.num_taken;
     return all;
 }

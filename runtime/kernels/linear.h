@@ -10,6 +10,7 @@
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
 #define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define LEAST_PANEL 64 /* outputs that are finished together */
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
@@ -117,12 +118,16 @@ static inline int64_t parts_of(int64_t count, int64_t size) { return (count + si
 /* Activations of a layer, in the making: rows as its weights take them. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, group, num_groups; /* `group` inputs share a scale; without scales there are no groups */
+    int64_t num_in, group, num_groups, num_offsets; /* as in input_t; without scales there are no groups */
     void *values;
     int64_t value_stride;
     float *scales;
     int32_t *offsets;
+    float *bases;
 } converted_t;
+
+/* Inputs that an offset is of. */
+static inline int64_t inputs_of_offset(int kind, int64_t group) { return kind == INT4 ? GROUP : group; }
 
 static inline const void *element(const void *base, int type, int64_t at) {
     return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
@@ -137,30 +142,61 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-static inline void quantise_group(const converted_t *self, int64_t row, int64_t group, const void *x, int type,
-                                  int64_t at) {
-    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
-    floats_t largest = zeros(), broken = zeros();
+/* Of `count` numbers; a lane of `broken` becomes no number where one of them is none or infinite. */
+ALWAYS_INLINE float largest_magnitude(const void *x, int type, int64_t at, int64_t count, floats_t *broken) {
+    floats_t largest = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
         floats_t some = load_some(x, type, at + k, count - k);
         largest = larger(largest, magnitude(some));
-        broken = times_add(some, zeros(), broken); /* 0, or no number where x is none or infinite */
+        *broken = times_add(some, zeros(), *broken);
     }
-    float absmax = largest_of(largest), inverse = absmax > 0 ? 127.0f / absmax : 0.0f;
-    /* A subnormal group has an infinite inverse: it is as good as zero. */
-    if (!(inverse <= 3.0e38f)) inverse = 0.0f;
-    ints_t sum = splat_ints(0);
-    for (int64_t k = 0; k < count; k += LANES) {
-        ints_t rounded = to_ints(times(load_some(x, type, at + k, count - k), splat(inverse)));
-        sum = add_ints(sum, rounded);
-        int64_t place = row * self->value_stride + first + k;
-        if (self->kind == INT8) store_int8_inputs((int8_input_t *)self->values + place, rounded, count - k);
-        else store_int8_first((int8_t *)self->values + place, rounded, count - k);
+    return largest_of(largest);
+}
+
+/* How often `whole` can be halved and is not below `part`, at most 30 times. */
+static inline int32_t halvings_of(float whole, float part) {
+    int32_t bits_of_whole, bits_of_part;
+    memcpy(&bits_of_whole, &whole, sizeof whole);
+    memcpy(&bits_of_part, &part, sizeof part);
+    return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* less than 0 where x is no number */
+}
+
+/* `kind` is known to the compiler: groups for INT8 have one part, and those for INT4 one for each GROUP. */
+ALWAYS_INLINE void quantise_group(const int kind, const converted_t *self, int64_t row, int64_t group, const void *x,
+                                  int type, int64_t at) {
+    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
+    int64_t step = inputs_of_offset(kind, self->group), num_parts = kind == INT4 ? parts_of(count, GROUP) : 1;
+    int64_t place = row * self->num_offsets + first / step;
+    float largest[INT4_GROUP / GROUP], absmax = 0.0f;
+    floats_t broken = zeros();
+    for (int64_t part = 0; part < num_parts; part++) {
+        largest[part] = largest_magnitude(x, type, at + part * step, least(step, count - part * step), &broken);
+        absmax = absmax > largest[part] ? absmax : largest[part];
     }
     self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
-    /* Unsigned, as it may overflow where x is no number. */
-    uint32_t added = self->kind == INT8 ? INT8_ADDED : 8;
-    self->offsets[row * self->num_groups + group] = (int32_t)(-added * (uint32_t)sum_of_ints(sum));
+    float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
+    for (int64_t part = 0; part < num_parts; part++, place++) {
+        int32_t halvings = kind == INT4 ? halvings_of(absmax, largest[part]) : 0;
+        float inverse = widest * (float)(1 << halvings);
+        /* A subnormal group has an infinite inverse: it is as good as zero. */
+        if (!(inverse <= 3.0e38f)) inverse = 0.0f;
+        ints_t sum = splat_ints(0);
+        int64_t end = least(count, (part + 1) * step);
+        for (int64_t k = part * step; k < end; k += LANES) {
+            ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
+            sum = add_ints(sum, rounded);
+            int64_t to = row * self->value_stride + first + k;
+            if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
+            else store_int8_first((int8_t *)self->values + to, rounded, end - k);
+        }
+        /* Unsigned, as it may overflow where x is no number. */
+        uint32_t added = kind == INT8 ? INT8_ADDED : 8, base = 0;
+        if (kind == INT4) {
+            base = ONE_BY_ONE - halvings * HALVING;
+            memcpy(self->bases + place, &base, sizeof base);
+        }
+        self->offsets[place] = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
+    }
 }
 
 /* The type of activations that weights of a kind take; an integer kind stands for its own form of them. */
@@ -171,7 +207,8 @@ static void convert(const converted_t *self, int64_t row, int64_t first, int64_t
                     int64_t at) {
     if (self->num_groups) {
         for (int64_t k = first; k < end; k += self->group)
-            quantise_group(self, row, k / self->group, x, type, at + k - first);
+            if (self->kind == INT8) quantise_group(INT8, self, row, k / self->group, x, type, at + k - first);
+            else quantise_group(INT4, self, row, k / self->group, x, type, at + k - first);
         return;
     }
     for (int64_t k = first; k < end; k += LANES) {
@@ -212,27 +249,30 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 /* What a layer reads, made in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
-    if (kind == INT4) group = GROUP;
+    if (kind == INT4) group = INT4_GROUP;
     int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
+    int64_t num_offsets = groups_of(kind, linear->num_in, inputs_of_offset(kind, group));
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    return (converted_t){kind, linear->num_in, group, num_groups, memory, stride, scales, offsets};
+    float *bases = (float *)(offsets + num_rows * num_offsets);
+    return (converted_t){kind, linear->num_in, group, num_groups, num_offsets, memory, stride, scales, offsets, bases};
 }
 
 /* With groups of GROUP inputs or more. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
     int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (row_bytes + 8 * groups_of(linear->kind, linear->num_in, GROUP));
+    return num_rows * (row_bytes + 12 * groups_of(linear->kind, linear->num_in, GROUP));
 }
 
 static inline input_t input_of(const converted_t *made) {
-    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->group, made->num_groups};
+    return (input_t){made->values, made->value_stride, made->scales,     made->offsets,
+                     made->bases,  made->group,        made->num_groups, made->num_offsets};
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
 static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
                              void *memory, int num_threads) {
-    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, 0, 0};
+    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, 0, 0, 0};
     conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.made);
@@ -245,9 +285,10 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
     const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
                     bytes_of_block(self->kind, first);
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = input->group, num_groups = input->num_groups;
-    int64_t place = num_groups ? row * num_groups + first / group : 0;
-    const float *scales = input->scales + place;
+    int64_t group = input->group, num_groups = input->num_groups, num_offsets = input->num_offsets;
+    int64_t place = num_groups ? row * num_offsets + first / inputs_of_offset(self->kind, group) : 0;
+    const float *scales = input->scales + (num_groups ? row * num_groups + first / group : 0);
+    const float *bases = input->bases + place;
     const int32_t *offsets = input->offsets + place;
     bool go_on = first > 0;
     switch (self->kind) {
@@ -263,12 +304,12 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
                       (const uint8_t *)w, num_in, c, go_on);
             break;
         default:
-            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, offsets, num_groups, (const uint8_t *)w,
-                      num_in, c, go_on);
+            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, num_groups, offsets, bases, num_offsets,
+                      (const uint8_t *)w, num_in, c, go_on);
     }
 }
 
-/* Sums of rows first_row.. of one block into c, from row to row PANEL apart. */
+/* Sums of rows first_row.. of one block into c, from row to row SUMS_APART. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
     int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
@@ -276,8 +317,8 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
         for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
-            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * PANEL);
-        float *rest = c + r * PANEL;
+            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * SUMS_APART);
+        float *rest = c + r * SUMS_APART;
         switch (num_rows - r) {
             case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
             case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
@@ -295,7 +336,7 @@ typedef struct {
     int how;
     void *out; /* (num_rows, num_out) */
     const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
-    int64_t num_rows, rows_of_part, parts_of_group; /* the last two as `multiply` sets them */
+    int64_t num_rows, rows_of_part, parts_of_group, panel; /* the last three as `multiply` sets them */
 } product_t;
 
 /* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
@@ -306,20 +347,20 @@ static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
 }
 
-/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are PANEL apart. */
+/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are SUMS_APART. */
 static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
     int64_t count = self->num_out - output;
     floats_t scale = self->kind == INT8 ? load_first(self->scale + output, count) : splat(1.0f);
     floats_t bias = self->bias ? load_first(self->bias + output, count) : zeros();
-    for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
+    for (int64_t r = 0; r < num_rows; r++, sums += SUMS_APART) {
         floats_t x = times_add(load(sums), scale, bias);
         store(sums, activation == QUICK_GELU ? quick_gelu(x) : activation == EXACT_GELU ? exact_gelu(x) : x);
     }
 }
 
-/* One row of up to PANEL outputs. */
+/* One row of a panel's outputs. */
 static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
-    int64_t num_out = self->linear->num_out, end = least(output + PANEL, num_out), at = row * num_out;
+    int64_t num_out = self->linear->num_out, end = least(output + self->panel, num_out), at = row * num_out;
     if (self->how == CONVERT) {
         convert(self->next, row, output, end, values, FLOAT32, 0);
         return;
@@ -342,13 +383,14 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const product_t *self = context;
     const linear_t *linear = self->linear, *up = self->up;
-    _Alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
+    _Alignas(64) float sums[2][ROWS_AT_ONCE * SUMS_APART];
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
-    int64_t group_items = each * parts_of(linear->num_out, PANEL);
+    int64_t group_items = each * parts_of(linear->num_out, self->panel);
     for (int64_t item = first; item < end; item++) {
         int64_t first_part = item / group_items * each, in_group = item % group_items;
-        int64_t here = least(each, num_parts - first_part), panel = in_group / here * PANEL;
-        int64_t first_row = (first_part + in_group % here) * self->rows_of_part, stop = least(panel + PANEL, linear->num_out);
+        int64_t here = least(each, num_parts - first_part), panel = in_group / here * self->panel;
+        int64_t first_row = (first_part + in_group % here) * self->rows_of_part;
+        int64_t stop = least(panel + self->panel, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
@@ -358,33 +400,40 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
             finish(linear, self->activation, output, num_rows, sums[0] + output - panel);
             if (!up) continue;
             finish(up, NONE, output, num_rows, sums[1] + output - panel);
-            for (int64_t at = output - panel; at < num_rows * PANEL; at += PANEL)
+            for (int64_t at = output - panel; at < num_rows * SUMS_APART; at += SUMS_APART)
                 store(sums[0] + at, times(silu(load(sums[0] + at)), load(sums[1] + at)));
         }
-        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * PANEL);
+        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * SUMS_APART);
     }
+}
+
+/* Outputs that are finished together: the next layer's groups are made of whole ones, and elsewhere fewer of them keep
+ * more threads busy. */
+static int64_t panel_of(const product_t *self) {
+    return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT ? self->next->group : 0);
 }
 
 static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
+    job->panel = panel_of(job);
     job->rows_of_part = rows_of_part(job->num_rows, num_threads);
     job->parts_of_group = parts_of_group(job, num_threads);
-    int64_t num_panels = parts_of(job->linear->num_out, PANEL), num_parts = parts_of(job->num_rows, job->rows_of_part);
-    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * PANEL;
+    int64_t num_panels = parts_of(job->linear->num_out, job->panel), num_parts = parts_of(job->num_rows, job->rows_of_part);
+    int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * job->panel;
     run_items(product_task, job, num_panels * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
 /* out = x W^T + bias, stored or added. */
 static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
                           int num_threads) {
-    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0};
+    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 
 /* activation(x W^T + bias), or silu(x W^T) * (x up^T), as the next layer reads it. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
-    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0};
+    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 

@@ -110,6 +110,7 @@ static inline floats_t second_of_pairs(const bfloat16_t *pairs) {
 static inline ints_t splat_ints(int32_t x) { return _mm256_set1_epi32(x); }
 static inline ints_t to_ints(floats_t x) { return _mm256_cvtps_epi32(x); }
 static inline floats_t to_floats(ints_t x) { return _mm256_cvtepi32_ps(x); }
+static inline floats_t as_floats(ints_t x) { return _mm256_castsi256_ps(x); }
 static inline ints_t add_ints(ints_t a, ints_t b) { return _mm256_add_epi32(a, b); }
 static inline int32_t sum_of_ints(ints_t x) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
@@ -153,7 +154,8 @@ static inline ints_t int8_weights(const uint8_t *weights, int pass) {
 }
 static inline ints_t int8_products(ints_t sums, ints_t weights, ints_t x) { return add_products(sums, weights, x); }
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) { return add_products(sums, weights, x); }
-static inline ints_t int4_total(ints_t sums) { return sums; }
+static inline ints_t int4_start(int32_t offset) { return splat_ints(offset); }
+static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }
 
 #else
 
@@ -184,6 +186,9 @@ static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) {
     asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));
     return sums;
 }
-static inline ints_t int4_total(ints_t sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+static inline ints_t int4_start(int32_t offset) { return splat_ints(0); }
+static inline ints_t int4_total(ints_t sums, int32_t offset) {
+    return add_ints(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), splat_ints(offset));
+}
 
 #endif

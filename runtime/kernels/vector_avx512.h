@@ -101,6 +101,7 @@ static inline floats_t second_of_pairs(const bfloat16_t *pairs) {
 static inline ints_t splat_ints(int32_t x) { return _mm512_set1_epi32(x); }
 static inline ints_t to_ints(floats_t x) { return _mm512_cvtps_epi32(x); }
 static inline floats_t to_floats(ints_t x) { return _mm512_cvtepi32_ps(x); }
+static inline floats_t as_floats(ints_t x) { return _mm512_castsi512_ps(x); }
 static inline ints_t add_ints(ints_t a, ints_t b) { return _mm512_add_epi32(a, b); }
 static inline int32_t sum_of_ints(ints_t x) { return _mm512_reduce_add_epi32(x); }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
@@ -129,4 +130,5 @@ static inline ints_t high_halves(const uint8_t *weights) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(weights), 4), _mm512_set1_epi8(15));
 }
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) { return add_products(sums, weights, x); }
-static inline ints_t int4_total(ints_t sums) { return sums; }
+static inline ints_t int4_start(int32_t offset) { return splat_ints(offset); }
+static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }

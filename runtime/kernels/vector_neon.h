@@ -113,6 +113,7 @@ static inline floats_t second_of_pairs(const bfloat16_t *pairs) {
 static inline ints_t splat_ints(int32_t x) { return vdupq_n_s32(x); }
 static inline ints_t to_ints(floats_t x) { return vcvtnq_s32_f32(x); }
 static inline floats_t to_floats(ints_t x) { return vcvtq_f32_s32(x); }
+static inline floats_t as_floats(ints_t x) { return vreinterpretq_f32_s32(x); }
 static inline ints_t add_ints(ints_t a, ints_t b) { return vaddq_s32(a, b); }
 static inline int32_t sum_of_ints(ints_t x) { return vaddvq_s32(x); }
 static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
@@ -147,7 +148,8 @@ static inline ints_t low_halves(const uint8_t *weights) {
 }
 static inline ints_t high_halves(const uint8_t *weights) { return vreinterpretq_s32_u8(vshrq_n_u8(vld1q_u8(weights), 4)); }
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) { return add_products(sums, weights, x); }
-static inline ints_t int4_total(ints_t sums) { return sums; }
+static inline ints_t int4_start(int32_t offset) { return splat_ints(offset); }
+static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }
 
 #ifdef __ARM_FEATURE_MATMUL_INT8
 #define ROW_PAIRS 1 /* eight inputs of two rows are multiplied with those of two outputs */

@@ -118,7 +118,7 @@ def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
         (torch.float32, "float", 1e-6),
         (torch.bfloat16, "float", 0.02),
         (torch.float32, "int8", 0.005),
-        (torch.float32, "int4", 0.005),
+        (torch.float32, "int4", 0.01),  # shares begin between the 128 inputs whose activations share a scale
     ],
     ids=["float32", "bfloat16", "int8", "int4"],
 )

@@ -2,6 +2,9 @@
 
 Activations are rounded per row and per group of input features, products and their sums within a group are exact whole
 numbers, and groups are added in float32.
+
+For 4-bit weights, four groups of activations share a scale. Each is rounded with that scale halved as often as its
+largest activation allows.
 """
 
 # R rows, G groups of input features, K features in a group, F input features, O output features
@@ -12,6 +15,7 @@ from torch import Tensor
 from llama_adapter.runtime.schemes.int4 import unpacked
 
 GROUP = 32
+SHARING = 4  # groups of activations that share a scale, for 4-bit weights
 LARGEST = 127
 MIDDLE = 8  # of the codes of 4-bit weights
 
@@ -25,6 +29,22 @@ def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
         inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
         numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
+    return numbers, scales
+
+
+def quantise_rows_for_int4(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """As `quantise_rows`; scales of groups that share one differ by powers of two."""
+    numbers, scales = [], []
+    for wide_RW in x_RF.float().split(SHARING * GROUP, dim=1):
+        widest = wide_RW.abs().amax(dim=1, keepdim=True)
+        for group_RK in wide_RW.split(GROUP, dim=1):
+            largest = group_RK.abs().amax(dim=1, keepdim=True)
+            part = torch.ones_like(widest)
+            while (fits := (largest <= widest * part / 2) & (part > 2.0**-30)).any():
+                part = torch.where(fits, part / 2, part)
+            scales.append(widest / LARGEST * part)
+            inverse = torch.where(widest > 0, torch.full_like(widest, LARGEST) / widest / part, 0.0)
+            numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
     return numbers, scales
 
 
@@ -45,7 +65,7 @@ def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tens
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))
     groups = zip(
-        *quantise_rows(x_RF),
+        *quantise_rows_for_int4(x_RF),
         codes_OF.split(GROUP, dim=1),
         weight_scale_OG.float().unbind(dim=1),
         strict=True,

@@ -18,11 +18,12 @@ from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take, install_kernels
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.schemes.int4 import unpacked
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import scheme_of
 from tests.llm.toys import toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
-from tests.runtime.kernels.integer_reference import GROUP, int4_linear, int8_linear
+from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.int8: 2e-5, torch.uint8: 2e-5}
@@ -179,6 +180,19 @@ def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> Non
 
     assert error < 0.6 * coarse.norm()
     assert usual < 0.01
+
+
+def test_an_outlier_among_inputs_that_share_a_scale_leaves_the_others_of_them_exact(library: Library) -> None:
+    linear = layer(torch.uint8, num_in=128, num_out=64, bias=False)
+    native, x = NativeLinear(linear, library=library), activations(16, 128, kind=torch.uint8)
+    scale_OF = linear.get_buffer("weight_scale").float().repeat_interleave(GROUP, dim=1)
+    exact = (unpacked(linear.weight).float() - MIDDLE) * scale_OF
+    x[:, 5] = 1000.0  # alone with zeros in its group, so exact
+    x[:, [k for k in range(GROUP) if k != 5]] = 0.0
+
+    error = (native(x) - x @ exact.T).norm() / (x[:, GROUP:] @ exact[:, GROUP:].T).norm()
+
+    assert error < 0.02  # 1 with the scale of the outlier, which rounds all of them to 0
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
