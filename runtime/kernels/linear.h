@@ -8,8 +8,8 @@
 #include "tiles.h"
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
-#define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
-#define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define ROWS_AT_ONCE 66 /* whose sums of one block stay in the nearest cache */
+#define SLAB_BYTES (16 * 1024) /* of weights that stay in the nearest cache while all rows pass */
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
@@ -298,8 +298,8 @@ typedef struct {
     int64_t num_rows, rows_of_part, parts_of_group; /* the last two as `multiply` sets them */
 } product_t;
 
-/* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
- * the same rows in all layers, which are in a cache of its own. */
+/* Rows that are multiplied together. Equal parts, as many for each thread: so its share is the same rows in all layers,
+ * which are in a cache of its own. */
 static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
@@ -332,11 +332,14 @@ static inline void put(const product_t *self, int64_t row, int64_t output, const
     }
 }
 
-/* Parts that meet a panel of weights one after the other, while their rows stay in a cache. */
+/* Parts that meet a panel of weights one after the other, while their rows stay in a cache: of one thread's share, where
+ * all threads have some. */
 static int64_t parts_of_group(const product_t *self, int num_threads) {
     int64_t part_bytes = self->rows_of_part * self->input.stride * value_bytes_of(self->linear->kind);
-    int64_t num_parts = most(1, GROUP_BYTES / part_bytes);
-    return num_threads > 1 ? most(1, num_parts / num_threads) * num_threads : num_parts;
+    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), at_once = most(1, GROUP_BYTES / part_bytes);
+    if (num_threads <= 1) return at_once;
+    if (num_parts < num_threads) return num_parts;
+    return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
 }
 
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {

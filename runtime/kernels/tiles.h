@@ -18,7 +18,7 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of 8-bit activations, and one of 4-bit weights */
-#define WIDE_GROUP 128 /* the same of the encoder's activations for 8-bit weights */
+#define WIDE_GROUP 128 /* the same of the encoder's activations for 8-bit weights: its norms are balanced, see balancing.py */
 #define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together, as a group may be made of them */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
