@@ -9,7 +9,8 @@
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 66 /* whose sums of one block stay in the nearest cache */
-#define SLAB_BYTES (16 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+/* Of weights that stay in the nearest cache while all rows pass; fewer rows do not hide the wait for more of them. */
+#define SLAB_BYTES(num_rows) ((num_rows) > 56 ? 16 * 1024 : 12 * 1024)
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
 typedef struct {
@@ -271,7 +272,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
 /* Sums of rows first_row.. of one block into c, from row to row PANEL apart. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
+    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES(num_rows) / bytes_of_block(self->kind, group));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;

@@ -126,7 +126,7 @@ def test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_t
         assert torch.equal(ours(pictures[index : index + 1])[0], together[index])
     num_threads = torch.get_num_threads()
     try:
-        for count in (2, 3):
+        for count in (2, 3, 11):
             torch.set_num_threads(count)
             assert torch.equal(ours(pictures), together)
     finally:
