@@ -95,8 +95,8 @@ def mixed_model(variant: Variant) -> LoadedModel:
 
 def in_precision(model: LoadedModel, precision: Precision) -> dict[str, Tensor]:
     """The decoder's tensors, its linear layers quantised."""
-    linears = linear_weights(sketch(model.decoder_config))
-    return dict(quantise(model.decoder_state.items(), linears=linears, dtype=torch.float32, precision=precision))
+    module = sketch(model.decoder_config)
+    return dict(quantise(model.decoder_state.items(), module, dtype=torch.float32, precision=precision))
 
 
 def with_outliers(model: LoadedModel) -> LoadedModel:

@@ -3,6 +3,7 @@
 # B pictures, T tokens, W width, N heads, H head size
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,8 @@ class Mlp(nn.Module):
 
 class Block(nn.Module):
     """x += Attention(LN(x)); x += MLP(LN(x))."""
+
+    norm_readers: ClassVar = {"norm1": "attention.qkv", "norm2": "mlp.up"}  # for weights of few bits
 
     def __init__(self, width: int, *, num_heads: int, hidden_dim: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

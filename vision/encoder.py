@@ -4,6 +4,7 @@
 # the language model
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
 
 class ClipVisionTower(nn.Module):
     """CLIP's ViT (Radford et al., 2021), with every token in its output, where CLIP keeps the class token only."""
+
+    norm_readers: ClassVar = {"post_norm": "projection"}  # for weights of few bits
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class Stored:
         if wanted == self.precision:
             return self._cast(plain, module, dtype=dtype)
         if self.precision == FLOAT:
-            return quantise(plain, linears=linear_weights(module), dtype=dtype, precision=wanted)
+            return quantise(plain, module, dtype=dtype, precision=wanted)
         return converted(dict(plain), module, dtype=dtype, wanted=wanted)
 
     def _cast(

@@ -16,7 +16,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from llama_adapter.runtime.schemes.state import quantise
 
 # Takes a float model; returns it quantised as `quantise_model` does.
 RoundWeights = Callable[[LoadedModel], StreamedModel]
@@ -48,8 +48,8 @@ def quantise_model(
     are not finite.
     """
     require_float(model)
-    linears = linear_weights(sketch(model.vision_config))
-    vision_tensors = quantise(model.vision_state.items(), linears=linears, dtype=dtype, precision=precision)
+    encoder, decoder = sketch(model.vision_config), sketch(model.decoder_config)
+    vision_tensors = quantise(model.vision_state.items(), encoder, dtype=dtype, precision=precision)
     quantised = dataclasses.replace(
         model,
         vision_state=dict(vision_tensors),
@@ -58,8 +58,7 @@ def quantise_model(
         precision=precision,
         origin=Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state)),
     )
-    linears = linear_weights(sketch(model.decoder_config))
-    return quantised, quantise(tensors, linears=linears, dtype=dtype, precision=precision)
+    return quantised, quantise(tensors, decoder, dtype=dtype, precision=precision)
 
 
 def require_float(model: LoadedModel) -> None:

@@ -23,6 +23,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
@@ -76,10 +77,12 @@ def round_model(
         rounded += 1
         progress(rounded, num_layers)
 
-    encoder = encoder_from_state(model.vision_config, _widened(model.vision_state, linears[0]))
+    norms = read_norms(sketch(model.vision_config))
+    plain_state = dict(balanced(model.vision_state.items(), norms, dtype=dtype))
+    encoder = encoder_from_state(model.vision_config, _widened(plain_state, linears[0]))
     rounder = _Rounder(encoder, scheme, count=count)
     visual_query_BQD = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
-    vision_state = dict(_stored(model.vision_state, rounder.parts, dtype=dtype))
+    vision_state = dict(_stored(plain_state, rounder.parts, dtype=dtype))
 
     decoder = decoder_from_state(model.decoder_config, _widened(model.decoder_state, linears[1]))
     rounder = _Rounder(decoder, scheme, count=count)

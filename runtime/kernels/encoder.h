@@ -150,14 +150,14 @@ static void lay_out(const mixing_memory_t *memory, int type, const void *k, cons
     }
     for (int64_t i = 0; i < head_dim; i += BLOCK) {
         int64_t count = least(BLOCK, head_dim - i);
-        for (int64_t token = 0; token < num_tokens; token++) {
-            int64_t place = i * memory->num_inputs + token / depth * depth * BLOCK;
+        for (int64_t token = 0; token < num_tokens; token += depth) {
+            uint32_t *words = (uint32_t *)memory->values + (i * memory->num_inputs + token * BLOCK) / depth;
             const void *value = element(v, type, token * row_stride + i);
             if (type == FLOAT32) {
-                memcpy((float *)memory->values + place, value, 4 * count);
+                memcpy(words, value, 4 * count);
             } else {
-                bfloat16_t *pairs = (bfloat16_t *)memory->values + place + token % 2;
-                for (int64_t o = 0; o < count; o++) pairs[2 * o] = ((const bfloat16_t *)value)[o];
+                const bfloat16_t *one = value, *other = token + 1 < num_tokens ? one + row_stride : NULL;
+                for (int64_t o = 0; o < count; o++) words[o] = one[o] | (other ? (uint32_t)other[o] << 16 : 0);
             }
         }
     }

@@ -8,8 +8,9 @@
 #include "tiles.h"
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
-#define ROWS_AT_ONCE 96 /* whose sums of one block stay in the nearest cache */
-#define SLAB_BYTES (12 * 1024) /* of weights that stay in the nearest cache while all rows pass */
+#define ROWS_AT_ONCE 66 /* whose sums of one block stay in the nearest cache */
+/* Of weights that stay in the nearest cache while all rows pass; fewer rows do not hide the wait for more of them. */
+#define SLAB_BYTES(num_rows) ((num_rows) > 56 ? 16 * 1024 : 12 * 1024)
 #define LEAST_PANEL 64 /* outputs that are finished together */
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
 
@@ -167,7 +168,7 @@ ALWAYS_INLINE void quantise_group(const int kind, const converted_t *self, int64
     int64_t first = group * self->group, count = least(self->group, self->num_in - first);
     int64_t step = inputs_of_offset(kind, self->group), num_parts = kind == INT4 ? parts_of(count, GROUP) : 1;
     int64_t place = row * self->num_offsets + first / step;
-    float largest[INT4_GROUP / GROUP], absmax = 0.0f;
+    float largest[WIDE_GROUP / GROUP], absmax = 0.0f;
     floats_t broken = zeros();
     for (int64_t part = 0; part < num_parts; part++) {
         largest[part] = largest_magnitude(x, type, at + part * step, least(step, count - part * step), &broken);
@@ -249,7 +250,7 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 /* What a layer reads, made in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
-    if (kind == INT4) group = INT4_GROUP;
+    if (kind == INT4) group = WIDE_GROUP;
     int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
     int64_t num_offsets = groups_of(kind, linear->num_in, inputs_of_offset(kind, group));
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
@@ -312,7 +313,7 @@ ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *inp
 /* Sums of rows first_row.. of one block into c, from row to row SUMS_APART. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES / bytes_of_block(self->kind, group));
+    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES(num_rows) / bytes_of_block(self->kind, group));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         int64_t end = least(first + depth, self->num_in), r = 0;
@@ -339,8 +340,8 @@ typedef struct {
     int64_t num_rows, rows_of_part, parts_of_group, panel; /* the last three as `multiply` sets them */
 } product_t;
 
-/* Rows that are multiplied together. Equal parts, as many for each thread: they draw them in turn, so each tends to have
- * the same rows in all layers, which are in a cache of its own. */
+/* Rows that are multiplied together. Equal parts, as many for each thread: so its share is the same rows in all layers,
+ * which are in a cache of its own. */
 static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
@@ -373,11 +374,14 @@ static inline void put(const product_t *self, int64_t row, int64_t output, const
     }
 }
 
-/* Parts that meet a panel of weights one after the other, while their rows stay in a cache. */
+/* Parts that meet a panel of weights one after the other, while their rows stay in a cache: of one thread's share, where
+ * all threads have some. */
 static int64_t parts_of_group(const product_t *self, int num_threads) {
     int64_t part_bytes = self->rows_of_part * self->input.stride * value_bytes_of(self->linear->kind);
-    int64_t num_parts = most(1, GROUP_BYTES / part_bytes);
-    return num_threads > 1 ? most(1, num_parts / num_threads) * num_threads : num_parts;
+    int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), at_once = most(1, GROUP_BYTES / part_bytes);
+    if (num_threads <= 1) return at_once;
+    if (num_parts < num_threads) return num_parts;
+    return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
 }
 
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {

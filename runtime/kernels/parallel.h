@@ -1,8 +1,9 @@
 /* Work in items 0..count-1, shared out to a crew of threads. Items are independent, so results do not depend on who does
  * them.
  *
- * Whoever of the crew is awake draws the next items. So nobody waits for a thread that other programs keep from starting,
- * as at the barriers of OpenMP, but only for items that somebody has begun.
+ * Each thread has a share of the items, one after the other, and the same part of them in every job: what it wrote in one
+ * job is in its own cache in the next. A thread without items left draws from the shares of others. So nobody waits for a
+ * thread that other programs keep from starting, as at the barriers of OpenMP, but only for items that somebody has begun.
  */
 #pragma once
 
@@ -32,12 +33,17 @@ static inline int64_t round_up(int64_t value, int64_t step) { return (value + st
 #define MAX_CREW 256
 #define FIELD ((1 << 24) - 1)
 #define PATIENCE 20000 /* looks for work before a thread sleeps: some tenths of a millisecond */
+#define MAX_SHARES 8   /* larger crews have several threads to a share: each look for work is a look at all shares */
 
-/* One word says all of a job: who may take part, how many chunks there are, and which comes next. */
-#define TICKET(limit, count) ((uint64_t)(limit) << 48 | (uint64_t)(count) << 24)
+/* One word says all of a share: who may take part, where its chunks end, and which comes next. */
+#define TICKET(limit, end, next) ((uint64_t)(limit) << 48 | (uint64_t)(end) << 24 | (uint64_t)(next))
 #define LIMIT_OF(ticket) ((int64_t)((ticket) >> 48))
-#define COUNT_OF(ticket) ((int64_t)((ticket) >> 24 & FIELD))
+#define END_OF(ticket) ((int64_t)((ticket) >> 24 & FIELD))
 #define NEXT_OF(ticket) ((int64_t)((ticket) & FIELD))
+
+typedef struct {
+    _Alignas(64) _Atomic uint64_t ticket;
+} share_t;
 
 static struct {
     pthread_mutex_t mutex; /* held by the thread whose job it is */
@@ -46,7 +52,7 @@ static struct {
     task_t task;
     const void *context;
     int64_t count, chunk;
-    _Alignas(64) _Atomic uint64_t ticket;
+    share_t shares[MAX_SHARES];
     _Alignas(64) _Atomic int64_t num_done;
     _Alignas(64) _Atomic uint32_t signal;
     _Atomic int32_t num_sleeping;
@@ -60,15 +66,29 @@ static void run_chunk(int64_t number, int64_t thread) {
     atomic_fetch_add_explicit(&crew.num_done, 1, memory_order_release);
 }
 
-/* Draw a chunk and do it; false when there is none for this thread. */
+static inline bool has_chunk(uint64_t ticket, int64_t index) {
+    return index < LIMIT_OF(ticket) && NEXT_OF(ticket) < END_OF(ticket);
+}
+
+/* Draw a chunk, of the thread's own share if it has one, and do it; false when there is none for this thread. */
 static bool take_chunk(int64_t index) {
-    uint64_t ticket = atomic_load(&crew.ticket);
-    /* Never by adding blindly: by then it may be the ticket of a job that has no place for this thread. */
-    do
-        if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket)) return false;
-    while (!atomic_compare_exchange_weak(&crew.ticket, &ticket, ticket + 1));
-    run_chunk(NEXT_OF(ticket), index);
-    return true;
+    for (int64_t look = 0; look < MAX_SHARES; look++) {
+        share_t *share = &crew.shares[(index + look) % MAX_SHARES];
+        uint64_t ticket = atomic_load(&share->ticket);
+        /* Never by adding blindly: by then it may be the ticket of a job that has no place for this thread. */
+        while (has_chunk(ticket, index))
+            if (atomic_compare_exchange_weak(&share->ticket, &ticket, ticket + 1)) {
+                run_chunk(NEXT_OF(ticket), index);
+                return true;
+            }
+    }
+    return false;
+}
+
+static bool sees_chunk(int64_t index) {
+    for (int64_t share = 0; share < MAX_SHARES; share++)
+        if (has_chunk(atomic_load(&crew.shares[share].ticket), index)) return true;
+    return false;
 }
 
 /* Threads sleep in classes, 1, 2-3, 4-7 and so on, so that a job for few of them does not wake all. */
@@ -84,8 +104,7 @@ static void *work(void *argument) {
         } else {
             uint32_t signal = atomic_load(&crew.signal);
             atomic_fetch_add(&crew.num_sleeping, 1);
-            uint64_t ticket = atomic_load(&crew.ticket);
-            if (index >= LIMIT_OF(ticket) || NEXT_OF(ticket) >= COUNT_OF(ticket))
+            if (!sees_chunk(index))
                 syscall(SYS_futex, &crew.signal, FUTEX_WAIT_BITSET_PRIVATE, signal, NULL, NULL, class_of(index));
             atomic_fetch_sub(&crew.num_sleeping, 1);
             looks = 0;
@@ -112,9 +131,12 @@ static void run_crew(task_t task, const void *context, int64_t count, int64_t ch
     grow_crew(num_threads - 1);
     chunk = most(chunk, count / FIELD + 1);
     crew.task = task, crew.context = context, crew.count = count, crew.chunk = chunk;
-    int64_t num_chunks = (count + chunk - 1) / chunk;
+    int64_t num_chunks = (count + chunk - 1) / chunk, num_shares = least(num_threads, MAX_SHARES);
     atomic_store(&crew.num_done, 0);
-    atomic_store(&crew.ticket, TICKET(num_threads, num_chunks));
+    for (int64_t share = 0; share < num_shares; share++) {
+        int64_t first = num_chunks * share / num_shares, end = num_chunks * (share + 1) / num_shares;
+        atomic_store(&crew.shares[share].ticket, TICKET(num_threads, end, first));
+    }
     if (atomic_load(&crew.num_sleeping)) {
         atomic_fetch_add(&crew.signal, 1);
         uint32_t classes = 2 * class_of(num_threads - 1) - 1;

@@ -8,7 +8,7 @@
  * summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many instructions multiply
  * unsigned with signed numbers. That many times the sum of a group's activations, its offset, is taken away.
  *
- * int4: weights have a scale for each GROUP of inputs, activations one for each INT4_GROUP. A GROUP of activations is
+ * int4: weights have a scale for each GROUP of inputs, activations one for each WIDE_GROUP. A GROUP of activations is
  * rounded with that scale halved n times, as often as its largest one allows, so that an outlier spoils its own GROUP only.
  * Sums start from the bits of a float, ONE_BY_ONE / 2^n, and the offset. Read as a float they are that float plus
  * sum / 2^n, exactly, so one subtraction takes the place of the conversion and of halving.
@@ -23,10 +23,10 @@
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32 /* inputs that share a scale of activations for 8-bit weights, and one of 4-bit weights */
-#define WIDE_GROUP 64 /* that share one of the encoder's activations for 8-bit weights */
-#define INT4_GROUP 128 /* that share one of activations for 4-bit weights */
-#define WIDEST_GROUP (INT4_GROUP > WIDE_GROUP ? INT4_GROUP : WIDE_GROUP)
-#define PANEL (BLOCK > WIDEST_GROUP ? BLOCK : WIDEST_GROUP) /* outputs that are finished together at most, for a group */
+/* Inputs that share a scale of activations for 4-bit weights, and of an encoder's for 8-bit weights: its norms are balanced,
+ * see balancing.py. */
+#define WIDE_GROUP 128
+#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together at most, for a group */
 #define SUMS_APART (PANEL + 16) /* from row to row: an odd number of cache lines, or rows would compete for few places */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
 
@@ -289,9 +289,9 @@ ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, co
                              const int32_t *offsets, const float *bases, int64_t num_offsets, const uint8_t *w,
                              int64_t num_in, float *c, bool go_on) {
     const int vectors = VECTORS_AT_A_TIME(rows);
-    for (int64_t first = 0; first < num_in; first += INT4_GROUP)
+    for (int64_t first = 0; first < num_in; first += WIDE_GROUP)
         EACH(part, TILE_VECTORS / vectors)
-            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / INT4_GROUP, num_groups,
+            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / WIDE_GROUP, num_groups,
                       offsets + first / GROUP, bases + first / GROUP, num_offsets, w + first / GROUP * INT4_BYTES,
-                      least(INT4_GROUP, num_in - first), c, go_on || first);
+                      least(WIDE_GROUP, num_in - first), c, go_on || first);
 }

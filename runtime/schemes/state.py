@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.tensor_files.files import list_keys
@@ -70,15 +71,18 @@ def drained(state: MutableMapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def quantise(
-    tensors: Iterable[tuple[str, Tensor]], *, linears: Collection[str], dtype: torch.dtype, precision: Precision
+    tensors: Iterable[tuple[str, Tensor]], module: nn.Module, *, dtype: torch.dtype, precision: Precision
 ) -> Iterator[tuple[str, Tensor]]:
-    """Float tensors in a scheme: those named in `linears` as its stored tensors, all others in `dtype`.
+    """Float tensors of `module` in a scheme: weights of linear layers as its stored tensors, all others in `dtype`.
 
-    Raises CheckpointError for a weight that is not finite.
+    Norms are balanced with the weights that read them first. Raises CheckpointError for a weight that is not finite.
     """
     scheme = find_scheme(precision)
+    linears: Collection[str] = ()
+    if scheme.weight_dtype is not None:
+        linears, tensors = linear_weights(module), balanced(tensors, read_norms(module), dtype=dtype)
     for name, tensor in tensors:
-        if scheme.weight_dtype is None or name not in linears:
+        if name not in linears:
             parts = {"": tensor.to(dtype)}
             del tensor
             yield name, parts.pop("")
@@ -139,7 +143,7 @@ def converted(
         plain: Iterable[tuple[str, Tensor]] = ((name, take(name, tensor)) for name, tensor in tensors.items())
     else:
         plain = dequantise(tensors, dtype=dtype, take=take)
-    return quantise(plain, linears=linear_weights(module), dtype=dtype, precision=wanted)
+    return quantise(plain, module, dtype=dtype, precision=wanted)
 
 
 def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> None:

@@ -20,7 +20,7 @@ from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.ranks import ALONE, Alone, CollectiveError
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from llama_adapter.runtime.schemes.state import quantise
 from tests.llm.test_native_runner import CONFIG
 from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
 
@@ -82,8 +82,7 @@ class BrokenRank(Alone):
 
 def stored(dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
     decoder = toy_decoder(CONFIG)
-    linears = linear_weights(decoder)
-    return dict(quantise(decoder.state_dict().items(), linears=linears, dtype=dtype, precision=precision))
+    return dict(quantise(decoder.state_dict().items(), decoder, dtype=dtype, precision=precision))
 
 
 def runner(state: dict[str, Tensor], ranks: Alone = ALONE) -> NativeRunner:

@@ -17,7 +17,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
-from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from llama_adapter.runtime.schemes.state import quantise
 from tests.llm.toys import CONFIG, GOLDEN, toy_decoder
 
 ODD = DecoderConfig(
@@ -111,11 +111,7 @@ def test_the_shares_of_a_state_dict_are_its_parts(config: DecoderConfig, size: i
 def test_quantised_weights_are_divided_as_they_are_stored(precision: Any) -> None:
     config = dataclasses.replace(CONFIG, dim=128, num_heads=4, ffn_dim=256)
     decoder = toy_decoder(config)
-    state = dict(
-        quantise(
-            decoder.state_dict().items(), linears=linear_weights(decoder), dtype=torch.float32, precision=precision
-        )
-    )
+    state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.float32, precision=precision))
     parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, 2)]
     for name, tensor in state.items():
         assert torch.equal(reassembled(name, [part[name] for part in parts], config), tensor), name

@@ -12,6 +12,7 @@ from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu_blocks import NativeBlocks
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.balancing import read_norms
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.backends.native import install_block_kernels
@@ -69,12 +70,13 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
     torch.testing.assert_close(ours(pictures), plain(pictures), atol=tolerance, rtol=0)
 
 
-def few_bits(config: VisionConfig, precision: Precision) -> tuple[HostEncoder, HostEncoder]:
+def few_bits(
+    config: VisionConfig, precision: Precision, plain_state: dict[str, torch.Tensor] | None = None
+) -> tuple[HostEncoder, HostEncoder]:
     """An encoder of few bits by the kernels, and the same weights widened, by torch."""
     torch.manual_seed(0)
-    state = convert_precision(
-        PictureEncoder(config).state_dict(), PictureEncoder(config), dtype=torch.float32, wanted=precision
-    )
+    plain_state = plain_state or PictureEncoder(config).state_dict()
+    state = convert_precision(plain_state, PictureEncoder(config), dtype=torch.float32, wanted=precision)
     stored, widened, backend = encoder_from_state(config, state), encoder_from_state(config, state), CpuBackend()
     dequantise_linears(widened)
     ours, plain = HostEncoder(stored), HostEncoder(widened)
@@ -96,6 +98,23 @@ def test_in_8_bits_activations_are_rounded_and_attention_adds_no_error(config: V
     assert 1e-5 < error < 0.015
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.012), ("int4", 0.08)])
+@torch.inference_mode()
+def test_outliers_behind_norms_cost_no_accuracy(precision: Precision, tolerance: float) -> None:
+    config = CONFIGS["heads of 64, more than a block of tokens"]
+    torch.manual_seed(0)
+    encoder = PictureEncoder(config).eval()
+    state, pictures = encoder.state_dict(), pixels(config, 2)
+    expected = encoder(pictures)
+    for norm, reader in read_norms(encoder).items():  # the same function
+        for name, factor in ((f"{norm}.weight", 100.0), (f"{norm}.bias", 100.0), (f"{reader}.weight", 0.01)):
+            state[name][..., 5:64:50] *= factor
+
+    ours, _ = few_bits(config, precision, state)
+
+    assert (ours(pictures) - expected).norm() / expected.norm() < tolerance
+
+
 @pytest.mark.parametrize("precision", ["float", "int8"])
 @torch.inference_mode()
 def test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_threads(precision: Precision) -> None:
@@ -107,7 +126,7 @@ def test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_t
         assert torch.equal(ours(pictures[index : index + 1])[0], together[index])
     num_threads = torch.get_num_threads()
     try:
-        for count in (2, 3):
+        for count in (2, 3, 11):
             torch.set_num_threads(count)
             assert torch.equal(ours(pictures), together)
     finally:

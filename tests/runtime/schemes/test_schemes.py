@@ -142,15 +142,16 @@ def test_int8_of_int8_is_the_same() -> None:
 def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
     weight = weights(4)
     weight[2, 3] = broken
+    head = nn.ModuleDict({"head": nn.Linear(8, 4, bias=False)})
     with pytest.raises(CheckpointError, match=r"`head\.weight`"):
-        dict(quantise([("head.weight", weight)], linears={"head.weight"}, dtype=torch.float32, precision="int8"))
+        dict(quantise([("head.weight", weight)], head, dtype=torch.float32, precision="int8"))
 
 
 def test_only_linear_layers_are_quantised() -> None:
     decoder = toy_decoder()
     names = linear_weights(decoder)
 
-    state = dict(quantise(decoder.state_dict().items(), linears=names, dtype=torch.bfloat16, precision="int8"))
+    state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.bfloat16, precision="int8"))
 
     assert names == {"head.weight", *(f"layers.{layer}.{part}.weight" for layer in range(3) for part in PARTS)}
     assert {name for name, tensor in state.items() if tensor.dtype == torch.int8} == names
@@ -168,8 +169,8 @@ def test_tensors_are_quantised_one_by_one() -> None:
             taken.append(number)
             yield f"{number}.weight", weights(4)
 
-    linears = {"0.weight", "1.weight", "2.weight"}
-    passed = quantise(source(), linears=linears, dtype=torch.float32, precision="int8")
+    layers = nn.ModuleList(nn.Linear(8, 4, bias=False) for _ in range(3))
+    passed = quantise(source(), layers, dtype=torch.float32, precision="int8")
     assert [next(passed)[0] for _ in range(2)] == ["0.weight", "0.weight_scale"]
     assert taken == [0]
 
