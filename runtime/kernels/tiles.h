@@ -117,13 +117,13 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride,
         }
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k]);
-            EACH(v, TILE_VECTORS) sums[r][v] = times_add(x, weights[v], sums[r][v]);
+            EACH(v, TILE_VECTORS) sums[r][v] = add_scaled(sums[r][v], x, weights[v]);
         }
         asm volatile("" : "+r"(w)); /* read the weights again: to keep them takes registers from the sums */
         EACH(v, TILE_VECTORS) weights[v] = second_of_pairs(w + 2 * v * LANES);
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k + 1]);
-            EACH(v, TILE_VECTORS) sums[r][v] = times_add(x, weights[v], sums[r][v]);
+            EACH(v, TILE_VECTORS) sums[r][v] = add_scaled(sums[r][v], x, weights[v]);
         }
     }
     store_sums(rows, sums, c);

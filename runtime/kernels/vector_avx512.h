@@ -88,6 +88,8 @@ static inline pairs_t splat_pair(int32_t pair) { return (__m512bh)_mm512_set1_ep
 static inline floats_t add_pairs(floats_t sums, pairs_t x, pairs_t weights) { return _mm512_dpbf16_ps(sums, x, weights); }
 #endif
 
+static inline floats_t add_scaled(floats_t sums, floats_t x, floats_t weights) { return times_add(x, weights, sums); }
+
 /* The first and the second of pairs of bfloat16. */
 static inline floats_t first_of_pairs(const bfloat16_t *pairs) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));

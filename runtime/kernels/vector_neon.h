@@ -100,6 +100,8 @@ static inline floats_t add_pairs(floats_t sums, pairs_t x, pairs_t weights) {
 }
 #endif
 
+static inline floats_t add_scaled(floats_t sums, floats_t x, floats_t weights) { return times_add(x, weights, sums); }
+
 /* The first and the second of pairs of bfloat16. */
 static inline floats_t first_of_pairs(const bfloat16_t *pairs) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(pairs)), 16));
