@@ -45,6 +45,16 @@ def planned_lengths(number: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+def static_steps(lengths: Sequence[int], num_slots: int) -> int:
+    """Decode steps of static batches. The first token of a caption comes from its prompt."""
+    return sum(max(lengths[start : start + num_slots]) - 1 for start in range(0, len(lengths), num_slots))
+
+
+def full_steps(lengths: Sequence[int], num_slots: int) -> float:
+    """Decode steps if each had a row in every slot: the fewest possible."""
+    return sum(length - 1 for length in lengths) / num_slots
+
+
 def measure_batching(
     parts: Parts, *, pixels_BHWC: np.ndarray, pictures: int, rounds: int, with_encoder: bool
 ) -> dict[str, Any]:
@@ -74,6 +84,10 @@ def measure_batching(
         "pictures": pictures,
         "num_slots": engine.num_slots,
         "tokens": sum(job.lengths),
+        "steps": {
+            "static": static_steps(job.lengths, engine.num_slots),
+            "full slots": full_steps(job.lengths, engine.num_slots),
+        },
         "pictures_per_s": {policy: pictures / statistics.median(taken) for policy, taken in seconds.items()},
         "speedups": {
             policy: statistics.median(other / ours for other, ours in zip(taken, continuous, strict=True))

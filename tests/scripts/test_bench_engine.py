@@ -9,7 +9,7 @@ import pytest
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.engine.engine import Engine
 from scripts.bench_engine import main, opened
-from scripts.engine_bench.batching import POLICIES, Job, Policy, planned_lengths, run_job
+from scripts.engine_bench.batching import POLICIES, Job, Policy, full_steps, planned_lengths, run_job, static_steps
 from scripts.pages.render import read
 
 
@@ -48,6 +48,11 @@ def test_every_policy_makes_the_planned_captions(parts: Parts, policy: Policy) -
     assert asked == list(range(7))
     assert made == ([9, 9, 9, 12, 12, 12, 7] if policy == "static" else list(lengths))
     assert engine.num_unfinished == 0
+
+
+def test_decode_steps_of_static_batches_and_of_full_slots() -> None:
+    assert static_steps((4, 9, 3, 12, 5, 2, 7), 3) == 8 + 11 + 6
+    assert full_steps((4, 9, 3, 12, 5, 2, 7), 3) == (3 + 8 + 2 + 11 + 4 + 1 + 6) / 3
 
 
 @pytest.mark.slow
