@@ -3,6 +3,7 @@
 The ranks are threads of this process.
 """
 
+import dataclasses
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
@@ -80,24 +81,26 @@ class BrokenRank(Alone):
         return partial
 
 
-def stored(dtype: torch.dtype, precision: Precision) -> dict[str, Tensor]:
-    decoder = toy_decoder(CONFIG)
+def stored(dtype: torch.dtype, precision: Precision, *, config: DecoderConfig = CONFIG) -> dict[str, Tensor]:
+    decoder = toy_decoder(config)
     return dict(quantise(decoder.state_dict().items(), decoder, dtype=dtype, precision=precision))
 
 
-def runner(state: dict[str, Tensor], ranks: Alone = ALONE) -> NativeRunner:
-    share = CONFIG.share(ranks.rank, ranks.size)
-    config = EngineConfig(decoder=share, dtype=state["embedding.weight"].dtype)
-    parts = take_all(state.items(), whole=CONFIG, share=share)
-    made = place_decoder(config, parts, backend=CpuBackend(), ranks=ranks).runner(4)
+def runner(state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderConfig = CONFIG) -> NativeRunner:
+    share = config.share(ranks.rank, ranks.size)
+    dtype = state["embedding.weight"].dtype
+    parts = take_all(state.items(), whole=config, share=share)
+    engine = EngineConfig(decoder=share, dtype=dtype)
+    made = place_decoder(engine, parts, backend=CpuBackend(), ranks=ranks).runner(4)
     if not isinstance(made, NativeRunner):
-        pytest.skip(f"this processor has no kernels for {config.dtype}")
+        pytest.skip(f"this processor has no kernels for {dtype}")
     return made
 
 
 def logits(runner: NativeRunner) -> Tensor:
     """Of prompts, of steps behind them, and scores of continuations."""
-    prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(toy_visual_queries(4, config=CONFIG))
+    queries_BQD = toy_visual_queries(4, config=runner.config.decoder)
+    prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(queries_BQD)
     found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
     found += [runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
     scores = runner.score(ScorePlan(range(4), prompts, [((3, 4), (5,))] * 4, pictures))
@@ -132,6 +135,17 @@ def test_all_ranks_have_the_whole_decoders_logits(
     assert all(torch.equal(first, other) for other in others)
     whole = logits(runner(state))
     assert (first - whole).norm() <= tolerance * whole.norm()
+
+
+def test_ranks_with_whole_groups_of_activations_round_them_as_one_process_does() -> None:
+    config = dataclasses.replace(CONFIG, dim=512, ffn_dim=512)
+    state = stored(torch.float32, "int4", config=config)
+    meeting = Meeting(2)
+
+    first, _ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(2))
+
+    whole = logits(runner(state, config=config))
+    assert (first - whole).norm() <= 1e-5 * whole.norm()
 
 
 def test_a_sum_that_fails_ends_the_call_and_is_raised() -> None:
