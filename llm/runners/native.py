@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import MixedPlan, ScorePlan
+from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import Prediction, predict
@@ -153,18 +154,42 @@ class NativeRunner(EagerRunner):
     def runs_mixed(self) -> bool:
         return not self._backend.capabilities.queued
 
+    # What the engine calls between programs stands aside too: torch's threads would spin during the next one.
+
     @torch_stands_aside()
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         return super().project_prefix(visual_query_BQD)
 
-    @torch.inference_mode()
     @torch_stands_aside()
+    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
+        return super().stored_prefix(k_ANQH, v_ANQH)
+
+    @torch_stands_aside()
+    def empty_prefix(self) -> Prefix:
+        return super().empty_prefix()
+
+    @torch_stands_aside()
+    def move(self, source: int, target: int, *, num_tokens: int) -> None:
+        super().move(source, target, num_tokens=num_tokens)
+
+    @torch_stands_aside()
+    def clear(self, slot: int, *, position: int | None = None) -> None:
+        super().clear(slot, position=position)
+
+    @torch_stands_aside()
+    def run(self, plan: Plan) -> Result:
+        return super().run(plan)
+
+    @torch_stands_aside()
+    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
+        return super().warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
         self._place(prefixes, first_slot=first_slot)
         return self._fill(prompts, first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
-    @torch_stands_aside()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
         self._place(prefill.prefixes, first_slot=prefill.first_slot)
@@ -204,7 +229,6 @@ class NativeRunner(EagerRunner):
         )
 
     @torch.inference_mode()
-    @torch_stands_aside()
     def score(self, plan: ScorePlan) -> list[list[float]]:
         layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)

@@ -17,6 +17,7 @@ from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
@@ -41,7 +42,7 @@ def open_parts(
 
 
 class OurDecoder:
-    """The runner with the adapter, as the engine calls it."""
+    """The runner with the adapter. Torch stands aside, as in `Runner.run`, which the engine calls."""
 
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner, EagerRunner), "its programs are called without plans"
@@ -51,6 +52,7 @@ class OurDecoder:
         self._prefix = runner.project_prefix(visual_query_BQD)[0]
         self._num_tokens = 0
 
+    @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._num_tokens = len(prompts[0])
         prediction = self._runner.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
@@ -60,6 +62,7 @@ class OurDecoder:
         for row in range(1, num_rows):
             self._runner.move(0, row, num_tokens=self._num_tokens)
 
+    @torch_stands_aside()
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
         prediction = self._runner.decode(token_ids, [position] * len(token_ids))
         return prediction.best_R.tolist()

@@ -2,17 +2,19 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.llm.runners.sampler import NO_TOKEN
@@ -266,17 +268,63 @@ def test_the_operators_name_the_instruction_set() -> None:
     assert runner.operators_name == f"native {library.instruction_set}"
 
 
-def test_threads_of_torch_are_restored_after_calls_and_errors() -> None:
+class _ThreadsOfTorch(TorchFunctionMode):
+    """Remembers torch's number of threads in each call of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(torch.get_num_threads())
+        return function(*args, **(kwargs or {}))
+
+
+def test_torch_computes_in_one_thread_between_calls_of_the_kernels() -> None:
+    ours, _ = runners(num_slots=2)
+    queries = toy_visual_queries(1, config=CONFIG)
+    [prefix] = ours.project_prefix(queries)
+    prompt = toy_prompts(1)[0]
+    prefill = PrefillPlan([0], [prompt], [prefix], [None], first_slot=0)
+    step = DecodePlan([0], [len(prompt)], [None])
+    later = PrefillPlan([1], [prompt], [prefix], [None], first_slot=1)
+    stored = np.zeros((CONFIG.num_adapter_layers, CONFIG.num_heads, CONFIG.num_queries, CONFIG.head_dim), np.float32)
+    calls: dict[str, Callable[[], object]] = {
+        "prefill": lambda: ours.run(prefill),
+        "step": lambda: ours.run(step),
+        "mixed": lambda: ours.run(MixedPlan(step, later)),
+        "scores": lambda: ours.run(ScorePlan([0], [prompt], [[(5, 6)]], [prefix])),
+        "move": lambda: ours.move(1, 0, num_tokens=len(prompt)),
+        "clear": lambda: ours.clear(0),
+        "project": lambda: ours.project_prefix(queries),
+        "stored": lambda: ours.stored_prefix(stored, stored),
+        "empty": ours.empty_prefix,
+        "reset": ours.reset,
+        "warm up": lambda: ours.warm_up(prompt_tokens=3, new_tokens=2),
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for name, call in calls.items():
+            with _ThreadsOfTorch() as threads:
+                call()
+            assert (name, threads.seen) == (name, {1})
+            assert (name, torch.get_num_threads(), num_threads()) == (name, 3, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_of_torch_are_restored_after_errors() -> None:
     ours, _ = runners()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         with torch_stands_aside():
             assert (torch.get_num_threads(), num_threads()) == (1, 3)
-            ours.prefill(toy_prompts(2), prefixes(ours, 2), first_slot=0)
+            ours.clear(0)
             assert (torch.get_num_threads(), num_threads()) == (1, 3)
         with pytest.raises(IndexError):
-            ours.prefill([[]], prefixes(ours, 1), first_slot=0)
+            ours.run(PrefillPlan([0], [[]], prefixes(ours, 1), [None], first_slot=0))
         assert (torch.get_num_threads(), num_threads()) == (3, 3)
     finally:
         torch.set_num_threads(before)
