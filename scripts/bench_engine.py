@@ -1,6 +1,7 @@
 """Measures the engine around the model: batching, folders of many sizes, parts of a decode step, and reading.
 
-Usage: python -m scripts.bench_engine [--part P ...] [--quick] [--device D] [--dtypes T ...] [--rounds N] [--out FOLDER]
+Usage: python -m scripts.bench_engine [--part P ...] [--quick] [--device D] [--dtypes T ...] [--threads N ...]
+                                        [--rounds N] [--out FOLDER]
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.captioning.parts import Parts
@@ -40,6 +42,7 @@ class Settings:
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the decoder
+    threads: tuple[int, ...] = (1, 2)  # of the decoder
     model: ModelName = "160M"
     pictures: int = 64
     num_slots: int = 16
@@ -54,6 +57,7 @@ class Settings:
 
 QUICK = Settings(
     dtypes=("float32",),
+    threads=(1,),
     model="tiny",
     pictures=6,
     num_slots=4,
@@ -88,45 +92,42 @@ def measure_pictures(settings: Settings) -> dict[str, Any]:
 
 
 def measure_decoders(settings: Settings) -> dict[str, Any]:
-    """Batching and steps of every decoder and type, and the device they ran on."""
+    """Batching and steps of every decoder, type and number of threads, and the device they ran on."""
     started = time.perf_counter()
-    batching: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    mixed_steps: list[dict[str, Any]] = []
+    rows: dict[str, list[dict[str, Any]]] = {"batching": [], "steps": [], "mixed_steps": []}
     about: dict[str, str] = {}
     models: list[tuple[ModelName, str]] = [(settings.model, dtype) for dtype in settings.dtypes]
     for name, dtype in [*models, ("embedded", settings.dtypes[0])]:
         with opened(name, dtype=dtype, device=settings.device, num_slots=settings.num_slots) as parts:
             about = {"device": parts.info.device, "operators": parts.info.operators}
-            of = {"model": name, "dtype": dtype}
-            pixels_BHWC = _pixels(parts.vision.image_size)
-            for with_encoder in (False, True):
-                row = measure_batching(
-                    parts,
-                    pixels_BHWC=pixels_BHWC,
-                    pictures=settings.pictures,
-                    rounds=settings.rounds,
-                    with_encoder=with_encoder,
-                )
-                batching.append(of | row)
-                tell(f"{name} {dtype}: {row['speedups']['static']:.2f} times static ({with_encoder=})")
-            for rows in settings.step_rows:
-                step = measure_step(parts, rows=rows, rounds=settings.rounds)
-                steps.append(of | step)
-                tell(
-                    f"{name} {dtype}: step of {rows} in {step['step_ms']:.2f} ms, {step['overhead_share']:.1%} overhead"
-                )
-            for rows in settings.mixed_rows:
-                if (mixed := measure_mixed_step(parts, rows=rows, rounds=settings.rounds)) is not None:
-                    mixed_steps.append(of | mixed)
-    return {
-        **about,
-        "rounds": settings.rounds,
-        "batching": batching,
-        "steps": steps,
-        "mixed_steps": mixed_steps,
-        "seconds": time.perf_counter() - started,
-    }
+            for threads in settings.threads:
+                torch.set_num_threads(threads)
+                of = {"model": name, "dtype": dtype, "threads": threads}
+                for kind, row in _decoder_rows(parts, settings):
+                    rows[kind].append(of | row)
+                    tell(f"{of}: {kind} {row}")
+    return {**about, "rounds": settings.rounds, **rows, "seconds": time.perf_counter() - started}
+
+
+def _decoder_rows(parts: Parts, settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Figures of an open decoder, each with the table that it belongs to."""
+    pixels_BHWC = _pixels(parts.vision.image_size)
+    for with_encoder in (False, True):
+        yield (
+            "batching",
+            measure_batching(
+                parts,
+                pixels_BHWC=pixels_BHWC,
+                pictures=settings.pictures,
+                rounds=settings.rounds,
+                with_encoder=with_encoder,
+            ),
+        )
+    for num_rows in settings.step_rows:
+        yield "steps", measure_step(parts, rows=num_rows, rounds=settings.rounds)
+    for num_rows in settings.mixed_rows:
+        if (mixed := measure_mixed_step(parts, rows=num_rows, rounds=settings.rounds)) is not None:
+            yield "mixed_steps", mixed
 
 
 @contextmanager
@@ -152,7 +153,12 @@ def _pixels(size: int) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"device": "of all models", "dtypes": "of the decoder", "rounds": "of every measurement"}
+    flags = {
+        "device": "of all models",
+        "dtypes": "of the decoder",
+        "threads": "of the decoder",
+        "rounds": "of every measurement",
+    }
     # Pictures first: a process's peak memory never falls.
     measure = {"pictures": measure_pictures, "decoders": measure_decoders}
     run_bench(__doc__, arguments, measure=measure, page="engine", full=Settings(), quick=QUICK, flags=flags)
