@@ -47,7 +47,7 @@ typedef struct {
     const int64_t *places, *positions, *shared_ends, *starts; /* (tokens) */
     kept_t cache, prefix;
     int64_t num_logits;
-    const int64_t *logit_tokens; /* (num_logits) */
+    const int64_t *logit_tokens; /* (num_logits), those of a run before those of the next */
     float *logits;               /* (num_logits, vocab_size) */
     int64_t *best;               /* (num_logits), or NULL */
 } batch_t;
@@ -58,6 +58,8 @@ typedef struct {
     int64_t layer;
     float *qkv, *heads, *scores; /* scores_each of them for every thread */
     int64_t scores_each;
+    const int64_t *tokens; /* whose heads are computed, or NULL for all */
+    const int64_t *starts; /* (runs + 1): the first of them in each run */
 } attention_t;
 
 typedef struct {
@@ -210,9 +212,10 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
         int64_t at = self->layer * batch->cache.layer_stride + row * batch->cache.row_stride + head * batch->cache.head_stride;
         int64_t prefix_at = adapter_layer * batch->prefix.layer_stride + row * batch->prefix.row_stride +
                             head * batch->prefix.head_stride;
-        for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
+        for (int64_t place = self->starts[run]; place < self->starts[run + 1]; place++) {
+            int64_t token = self->tokens ? self->tokens[place] : place;
             const float *q = self->qkv + 3 * token * width + head * head_dim;
-            float *heads = self->heads + token * width + head * head_dim;
+            float *heads = self->heads + place * width + head * head_dim;
             memset(heads, 0, 4 * head_dim);
             span_t seen[2] = {{0, batch->shared_ends[token]}, {batch->starts[token], batch->places[token] + 1}};
             attend_any(vectors, q, element(batch->cache.k, type, at), element(batch->cache.v, type, at), type, seen, 2,
@@ -274,6 +277,16 @@ static void copy_run(const batch_t *batch, float *values, int64_t width) {
     for (int64_t run = 1; run < batch->equal_runs; run++) memcpy(first + run * count, first, 4 * count);
 }
 
+/* Where the logits of each run begin in `logit_tokens`: (runs + 1). */
+static void find_logits(const batch_t *batch, int64_t *starts) {
+    int64_t logit = 0;
+    for (int64_t run = 0; run < batch->num_runs; run++) {
+        starts[run] = logit;
+        while (logit < batch->num_logits && batch->logit_tokens[logit] < batch->run_starts[run + 1]) logit++;
+    }
+    starts[batch->num_runs] = batch->num_logits;
+}
+
 /* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
 static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const input_t *input, int64_t num_tokens,
                         float *x, int num_threads) {
@@ -283,7 +296,8 @@ static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const i
     return decoder->sum && decoder->sum(x, count) ? -1 : 0;
 }
 
-/* Equal runs are computed once up to the first attention that reads a prefix.
+/* Equal runs are computed once up to the first attention that reads a prefix. Of the last layer, all tokens leave their
+ * keys and values, and the rest is computed for tokens that logits are wanted of.
  *
  * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; -1 where a sum over
  * ranks failed; else 0. */
@@ -302,6 +316,8 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     void *hidden = scratch_take(&scratch, most_hidden_bytes(decoder, batch));
     float *scores = scratch_take(&scratch, 4 * scores_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
+    float *last_x = scratch_take(&scratch, 4 * batch->num_logits * dim);
+    int64_t *logit_starts = scratch_take(&scratch, 8 * (batch->num_runs + 1));
     if (scratch_is_short(&scratch)) return scratch.num_taken;
     int64_t num_heads = batch->num_runs * decoder->num_heads, per_head = num_tokens * decoder->head_dim / batch->num_runs;
     int64_t norm_chunk = 1 + SMALL / dim, rotate_chunk = 1 + SMALL / per_head;
@@ -309,9 +325,11 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     bool is_shared = batch->equal_runs > 1;
     int64_t distinct_runs = batch->num_runs - (is_shared ? batch->equal_runs - 1 : 0);
     num_tokens = batch->run_starts[distinct_runs];
+    float *x = batch->x;
+    const int64_t *wanted = batch->logit_tokens; /* rows of x */
     for (int64_t index = 0; index < decoder->num_layers; index++) {
         const layer_t *layer = decoder->layers + index;
-        norm_t norm = {batch->x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
+        norm_t norm = {x, layer->attention_norm, NULL, normed, dim, decoder->norm_eps};
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
         apply(&layer->qkv, normed, FLOAT32, GROUP, num_tokens, STORE_FLOAT32, qkv, converted, num_threads);
         if (is_shared) copy_run(batch, qkv, 3 * width); /* each row keeps its keys and values */
@@ -320,22 +338,30 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
             num_tokens = batch->num_tokens;
             is_shared = false;
         }
-        attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each};
+        attention_t attention = {decoder, batch, index, qkv, heads, scores, scores_each, NULL, batch->run_starts};
         run_items(rotate_task, &attention, num_heads, rotate_chunk, num_threads);
+        if (index == decoder->num_layers - 1 && !is_shared && batch->num_logits < num_tokens) {
+            find_logits(batch, logit_starts);
+            attention.tokens = batch->logit_tokens, attention.starts = logit_starts;
+            num_tokens = batch->num_logits;
+            for (int64_t row = 0; row < num_tokens; row++)
+                memcpy(last_x + row * dim, x + batch->logit_tokens[row] * dim, 4 * dim);
+            norm.x = x = last_x, wanted = NULL;
+        }
         int64_t num_seeing = is_shared ? distinct_runs * decoder->num_heads : num_heads;
         run_items(attention_task, &attention, num_seeing, attention_chunk, num_threads);
         input_t input = convert_input(&layer->out, heads, FLOAT32, GROUP, num_tokens, converted, num_threads);
-        if (add_to_x(decoder, &layer->out, &input, num_tokens, batch->x, num_threads)) return -1;
+        if (add_to_x(decoder, &layer->out, &input, num_tokens, x, num_threads)) return -1;
         norm.weight = layer->feed_forward_norm;
         run_items(norm_task, &norm, num_tokens, norm_chunk, num_threads);
         input = convert_input(&layer->gate, normed, FLOAT32, GROUP, num_tokens, converted, num_threads);
         converted_t next = converted_in(hidden, &layer->down, GROUP, num_tokens);
         multiply_for(&layer->gate, &layer->up, NONE, &input, num_tokens, &next, num_threads);
         input = input_of(&next);
-        if (add_to_x(decoder, &layer->down, &input, num_tokens, batch->x, num_threads)) return -1;
+        if (add_to_x(decoder, &layer->down, &input, num_tokens, x, num_threads)) return -1;
     }
     if (is_shared) copy_run(batch, batch->x, dim);
-    norm_t norm = {batch->x, decoder->norm, batch->logit_tokens, normed, dim, decoder->norm_eps};
+    norm_t norm = {x, decoder->norm, wanted, normed, dim, decoder->norm_eps};
     run_items(norm_task, &norm, batch->num_logits, norm_chunk, num_threads);
     apply(&decoder->head, normed, FLOAT32, GROUP, batch->num_logits, STORE_FLOAT32, batch->logits, converted, num_threads);
     if (!batch->best) return 0;

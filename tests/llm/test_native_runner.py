@@ -214,9 +214,11 @@ def test_pictures_of_another_model_are_not_scored() -> None:
         ours.score(ScorePlan([0], [(3, 4)], [((5,), (6,))], [fewer]))
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_prefill_equals_single_steps_bitwise(dtype: torch.dtype) -> None:
-    ours, _ = runners(dtype=dtype)
+def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch.dtype) -> None:
+    """A prefill computes the end of the last layer for the last token alone; a step has no other."""
+    ours, _ = runners(config, dtype=dtype)
     [prompt], [picture] = toy_prompts(1, longest=20), prefixes(ours, 1)
     whole = ours.prefill([prompt], [picture], first_slot=0).logits_RV
 
