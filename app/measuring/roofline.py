@@ -67,11 +67,16 @@ def prefill_work(
 ) -> Work:
     """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head.
 
-    Of equal prompts, the part before the first adapter attention is computed once.
+    Of equal prompts, the part before the first adapter attention is computed once. The last layer ends, behind its
+    attention, for those positions alone.
     """
     num_tokens = sum(lengths)
     pairs = sum(length * (length + 1) // 2 for length in lengths)
     flops = 2 * num_tokens * layer_weights(config) + 2 * num_logits * _head_weights(config)
+    left_out = max(num_tokens - num_logits, 0)
+    if equal_rows and not config.num_adapter_layers:
+        left_out //= len(lengths)
+    flops -= 2 * left_out * (config.dim**2 + 3 * config.dim * config.ffn_dim)
     flops += config.num_layers * _attention_flops(pairs, config.dim)
     flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.dim)
     if equal_rows:

@@ -50,6 +50,7 @@ class Attention(nn.Module):
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
+        places_B: Tensor | None,
     ) -> Tensor:
         q_BSNH, k_BSNH, v_BSNH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q_BSNH, k_BSNH = self.operators.rotate(q_BSNH, k_BSNH, *rotary)
@@ -60,7 +61,15 @@ class Attention(nn.Module):
             if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here each has its own picture
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
-        return self.ranks.sum(self.out(heads_BNSH.transpose(1, 2).flatten(2)))
+        return self.ranks.sum(self.out(_at(places_B, heads_BNSH.transpose(1, 2).flatten(2))))
+
+
+def _at(places_B: Tensor | None, x_BSD: Tensor) -> Tensor:
+    """The tokens of x at one place of each row, (B, 1, D); all tokens without places. A single row stands for all."""
+    if places_B is None:
+        return x_BSD
+    num_rows = len(x_BSD)
+    return x_BSD[torch.arange(num_rows, device=x_BSD.device), places_B[:num_rows]][:, None]
 
 
 class FeedForward(nn.Module):
@@ -96,14 +105,16 @@ class Layer(nn.Module):
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
+        places_B: Tensor | None,
     ) -> Tensor:
-        x_BSD = x_BSD + self.attention(
+        x_BSD = _at(places_B, x_BSD) + self.attention(
             self.attention_norm(x_BSD),
             layer=layer,
             rotary=rotary,
             mask_B1SP=mask_B1SP,
             prefix=prefix,
             cache=cache,
+            places_B=places_B,
         )
         out: Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
         return out
@@ -149,8 +160,12 @@ class LlamaAdapterDecoder(nn.Module):
         mask_B1SP: Tensor,
         prefix: Prefix,
         cache: KVView | None = None,
+        places_B: Tensor | None = None,
     ) -> Tensor:
         """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), normed.
+
+        With `places_B` int64, of the S tokens of each row only the one at its place is returned, (B, 1, D), and the end
+        of the last layer is computed for these alone.
 
         `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and
         tokens attend to each other only, with gradients, as in training and scoring.
@@ -176,6 +191,7 @@ class LlamaAdapterDecoder(nn.Module):
                 mask_B1SP=mask_B1SP,
                 prefix=(prefix.k[j], prefix.v[j]) if j >= 0 else None,
                 cache=cache,
+                places_B=places_B if index == self.config.num_layers - 1 else None,
             )
         hidden_BSD: Tensor = self.norm(x_BSD)
         return hidden_BSD.expand(num_rows, -1, -1)

@@ -120,16 +120,15 @@ class EagerRunner:
         ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=self._device)
         causal_11SP = ones_SP.tril(start)[None, None]
         slots = slice(first_slot, first_slot + num_rows)
-        hidden_RSD = self._decoder(
+        hidden_R1D = self._decoder(
             self._padded(_one_for_all(prompts), num_rows=num_rows, width=length),
             positions_1S,
             causal_11SP,
             Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots]),
             self._cache.prefill_view(first_slot, num_rows),
+            places_B=self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows),
         )
-        last_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
-        rows_R = torch.arange(num_rows, device=self._device)
-        logits_RV, best_R = predict(self._decoder.logits(hidden_RSD[rows_R, last_R]))
+        logits_RV, best_R = predict(self._decoder.logits(hidden_R1D[:, 0]))
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
 
     @torch.inference_mode()

@@ -45,10 +45,11 @@ def test_a_decode_step_reads_all_weights_and_the_cache_of_its_rows() -> None:
 def test_a_prefill_counts_causal_attention_and_the_requested_logits() -> None:
     work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, sizes=NumberSizes(4, 4))
 
-    products = 2 * 5 * 480 + 2 * 2 * 40
+    ends = 2 * (5 - 2) * (16 + 3 * 4 * 8)  # of the last layer, for tokens that need no logits
+    products = 2 * 5 * 480 - ends + 2 * 2 * 40
     attention = 3 * 4 * (6 + 3) * 4
     adapter = 2 * 4 * (5 * 5) * 4
-    assert work.flops == products + attention + adapter == 6192
+    assert work.flops == products + attention + adapter == 5520
     assert work.bytes == 4 * (480 + 40 + 2 * 3 * 4 * 5 + 2 * 80) == 3200
 
 
@@ -60,6 +61,14 @@ def test_what_equal_prompts_share_is_counted_once() -> None:
     # Layer 0 has no adapter: its 160 weights and its attention, then queries, keys and values of layer 1.
     products, attention = 2 * 3 * (160 + 3 * 16), 4 * 6 * 4
     assert flops(equal_rows=False) - flops(equal_rows=True) == 3 * (products + attention)
+
+
+def test_equal_prompts_without_an_adapter_cost_as_much_as_one() -> None:
+    sizes, plain = NumberSizes(4, 4), replace(DECODER, num_adapter_layers=0)
+    alone = prefill_work(plain, lengths=[3], num_logits=1, sizes=sizes).flops
+    together = prefill_work(plain, lengths=[3] * 4, num_logits=4, sizes=sizes, equal_rows=True).flops
+
+    assert together == alone + 3 * 2 * 40  # the head, for each
 
 
 def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
