@@ -47,12 +47,13 @@ class SelfAttention(nn.Module):
         self.out = Linear(width, width)
         self.attend: AttentionFunction = fused_attention
 
-    def forward(self, x_BTW: Tensor) -> Tensor:
+    def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
+        """The same shape; with `num_kept`, of the first tokens alone, which attend to all."""
         q_BNTH, k_BNTH, v_BNTH = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv(x_BTW).split([x_BTW.shape[2]] * 3, dim=2)
         )
-        heads_BNTH = self.attend(q_BNTH, k_BNTH, v_BNTH)
+        heads_BNTH = self.attend(q_BNTH if num_kept is None else q_BNTH[:, :, :num_kept], k_BNTH, v_BNTH)
         out: Tensor = self.out(heads_BNTH.transpose(1, 2).flatten(2))
         return out
 
@@ -83,7 +84,9 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(width, hidden_dim, activation=activation)
 
-    def forward(self, x_BTW: Tensor) -> Tensor:
-        x_BTW = x_BTW + self.attention(self.norm1(x_BTW))
+    def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
+        """The same shape; with `num_kept`, the first tokens alone."""
+        kept_BTW = x_BTW if num_kept is None else x_BTW[:, :num_kept]
+        x_BTW = kept_BTW + self.attention(self.norm1(x_BTW), num_kept)
         out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
         return out

@@ -80,9 +80,11 @@ class VisualQueryBlocks(nn.Module):
         """Features (B, T, C) -> visual query (B, Q, D)."""
         x_BTW = self.input_norm(self.input_projection(features_BTC))
         x_BTW = prepend(self.queries[None], x_BTW)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             x_BTW = block(x_BTW)
-        visual_query_BQD: Tensor = self.output_norm(self.output_projection(x_BTW[:, : self.num_queries]))
+        # Nothing reads the other tokens of the last block.
+        x_BQW = self.blocks[-1](x_BTW, self.num_queries) if self.blocks else x_BTW[:, : self.num_queries]
+        visual_query_BQD: Tensor = self.output_norm(self.output_projection(x_BQW))
         return visual_query_BQD
 
 

@@ -50,7 +50,9 @@ def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes)
     """One pass of the picture encoder: CLIP and the visual blocks."""
     clip, query = config.clip, config.query
     attention = clip.num_layers * _attention_flops((clip.num_patches + 1) ** 2, clip.width)
-    attention += query.depth * _attention_flops((clip.num_patches + 1 + query.num_queries) ** 2, query.width)
+    num_tokens = clip.num_patches + 1 + query.num_queries
+    pairs = max(query.depth - 1, 0) * num_tokens**2 + (num_tokens * query.num_queries if query.depth else 0)
+    attention += _attention_flops(pairs, query.width)
     products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _encoder_matrices(config))
     return Work(num_pictures * (products + attention), encoder_weights(config) * sizes.weight)
 
@@ -149,12 +151,15 @@ def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
     """(tokens that go through, numbers in it) of the encoder's matrices, from the pixels on."""
     clip, query = config.clip, config.query
     num_tokens = clip.num_patches + 1  # with the class token
+    block = 2 * query.width * (2 * query.width + query.mlp_dim)
+    end = query.width * (query.width + 2 * query.mlp_dim) if query.depth else 0
     return [
         (clip.num_patches, 3 * clip.patch_size**2 * clip.width),
         (num_tokens, clip.num_layers * 12 * clip.width**2),  # q, k, v, out: 4; up and down: 4 each
         (num_tokens, clip.width * clip.output_dim),
         (num_tokens, clip.output_dim * query.width),
-        (num_tokens + query.num_queries, query.depth * 2 * query.width * (2 * query.width + query.mlp_dim)),
+        (num_tokens + query.num_queries, query.depth * block - end),
+        (query.num_queries, end),  # of the last block: nothing reads its other tokens
         (query.num_queries, query.width * query.output_dim),
     ]
 

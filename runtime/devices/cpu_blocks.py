@@ -52,8 +52,8 @@ class NativeBlocks(nn.Module):
         )
         self._pointer = ctypes.addressof(self._struct)
 
-    def forward(self, x_BTW: Tensor) -> Tensor:
-        """(B, T, W) in float32 or bfloat16 -> the same; the argument is not changed.
+    def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
+        """(B, T, W) in float32 or bfloat16 -> the same, or its first `num_kept` tokens; the argument is not changed.
 
         Raises RuntimeError for another width or device.
         """
@@ -62,9 +62,11 @@ class NativeBlocks(nn.Module):
                 f"blocks of width {self._struct.width} were given {tuple(x_BTW.shape)} on {x_BTW.device}"
             )
         x_float = x_BTW.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-        num_pictures, num_tokens, _ = x_BTW.shape
-        self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, num_threads())
-        return x_float.to(x_BTW.dtype)
+        num_pictures, num_tokens, width = x_BTW.shape
+        num_kept = num_tokens if num_kept is None else min(num_kept, num_tokens)
+        self._library.blocks(self._pointer, x_float.data_ptr(), num_pictures, num_tokens, num_kept, num_threads())
+        kept = x_float.flatten()[: num_pictures * num_kept * width]
+        return kept.view(num_pictures, num_kept, width).to(x_BTW.dtype)
 
     def _describe(self, block: BlockParts) -> BlockStruct:
         return BlockStruct(

@@ -32,8 +32,8 @@ typedef struct {
 typedef struct {
     int type; /* of all products' numbers: FLOAT32 or BFLOAT16 */
     const void *qkv; /* (pictures * tokens, 3 * width) */
-    float *heads;    /* (pictures * tokens, width) */
-    int64_t num_tokens, num_heads, head_dim;
+    float *heads;    /* (pictures * kept tokens, width) */
+    int64_t num_tokens, num_kept, num_heads, head_dim; /* tokens of a picture, and those whose heads are computed */
     char *memory; /* bytes_each of them for every thread */
     int64_t bytes_each;
 } mixing_t;
@@ -173,10 +173,10 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
     for (int64_t item = first; item < end; item++) {
         int64_t picture = item / self->num_heads, head = item % self->num_heads;
         const void *q = element(self->qkv, type, picture * num_tokens * 3 * width + head * head_dim);
-        float *heads = self->heads + picture * num_tokens * width + head * head_dim;
+        float *heads = self->heads + picture * self->num_kept * width + head * head_dim;
         lay_out(&memory, type, element(q, type, width), element(q, type, 2 * width), 3 * width, num_tokens, head_dim);
-        for (int64_t token = 0; token < num_tokens; token += TILE_ROWS) {
-            int64_t num_rows = least(TILE_ROWS, num_tokens - token);
+        for (int64_t token = 0; token < self->num_kept; token += TILE_ROWS) {
+            int64_t num_rows = least(TILE_ROWS, self->num_kept - token);
             float inverses[TILE_ROWS];
             multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, head_dim,
                            key_blocks, memory.sums);
@@ -225,9 +225,10 @@ static int mixing_type(const linear_t *qkv, int64_t head_dim) {
     return has_few_bits && BFLOAT16_INPUT == BFLOAT16 && head_dim % 2 == 0 ? BFLOAT16 : FLOAT32;
 }
 
-/* x (pictures * tokens, width), in place. Returns as forward of decoder.h. */
-static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, scratch_t scratch,
-                          int num_threads) {
+/* x (pictures * tokens, width), in place. The last block ends, behind its keys and values, for the first `num_kept` tokens
+ * of each picture alone: they stand at the beginning of x then. Returns as forward of decoder.h. */
+static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, int64_t num_kept,
+                          scratch_t scratch, int num_threads) {
     int64_t num_rows = num_pictures * num_tokens, width = stack->width, head_dim = width / stack->num_heads;
     if (!num_rows) return 0; /* the tasks count on a token */
     /* The one is read before the other is made. */
@@ -246,7 +247,12 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
         input_t normed = normalise(&block->qkv, norm, num_rows, converted, num_threads);
         int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
         multiply_into(&block->qkv, &normed, num_rows, how, qkv, num_threads);
-        mixing_t mixing = {type, qkv, heads, num_tokens, stack->num_heads, head_dim, mixed, bytes_each};
+        mixing_t mixing = {type, qkv, heads, num_tokens, num_tokens, stack->num_heads, head_dim, mixed, bytes_each};
+        if (index == stack->num_blocks - 1 && num_kept < num_tokens) {
+            mixing.num_kept = num_kept, num_rows = num_pictures * num_kept;
+            for (int64_t picture = 1; picture < num_pictures; picture++)
+                memmove(x + picture * num_kept * width, x + picture * num_tokens * width, 4 * num_kept * width);
+        }
         run_items(mixing_task, &mixing, num_pictures * stack->num_heads, 1, num_threads);
         apply(&block->out, heads, FLOAT32, WIDE_GROUP, num_rows, ADD_FLOAT32, x, converted, num_threads);
         norm.weight = block->norm2_weight, norm.bias = block->norm2_bias;

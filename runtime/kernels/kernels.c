@@ -78,9 +78,9 @@ EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, i
     return forward(decoder, batch, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }
 
-/* x (num_pictures, num_tokens, width) float32, in place. */
+/* x (num_pictures, num_tokens, width) float32, in place; becomes (num_pictures, num_kept, width). */
 EXPORT int64_t kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
-                              int32_t num_threads, void *scratch, int64_t scratch_bytes) {
+                              int64_t num_kept, int32_t num_threads, void *scratch, int64_t scratch_bytes) {
     ask_for_large_pages(scratch, scratch_bytes);
-    return run_blocks(stack, x, num_pictures, num_tokens, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
+    return run_blocks(stack, x, num_pictures, num_tokens, num_kept, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }

@@ -87,7 +87,8 @@ class Library:
         self.linear = in_scratch(
             _function(loaded, "kernels_linear", i64, pointer, pointer, i32, i64, pointer, i32, *scratch)
         )
-        self.blocks = in_scratch(_function(loaded, "kernels_blocks", i64, pointer, pointer, i64, i64, i32, *scratch))
+        sizes = (i64, i64, i64)
+        self.blocks = in_scratch(_function(loaded, "kernels_blocks", i64, pointer, pointer, *sizes, i32, *scratch))
         rows = (i32, i64, i64)
         self.swiglu = _function(loaded, "kernels_swiglu", None, *rows, *(pointer,) * 3, i32)
         self.rms_norm = _function(loaded, "kernels_rms_norm", None, *rows, ctypes.c_float, *(pointer,) * 5, i32)

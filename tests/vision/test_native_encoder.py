@@ -133,6 +133,20 @@ def test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_t
         torch.set_num_threads(num_threads)
 
 
+@pytest.mark.parametrize("precision", ["float", "int8", "int4"])
+@pytest.mark.parametrize("num_kept", [1, 6, 7, 17, 30])
+@torch.inference_mode()
+def test_kept_tokens_are_those_of_the_whole_block(precision: Precision, num_kept: int) -> None:
+    ours, plain = encoders(CONFIG, torch.float32) if precision == "float" else few_bits(CONFIG, precision)
+    x_BTW = torch.randn(3, 17, 64, generator=torch.Generator().manual_seed(0))
+    block = plain.clip.blocks[0]
+
+    kept = ours.clip.blocks[0](x_BTW, num_kept)
+
+    assert torch.equal(kept, ours.clip.blocks[0](x_BTW)[:, :num_kept])
+    torch.testing.assert_close(block(x_BTW, num_kept), block(x_BTW)[:, :num_kept])
+
+
 @torch.inference_mode()
 def test_the_blocks_leave_their_argument_alone() -> None:
     ours, _ = encoders(CONFIG, torch.float32)

@@ -88,9 +88,10 @@ def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:
 def test_an_encoder_is_counted_layer_by_layer() -> None:
     work = encoder_work(VISION, num_pictures=2, sizes=NumberSizes(4, 4))
 
-    # Of CLIP: patches, blocks, attention, projection; of the visual blocks: input, blocks, attention, output.
+    # Of CLIP: patches, blocks, attention, projection; of the visual block: input, queries, keys and values for all
+    # tokens, the rest for the 2 queries, attention, output.
     clip = 2 * 4 * (12 * 2) + 2 * 5 * (12 * 4) + 4 * 25 * 2 + 2 * 5 * (2 * 3)
-    blocks = 2 * 5 * (3 * 4) + 2 * 7 * (4 * 16 + 2 * 24) + 4 * 49 * 4 + 2 * 2 * 16
+    blocks = 2 * 5 * (3 * 4) + 2 * 7 * (3 * 16) + 2 * 2 * (16 + 2 * 24) + 4 * (2 * 7) * 4 + 2 * 2 * 16
     assert work == Work(2 * (clip + blocks), 4 * (24 + 48 + 6 + 12 + 112 + 16))
 
 
