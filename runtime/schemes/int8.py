@@ -16,8 +16,8 @@ _NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,).
 
-    A scale is the largest magnitude of its row over 127, or 1 for a row where that is 0 in float32. Raises ValueError for a weight that
-    is not finite.
+    A scale is the largest magnitude of its row over 127, or 1 for a row where that is 0 in float32. Raises ValueError
+    for a weight that is not finite.
     """
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))

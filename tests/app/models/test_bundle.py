@@ -1,12 +1,14 @@
 """Bundles: they are written whole or not at all, mapped at load, and refused if they are damaged."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +20,11 @@ from llama_adapter.app.models import sketch
 from llama_adapter.app.models.bundle import add_known_answer, convert, load_bundle, save_bundle
 from llama_adapter.app.models.bundle_manifest import model_digest, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.schemes.files import TensorWriter
 from llama_adapter.runtime.schemes.scheme import TensorForm
 from tests.app.models.bundles import (
     GOLDEN,
@@ -196,6 +201,33 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, model: Lo
             known_picture=tmp_path / "absent.png",
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_the_disk_has_no_room_for_is_refused_before_anything_is_computed(
+    tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1_000))
+    computed = (pytest.fail(f"{name} was computed") for name in ["a tensor"])
+
+    with pytest.raises(CheckpointError, match=rf"`{tmp_path}/new/bundle` takes \d\.\d MB.* 0\.0 MB free"):
+        save_bundle(tmp_path / "new" / "bundle", model=model, decoder_tensors=computed)
+    with pytest.raises(CheckpointError, match="MB free"):
+        quantise_bundle(
+            QuantiseJob(out=str(tmp_path / "rounded")), round_weights=lambda _: pytest.fail("it was rounded")
+        )
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_is_named(tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TensorWriter, "write", write)
+    with pytest.raises(OSError, match="No space") as caught:
+        save_bundle(tmp_path / "bundle", model=model)
+
+    assert describe(caught.value).sentence == f"No space left on device: `{tmp_path}/bundle`"
 
 
 def test_all_users_may_read_a_bundle(bundle: Path) -> None:
