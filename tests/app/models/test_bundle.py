@@ -156,7 +156,31 @@ def test_a_bundle_is_replaced_through_a_link_and_as_the_current_folder(
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle", "link"]
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
+@pytest.mark.parametrize("comes_at", [1, 2, 3])
+def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, comes_at: int
+) -> None:
+    """The other process puts its own bundle into the place, between two moves of this one."""
+    other = save_bundle(bundle.parent / "other", model=dataclasses.replace(model, name="other"))
+    moves = []
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            moves.append(target)
+            if len(moves) == comes_at:
+                shutil.rmtree(bundle, ignore_errors=True)
+                real(other, bundle)
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr("llama_adapter.runtime.atomic_write.os.replace", replace)
+    save_bundle(bundle, model=dataclasses.replace(model, name="last"), overwrite=True)
+
+    assert load_bundle(bundle).name == "last"
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_after_a_failed_replacement_the_old_bundle_is_there(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
