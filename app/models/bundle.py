@@ -60,6 +60,7 @@ from llama_adapter.app.models.checkpoints import (
 )
 from llama_adapter.app.models.disk_space import require_space
 from llama_adapter.app.models.packed_weights import TakePacked
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
@@ -274,6 +275,7 @@ def load_bundle(
     return dataclasses.replace(model, decoder_state=dict(tensors))
 
 
+@again_if_replaced
 def stream_bundle(
     directory: str | os.PathLike[str],
     *,
@@ -293,7 +295,7 @@ def stream_bundle(
     `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
     precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
     sizes and the names, shapes and types of tensors are checked, digests are not (`doctor` checks them). Raises
-    CheckpointError if the bundle is missing or damaged.
+    CheckpointError if the bundle is missing or damaged. One that is replaced meanwhile is read again.
     """
     place = Path(directory)
     manifest = read_manifest(place)

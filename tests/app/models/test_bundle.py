@@ -9,6 +9,7 @@ import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -178,6 +179,33 @@ def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
 
     assert load_bundle(bundle).name == "last"
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("half", ["vision", "decoder"])
+def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    second = dataclasses.replace(
+        model,
+        name="second",
+        vision_state={name: tensor + 1 for name, tensor in model.vision_state.items()},
+        decoder_state={name: tensor + 1 for name, tensor in model.decoder_state.items()},
+    )
+    reader = {"vision": "read_half", "decoder": "read_decoder"}[half]
+    read = getattr(llama_adapter.app.models.bundle, reader)
+
+    def read_late(*arguments: Any, **options: Any) -> dict[str, Tensor]:
+        monkeypatch.undo()
+        save_bundle(bundle, model=second, overwrite=True)
+        found: dict[str, Tensor] = read(*arguments, **options)
+        return found
+
+    monkeypatch.setattr(llama_adapter.app.models.bundle, reader, read_late)
+    loaded = load_bundle(bundle)
+
+    assert loaded.name == "second"
+    for found, expected in zip(states(loaded), states(second), strict=True):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
