@@ -19,7 +19,7 @@ def again_if_replaced(read: Callable[Concatenate[_Folder, _P], _R]) -> Callable[
     """
 
     @functools.wraps(read)
-    def read_one_version(directory: _Folder, *arguments: _P.args, **options: _P.kwargs) -> _R:
+    def read_one_version(directory: _Folder, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
         while True:
             before = _version(directory)
             try:
