@@ -1,5 +1,6 @@
 """Writes files and folders completely or not at all: beside their place, then renamed."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -47,19 +48,36 @@ def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or 
 
 
 def replace_folder(partial: Path, target: Path) -> None:
-    """Rename the folder `partial` to `target`; a folder there is removed once the new one is in its place."""
-    if not target.exists():
-        os.replace(partial, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    """Rename the folder `partial` to `target`; a folder there is removed once the new one is in its place.
+
+    Of processes that replace it at the same time the last one wins. Raises OSError.
+    """
+    while not _take_place(partial, target):
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+        try:
+            os.replace(target, old)  # onto an empty folder
+        except FileNotFoundError:  # another process has moved it
+            old.rmdir()
+            continue
+        except BaseException:
+            old.rmdir()
+            raise
+        try:
+            is_in_place = _take_place(partial, target)
+        except BaseException:
+            os.replace(old, target)
+            raise
+        shutil.rmtree(old)
+        if is_in_place:
+            return
+
+
+def _take_place(partial: Path, target: Path) -> bool:
+    """Rename a folder to a place where there is none, or an empty one; False where there is another."""
     try:
-        os.replace(target, old)  # onto an empty folder
-    except BaseException:
-        old.rmdir()
-        raise
-    try:
         os.replace(partial, target)
-    except BaseException:
-        os.replace(old, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
         raise
-    shutil.rmtree(old)
+    return True

@@ -58,7 +58,9 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
+from llama_adapter.app.models.disk_space import require_space
 from llama_adapter.app.models.packed_weights import TakePacked
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
@@ -127,14 +129,16 @@ def save_bundle(
     together; with `num_ranks` each is divided into a file for each rank, and the weights must not be packed.
     `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
     Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, if it has other
-    files, or if a weight cannot be divided, and UsageError if the decoder cannot.
+    files, if its disk has too little room, or if a weight cannot be divided, UsageError if the decoder cannot, and
+    OSError.
     """
     target = Path(directory).resolve()  # a link stays; its target is replaced
     check_target(target, overwrite=overwrite)
+    vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
+    require_space(target, (vision, decoder), dtype=model.dtype, precision=model.precision, packed=packed)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
-        vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
         _write_half(partial / VISION, vision, model.vision_state.items(), model)
         if num_ranks == 1:
@@ -174,6 +178,10 @@ def save_bundle(
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
         replace_folder(partial, target)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # a write does not say where
+            error.filename = str(target)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -267,6 +275,7 @@ def load_bundle(
     return dataclasses.replace(model, decoder_state=dict(tensors))
 
 
+@again_if_replaced
 def stream_bundle(
     directory: str | os.PathLike[str],
     *,
@@ -286,7 +295,7 @@ def stream_bundle(
     `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
     precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
     sizes and the names, shapes and types of tensors are checked, digests are not (`doctor` checks them). Raises
-    CheckpointError if the bundle is missing or damaged.
+    CheckpointError if the bundle is missing or damaged. One that is replaced meanwhile is read again.
     """
     place = Path(directory)
     manifest = read_manifest(place)

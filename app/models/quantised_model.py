@@ -10,6 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.bundle import check_target, known_answer_of, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
+from llama_adapter.app.models.disk_space import require_space
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError
@@ -74,7 +75,8 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     """Write the quantised bundle of `job`, tensor by tensor; returns its folder.
 
     `round_weights` takes the place of rounding to nearest. The bundle keeps the known answer of the original. Raises
-    CheckpointError for a bundle that is damaged or quantised already, and if `out` may not be written.
+    CheckpointError for a bundle that is damaged or quantised already, and if `out` may not be written or its disk has
+    too little room.
     """
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
@@ -87,6 +89,8 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
         quantised, tensors = quantise_model(model, model.decoder_state.items(), dtype=dtype, precision=precision)
     else:
         require_float(model)
+        halves = (model.vision_config, model.decoder_config)
+        require_space(target, halves, dtype=model.dtype, precision=job.precision)  # before hours of rounding
         quantised, tensors = round_weights(model)
     return save_bundle(
         target,

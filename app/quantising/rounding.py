@@ -177,7 +177,7 @@ class _Rounder:
             parts = self._scheme.calibrate(weight, hessian_II)
         except ValueError as error:
             raise CheckpointError(
-                f"`{name}` cannot be rounded for these pictures: its weights or inputs are {error}",
+                f"`{name}` cannot be rounded for these pictures: {error}",
                 hint="`llama-adapter doctor` looks at all weights; without --calibrate inputs do not matter",
             ) from None
         self.parts[f"{name}.weight"] = parts

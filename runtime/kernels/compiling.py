@@ -1,4 +1,8 @@
-"""The kernels compiled by the machine's C compiler, once, into the user's cache. No torch here."""
+"""The kernels compiled by the machine's C compiler, once, into the user's cache. No torch here.
+
+A library's name ends with a digest of its content. So a damaged one is found before it is loaded: loading a truncated
+one would end the process.
+"""
 
 import hashlib
 import importlib.util
@@ -53,19 +57,24 @@ def compilers() -> Iterator[list[str]]:
 
 
 def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
-    """Path of the library in the user's cache, compiled if missing; raises OSError or SubprocessError."""
+    """Path of the library in the user's cache, compiled if missing or damaged; raises OSError or SubprocessError."""
     command = [*compiler, *FLAGS, *instructions.options(instructions.extras())]
-    digest = digest_of_sources(" ".join(command), platform.machine(), _c_library())
-    target = cache_folder() / f"kernels-{digest}.so"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), _c_library())}"
+    cache = cache_folder()
+    for path in cache.glob(f"{stem}-*.so"):
+        if path == named_by_content(path, stem):
+            return path
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
         made = Path(folder) / "kernels.so"
         compile_kernels(command, made)
-        with made.open("rb") as file:
-            os.fsync(file)  # or a power failure could leave a truncated library, which crashes every later process
-        made.replace(target)  # atomic: other processes may compile the same
-    return target
+        target = cache / named_by_content(made, stem).name
+        return made.replace(target)  # atomic: other processes may compile the same
+
+
+def named_by_content(path: Path, stem: str) -> Path:
+    """The name that a library has, beside its place: `stem` and 16 hexadecimal digits for its content."""
+    content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return path.with_name(f"{stem}-{content}.so")
 
 
 def compile_kernels(command: list[str], target: Path) -> None:

@@ -4,11 +4,10 @@ A file's name says what it was made from and what it holds: `avx2+avx_vnni-SOURC
 sources is not taken, and a damaged one is found before it is loaded; loading a truncated one would end the process.
 """
 
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from llama_adapter.runtime.kernels.compiling import FLAGS, digest_of_sources
+from llama_adapter.runtime.kernels.compiling import FLAGS, digest_of_sources, named_by_content
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet
 
 FOLDER = Path(__file__).parent / "prebuilt"  # in a wheel for one machine; not in a checkout
@@ -25,19 +24,14 @@ def find_prebuilt(instructions: InstructionSet) -> Path | None:
     path = next(FOLDER.glob(wanted), None)
     if path is None:
         raise FileNotFoundError(f"`{FOLDER}` has no {wanted}: its libraries are of other sources")
-    if path != _named(path, instructions, instructions.extras()):
+    if path != named_by_content(path, _stem(instructions, instructions.extras())):
         raise OSError(f"`{path}` is damaged: install the package again")
     return path
 
 
 def name_prebuilt(path: Path, instructions: InstructionSet, extras: Collection[str]) -> Path:
     """Rename a compiled library to the name by which it is found on processors with these optional flags."""
-    return path.rename(_named(path, instructions, extras))
-
-
-def _named(path: Path, instructions: InstructionSet, extras: Collection[str]) -> Path:
-    content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return path.with_name(f"{_stem(instructions, extras)}-{content}.so")
+    return path.rename(named_by_content(path, _stem(instructions, extras)))
 
 
 def _stem(instructions: InstructionSet, extras: Collection[str]) -> str:

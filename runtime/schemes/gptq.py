@@ -35,7 +35,7 @@ def round_columns(
     num_outputs, num_inputs = weight_OI.shape
     diagonal_I = hessian_II.diagonal()
     if not bool(diagonal_I.isfinite().all()):
-        raise ValueError("infinite or NaN")
+        raise ValueError("an input is infinite or NaN")
     if not bool(diagonal_I.any()):  # no input has a value, so all weights count alike
         hessian_II = torch.eye(num_inputs)
         diagonal_I = hessian_II.diagonal()
@@ -47,7 +47,7 @@ def round_columns(
         part = slice(start, start + _OUTPUTS_AT_ONCE)
         rest_OI = weight_OI[part].float()[:, order_I]
         if not bool(rest_OI.isfinite().all()):
-            raise ValueError("infinite or NaN")
+            raise ValueError("a number is infinite or NaN")
         first = 0
         while first < num_inputs:
             number = int(order_I[first]) // group

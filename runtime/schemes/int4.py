@@ -77,7 +77,7 @@ def _in_groups(weight_OI: Tensor) -> Tensor:
 def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as `quantise_groups` has them."""
     if not bool(weight.isfinite().all()):
-        raise ValueError("infinite or NaN")
+        raise ValueError("a number is infinite or NaN")
     steps = _choose_scales(weight, torch.ones(GROUP))
     return _in_pairs(_codes((weight / steps).round_().clamp_(*_LEVELS))), steps[..., 0]
 
@@ -94,7 +94,7 @@ def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
         steps = (widest * factor).half().float()
         steps = torch.where(steps == 0, torch.ones_like(steps), steps)
         if not bool(steps.isfinite().all()):
-            raise ValueError("too large for a scale in float16")
+            raise ValueError("a number is too large for a scale in float16")
         rounded = (weight / steps).round_().clamp_(*_LEVELS).mul_(steps)
         errors = rounded.sub_(weight).square_().mul_(cost_I).sum(-1, keepdim=True)
         if best_steps is None or best_errors is None:
@@ -120,7 +120,7 @@ def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
 
 def _require_even(num_inputs: int) -> None:
     if num_inputs % 2:
-        raise ValueError("an odd number of inputs")
+        raise ValueError(f"its number of inputs, {num_inputs}, is odd")
 
 
 def _codes(levels: Tensor) -> Tensor:

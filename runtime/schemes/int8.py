@@ -16,8 +16,8 @@ _NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,).
 
-    A scale is the largest magnitude of its row over 127, or 1 for a row of zeros. Raises ValueError for a weight that
-    is not finite.
+    A scale is the largest magnitude of its row over 127, or 1 for a row where that is 0 in float32. Raises ValueError
+    for a weight that is not finite.
     """
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
@@ -27,8 +27,9 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
         numbers = weight[part].float()
         largest = numbers.abs().amax(dim=1)
         if not bool(largest.isfinite().all()):
-            raise ValueError("infinite or NaN")
-        scales[part] = torch.where(largest > 0, largest / LARGEST, 1.0)
+            raise ValueError("a number is infinite or NaN")
+        steps = largest / LARGEST
+        scales[part] = torch.where(steps > 0, steps, 1.0)
         values[part] = (numbers / scales[part, None]).round_().clamp_(-LARGEST, LARGEST)
     return values, scales
 

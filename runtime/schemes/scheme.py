@@ -41,7 +41,7 @@ class Scheme:
     weights_per_item: int  # weights in one element of the stored tensor
     suffixes: tuple[str, ...]  # of the stored tensors of a weight
     forms: Callable[[tuple[int, ...], torch.dtype], Mapping[str, TensorForm]]  # (shape, float type) -> by suffix
-    quantise: Callable[[Tensor], Parts]  # raises ValueError for a weight that is not finite
+    quantise: Callable[[Tensor], Parts]  # raises ValueError, a clause, for a weight that it cannot hold
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
     fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> why it is damaged, or an empty text
     foreign: Callable[[Tensor], str]  # stored weight -> values that `quantise` never writes, or an empty text

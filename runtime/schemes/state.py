@@ -75,7 +75,8 @@ def quantise(
 ) -> Iterator[tuple[str, Tensor]]:
     """Float tensors of `module` in a scheme: weights of linear layers as its stored tensors, all others in `dtype`.
 
-    Norms are balanced with the weights that read them first. Raises CheckpointError for a weight that is not finite.
+    Norms are balanced with the weights that read them first. Raises CheckpointError for a weight that the scheme cannot
+    hold.
     """
     scheme = find_scheme(precision)
     linears: Collection[str] = ()
@@ -90,10 +91,10 @@ def quantise(
         try:
             parts = dict(scheme.quantise(tensor))
             del tensor
-        except ValueError:
+        except ValueError as error:
             raise CheckpointError(
-                f"`{name}` has numbers that are infinite or none at all, which {scheme.title} weights cannot hold",
-                hint="the file is damaged, or its training had diverged; `llama-adapter doctor` looks at all of them",
+                f"`{name}` cannot have {scheme.title} weights: {error}",
+                hint="`llama-adapter doctor` looks at all weights; if they are sound, use another precision",
             ) from None
         for suffix in list(parts):
             yield name + suffix, parts.pop(suffix)

@@ -1,12 +1,15 @@
 """Bundles: they are written whole or not at all, mapped at load, and refused if they are damaged."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +21,11 @@ from llama_adapter.app.models import sketch
 from llama_adapter.app.models.bundle import add_known_answer, convert, load_bundle, save_bundle
 from llama_adapter.app.models.bundle_manifest import model_digest, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.schemes.files import TensorWriter
 from llama_adapter.runtime.schemes.scheme import TensorForm
 from tests.app.models.bundles import (
     GOLDEN,
@@ -151,7 +157,58 @@ def test_a_bundle_is_replaced_through_a_link_and_as_the_current_folder(
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle", "link"]
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
+@pytest.mark.parametrize("comes_at", [1, 2, 3])
+def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, comes_at: int
+) -> None:
+    """The other process puts its own bundle into the place, between two moves of this one."""
+    other = save_bundle(bundle.parent / "other", model=dataclasses.replace(model, name="other"))
+    moves = []
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            moves.append(target)
+            if len(moves) == comes_at:
+                shutil.rmtree(bundle, ignore_errors=True)
+                real(other, bundle)
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr("llama_adapter.runtime.atomic_write.os.replace", replace)
+    save_bundle(bundle, model=dataclasses.replace(model, name="last"), overwrite=True)
+
+    assert load_bundle(bundle).name == "last"
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("half", ["vision", "decoder"])
+def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    second = dataclasses.replace(
+        model,
+        name="second",
+        vision_state={name: tensor + 1 for name, tensor in model.vision_state.items()},
+        decoder_state={name: tensor + 1 for name, tensor in model.decoder_state.items()},
+    )
+    reader = {"vision": "read_half", "decoder": "read_decoder"}[half]
+    read = getattr(llama_adapter.app.models.bundle, reader)
+
+    def read_late(*arguments: Any, **options: Any) -> dict[str, Tensor]:
+        monkeypatch.undo()
+        save_bundle(bundle, model=second, overwrite=True)
+        found: dict[str, Tensor] = read(*arguments, **options)
+        return found
+
+    monkeypatch.setattr(llama_adapter.app.models.bundle, reader, read_late)
+    loaded = load_bundle(bundle)
+
+    assert loaded.name == "second"
+    for found, expected in zip(states(loaded), states(second), strict=True):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_after_a_failed_replacement_the_old_bundle_is_there(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
@@ -196,6 +253,33 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, model: Lo
             known_picture=tmp_path / "absent.png",
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_that_the_disk_has_no_room_for_is_refused_before_anything_is_computed(
+    tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1_000))
+    computed = (pytest.fail(f"{name} was computed") for name in ["a tensor"])
+
+    with pytest.raises(CheckpointError, match=rf"`{tmp_path}/new/bundle` takes \d\.\d MB.* 0\.0 MB free"):
+        save_bundle(tmp_path / "new" / "bundle", model=model, decoder_tensors=computed)
+    with pytest.raises(CheckpointError, match="MB free"):
+        quantise_bundle(
+            QuantiseJob(out=str(tmp_path / "rounded")), round_weights=lambda _: pytest.fail("it was rounded")
+        )
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_is_named(tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TensorWriter, "write", write)
+    with pytest.raises(OSError, match="No space") as caught:
+        save_bundle(tmp_path / "bundle", model=model)
+
+    assert describe(caught.value).sentence == f"No space left on device: `{tmp_path}/bundle`"
 
 
 def test_all_users_may_read_a_bundle(bundle: Path) -> None:

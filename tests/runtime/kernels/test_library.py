@@ -1,5 +1,6 @@
 """The kernels are compiled once and cached where only the user writes; without them torch computes."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -64,6 +65,19 @@ def test_the_library_is_compiled_once_and_again_for_changed_sources(
     with (tmp_path / "native" / "vector.h").open("a") as file:
         file.write("/* changed */\n")
     assert compiled(compiler, INSTRUCTIONS) != first
+
+
+@pytest.mark.parametrize("num_bytes", [0, 6_000], ids=["empty", "cut short"])
+def test_a_damaged_library_is_compiled_again(num_bytes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"machine code" * 1000
+    monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(content))
+    path = compiled(["cc"], INSTRUCTION_SETS[0])
+    os.truncate(path, num_bytes)  # loading it would end this process
+
+    again = compiled(["cc"], INSTRUCTION_SETS[0])
+
+    assert again.read_bytes() == content
+    assert list(cache.iterdir()) == [again]
 
 
 @pytest.mark.parametrize(

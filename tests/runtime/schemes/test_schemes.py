@@ -121,8 +121,9 @@ def test_int8_rounds_each_row_alone() -> None:
     assert torch.equal(scales[2049:2050], alone_scale)
 
 
-def test_int8_keeps_rows_of_zeros_with_scale_1() -> None:
-    values, scales = quantise_weight(torch.zeros(3, 8))
+@pytest.mark.parametrize("value", [0.0, 1e-44], ids=["zeros", "numbers whose scale would be 0"])
+def test_int8_keeps_rows_of_zeros_with_scale_1(value: float) -> None:
+    values, scales = quantise_weight(torch.full((3, 8), value))
 
     assert not values.any()
     assert scales.tolist() == [1.0] * 3
@@ -145,6 +146,20 @@ def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
     head = nn.ModuleDict({"head": nn.Linear(8, 4, bias=False)})
     with pytest.raises(CheckpointError, match=r"`head\.weight`"):
         dict(quantise([("head.weight", weight)], head, dtype=torch.float32, precision="int8"))
+
+
+@pytest.mark.parametrize(
+    ("num_inputs", "factor", "reason"),
+    [(33, 1.0, "its number of inputs, 33, is odd"), (32, 1e7, "a number is too large for a scale in float16")],
+)
+def test_weights_that_4_bits_cannot_hold_are_refused_with_the_reason(
+    num_inputs: int, factor: float, reason: str
+) -> None:
+    head = nn.ModuleDict({"head": nn.Linear(num_inputs, 4, bias=False)})
+    stored = quantise([("head.weight", weights(4, num_inputs) * factor)], head, dtype=torch.float32, precision="int4")
+    with pytest.raises(CheckpointError) as caught:
+        dict(stored)
+    assert caught.value.message == f"`head.weight` cannot have 4-bit weights: {reason}"
 
 
 def test_only_linear_layers_are_quantised() -> None:
