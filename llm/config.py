@@ -9,8 +9,10 @@ from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.schemes import OperatorChoice
 
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two in a LLaMA without adapter
-_SPLIT = ("rank", "num_ranks", "all_heads")
-_FFN_BLOCK = 64  # outputs that the kernels compute together; also whole groups of 4-bit weights
+_SPLIT = ("rank", "num_ranks", "all_heads", "ffn_block")
+# Units that stay on one rank, the first that divide the width: inputs whose activations share a scale beside 4-bit
+# weights (WIDE_GROUP in tiles.h), outputs that the kernels compute together, one.
+_FFN_BLOCKS = (128, 64, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,7 @@ class DecoderConfig:
     rank: int = 0
     num_ranks: int = 1
     all_heads: int = 0  # of all ranks together; 0 if the decoder is not split
+    ffn_block: int = _FFN_BLOCKS[0]  # units that ranks divide together, at most; files of ranks may have smaller ones
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -70,9 +73,9 @@ class DecoderConfig:
     def share(self, rank: int, num_ranks: int) -> "DecoderConfig":
         """The share of one rank if the decoder is split over `num_ranks`, as Megatron-LM does (Shoeybi et al., 2019).
 
-        Heads and feed-forward units are divided as evenly as can be, the units in blocks of 64 where they come in such,
-        the vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads,
-        or where the decoder is split already.
+        Heads and feed-forward units are divided as evenly as can be, the units in blocks, see `ffn_range`, the
+        vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads, or where the
+        decoder is split already.
         """
         if self.num_ranks > 1:
             raise ValueError(f"this is rank {self.rank} of {self.num_ranks} already")
@@ -92,9 +95,13 @@ class DecoderConfig:
         )
 
     def ffn_range(self, rank: int, num_ranks: int) -> range:
-        """Feed-forward units of a rank, in blocks that the kernels compute together if there are enough."""
-        has_blocks = self.ffn_dim % _FFN_BLOCK == 0 and self.ffn_dim // _FFN_BLOCK >= num_ranks
-        block = _FFN_BLOCK if has_blocks else 1
+        """Feed-forward units of a rank, in blocks of 128, else 64: where the width has whole ones, one for each rank.
+
+        With blocks of 128, ranks round activations beside 4-bit weights as one process does. With blocks of 64, the
+        kernels compute whole blocks of outputs. `ffn_block` limits the blocks.
+        """
+        whole_blocks = (block for block in _FFN_BLOCKS if block <= self.ffn_block and self.ffn_dim % block == 0)
+        block = next((block for block in whole_blocks if self.ffn_dim // block >= num_ranks), 1)
         blocks = _divided(self.ffn_dim // block, rank, num_ranks)
         return range(block * blocks.start, block * blocks.stop)
 

@@ -4,17 +4,18 @@ import os
 from collections import defaultdict
 from dataclasses import replace
 
-from llama_adapter.app.inputs import PictureInput
+from llama_adapter.app.inputs import PictureInput, natural_key
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.labelled.example import Example, Examples
-from llama_adapter.app.labelled.pictures import require_compressed
+from llama_adapter.app.labelled.pictures import SAME_NAME, require_compressed
 
 
 def with_members(found: Examples) -> None:
     """Replace paths that lead into archives by the pictures there; each archive is read once.
 
     Pictures of a compressed archive are held in memory. A name that the archive lacks stays a path, and so is missing.
-    A picture that cannot be taken out, and a damaged archive, are errors. Raises InputsError for too many bytes.
+    A picture that cannot be taken out, a name that two pictures have, and a damaged archive, are errors. Raises
+    InputsError for too many bytes.
     """
     wanted = defaultdict[str, set[str]](set)
     for example in found.examples:
@@ -22,6 +23,7 @@ def with_members(found: Examples) -> None:
         if isinstance(source, str) and (archive := archive_in(source)) is not None:
             wanted[archive].add(source)
     members: dict[str, PictureInput] = {}
+    repeated = set[str]()
     for archive, names in wanted.items():
         num_bytes = 0
         for item in archive_inputs(archive):
@@ -30,11 +32,17 @@ def with_members(found: Examples) -> None:
             elif item.label in names:
                 num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
                 require_compressed(num_bytes, archive=archive)
+                if item.label in members:
+                    repeated.add(item.label)
                 members[item.label] = item
+    for label in sorted(repeated, key=natural_key):
+        found.refuse(label, SAME_NAME)
     if not members:
         return
     kept: list[Example] = []
     for example in found.examples:
+        if example.item.label in repeated:
+            continue
         member = members.get(example.item.label)
         if member is not None and member.error is not None:
             found.refuse(example.place, member.error.message, unreadable=example)

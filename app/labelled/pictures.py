@@ -11,6 +11,7 @@ from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples
 from llama_adapter.runtime.text import shown_name
 
 MAX_COMPRESSED_BYTES = 2**30
+SAME_NAME = "the archive has two pictures of this name, which a table could not tell apart"
 
 
 def sub_folders(folder: str) -> list[str]:
@@ -65,14 +66,17 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     """The samples of a tar archive in the style of webdataset.
 
     The answer is a column of `.json`, or the text of `.txt`, `.caption` or `.cls`; of lists in `.json` nothing is read.
-    A sample without an answer, and a damaged archive, are errors. Pictures of a compressed archive are held in memory.
+    A sample without an answer, two pictures with one name, and a damaged archive, are errors. Pictures of a compressed
+    archive are held in memory.
 
     Raises InputsError for more than 1 GiB of these.
     """
     found, num_bytes = Examples(), 0
+    names, repeated = set[str](), set[str]()
     for item in archive_inputs(path):
         num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
         require_compressed(num_bytes, archive=path)
+        (repeated if item.label in names else names).add(item.label)
         try:
             if item.error is not None:
                 raise ValueError(item.error.message)
@@ -80,6 +84,9 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
             found.examples += row_examples(item.columns, columns=columns, place=item.label, item=picture, split=split)
         except ValueError as error:
             found.refuse(item.label, str(error))
+    for label in sorted(repeated, key=natural_key):
+        found.refuse(label, SAME_NAME)
+    found.examples[:] = [example for example in found.examples if example.item.label not in repeated]
     return found
 
 

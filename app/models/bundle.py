@@ -164,7 +164,7 @@ def save_bundle(
         if packed is not None:
             manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
-            manifest |= {"version": SPLIT_VERSION, "num_ranks": num_ranks}
+            manifest |= {"version": SPLIT_VERSION, "num_ranks": num_ranks, "ffn_block": decoder.ffn_block}
         if model.origin is not None and (model.precision != FLOAT or packed is not None or num_ranks > 1):
             manifest |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
         manifest["digest"] = model_digest(manifest)

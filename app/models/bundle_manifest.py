@@ -53,6 +53,7 @@ _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
 _LONGEST_LABEL = 200
 _LARGEST_BLOCK = 1024
 _MOST_RANKS = 1024
+_FIRST_FFN_BLOCK = 64  # of split bundles that do not tell theirs
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -131,6 +132,8 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
     """The configurations in a manifest; raises CheckpointError if they are unreadable or do not fit each other."""
     try:
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
+        if manifest["version"] == SPLIT_VERSION:
+            decoder = dataclasses.replace(decoder, ffn_block=manifest.get("ffn_block", _FIRST_FFN_BLOCK))
         decoder.share(0, num_ranks_of(manifest))
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.scores.report import as_json, as_markdown
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.cache import Unreadable
-from llama_adapter.app.training.checkpoint import LoopState
+from llama_adapter.app.training.checkpoint import BEST, LAST, LoopState
 from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.curves import draw_curves
 from llama_adapter.app.training.errors import TrainingError, other_run
@@ -62,35 +65,61 @@ def require_same_run(folder: Path, run: str) -> None:
         raise other_run(folder)
 
 
-def require_disk(model: TrainableModel, folder: Path) -> None:
-    """Raise TrainingError unless the disk has room for what a run writes, beside what lies in its folder already."""
-    trained = sum(one.nbytes for one in model.trained().values())
-    # Weights with two moments, and the best weights, each with its successor beside it; and the adapter.
-    needed = (2 * (1 + MOMENTS) + 2 + 1) * trained
-    if model.sources.bundle is not None:
-        needed += sum(path.stat().st_size for path in Path(model.sources.bundle).rglob("*") if path.is_file())
-    if folder.is_dir():
-        needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def require_disk(job: TrainJob, model: TrainableModel, folder: Path) -> None:
+    """Raise TrainingError unless the disk has room for what a run writes, a file or bundle after the other.
+
+    Each is written beside the one that it replaces.
+    """
+    weights = sum(one.nbytes for one in model.trained().values())
+    adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
+    checkpoints = [(folder / LAST, (1 + MOMENTS) * weights), (folder / BEST, weights)]
+    writes = [*checkpoints, *checkpoints, (Path(job.out), adapter)]
+    if (dtype := _bundle_dtype(job, model)) is not None:
+        writes.append((folder / BUNDLE, _bundle_bytes(model, dtype)))
+    there = {path: _size(path) for path, _ in writes}
+    needed = added = 0
+    for path, size in writes:
+        needed = max(needed, added + size)
+        added, there[path] = added + size - there[path], size
     free = shutil.disk_usage(folder.absolute().parent).free
     if needed > free:
         raise TrainingError(
-            f"The run writes up to {needed / 1e6:,.0f} MB, and the disk of `{shown_name(str(folder))}` has "
+            f"The run needs up to {needed / 1e6:,.0f} MB, and the disk of `{shown_name(str(folder))}` has "
             f"{free / 1e6:,.0f} MB free",
             hint="make room, or name another --out",
         )
 
 
+def _size(place: Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 if there is none."""
+    paths = place.rglob("*") if place.is_dir() else [place]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:
     """Write the adapter's file, and a bundle where one is wanted; returns its folder. Raises OSError."""
     write_adapter(model, job.out)
-    base = model.sources.bundle
-    if (base is None and not job.bundle) or model.vision is None:
+    if (dtype := _bundle_dtype(job, model)) is None:
         return None
-    dtype = model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
     loaded, tensors = model.loaded_model(dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
     save_bundle(folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
     return folder / BUNDLE
+
+
+def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
+    """Of the weights in the bundle that a run writes; None if it writes none."""
+    base = model.sources.bundle
+    if (base is None and not job.bundle) or model.vision is None:
+        return None
+    return model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
+
+
+def _bundle_bytes(model: TrainableModel, dtype: torch.dtype) -> int:
+    has_lora = "LoRA factors" in model.choice.kinds or model.sources.adapter.has_lora
+    decoder = dataclasses.replace(model.decoder_config, separate_adapter_kv=has_lora)
+    halves = (expected_forms(config, dtype=dtype) for config in (decoder, model.vision_config))
+    return sum(form.num_bytes for forms in halves for form in forms.values()) + len(model.tokenizer.data)
 
 
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:

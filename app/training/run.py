@@ -124,7 +124,7 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     backend.empty_caches()
     model.checkpoint_layers = job.checkpointing
     if ranks.is_first:
-        require_disk(model, folder)
+        require_disk(job, model, folder)
     for note in model.notes:
         tell(f"note: {note}")
     if data.warnings:

@@ -61,11 +61,28 @@ def test_shares_divide_heads_units_and_tokens_without_rest(config: DecoderConfig
     assert "rank" not in config.to_dict()  # digests and bundles of whole decoders are as they were
 
 
-def test_units_come_in_blocks_that_kernels_compute_together() -> None:
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_7b_is_divided_between_activations_that_share_a_scale(size: int) -> None:
     llama_7b = dataclasses.replace(CONFIG, dim=4096, num_heads=32, ffn_dim=11008)
-    widths = [part.ffn_dim for part in shares(llama_7b, 8)]
-    assert sum(widths) == 11008
-    assert all(width % 64 == 0 for width in widths)
+    parts = shares(llama_7b, size)
+    assert sum(part.ffn_dim for part in parts) == 11008
+    assert all(part.ffn_dim % 128 == 0 and part.heads.start * part.head_dim % 128 == 0 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("ffn_dim", "size", "widths"),
+    [
+        (640, 2, [384, 256]),
+        (640, 4, [256, 128, 128, 128]),
+        (640, 6, [128, 128, 64, 128, 128, 64]),  # five blocks of 128 are too few
+        (192, 2, [128, 64]),  # one and a half
+        (192, 4, [48, 48, 48, 48]),
+        (100, 3, [34, 33, 33]),
+    ],
+)
+def test_units_are_divided_in_the_largest_blocks_that_all_ranks_get(ffn_dim: int, size: int, widths: list[int]) -> None:
+    config = dataclasses.replace(CONFIG, dim=64, num_heads=8, ffn_dim=ffn_dim)
+    assert [part.ffn_dim for part in shares(config, size)] == widths
 
 
 @pytest.mark.parametrize(("size", "words"), [(7, "6 heads, so 6 ranks"), (2, "rank 1 of 2 already")])

@@ -53,7 +53,8 @@ def test_sizes_of_65b_are_those_of_its_shapes() -> None:
     assert whole.keys_and_values == 8 * 80 * 512 * 8192 * 2 * 2
     assert whole.prefix == 8 * 79 * 10 * 8192 * 2 * 2
     assert eighth.keys_and_values * 8 == whole.keys_and_values
-    assert whole.weights / 8 < eighth.weights < whole.weights / 8 * 1.01  # norms and queries are on every device
+    uneven = 80 * 3 * 8192 * 64 * 2  # the first has 22 of 172 blocks of 128 units, half a block above an eighth
+    assert whole.weights / 8 < eighth.weights - uneven < whole.weights / 8 * 1.01  # norms and queries are on all
     assert eighth.first - eighth.others == eighth.encoder
     assert plans["int4", 1].weights / plans["int8", 1].weights == pytest.approx(0.57, abs=0.02)
     assert [plans["float16", number].rows[21 * GB] > 0 for number in (1, 2, 4, 8)] == [False, False, False, True]

@@ -108,6 +108,20 @@ def test_archives_have_samples(tmp_path: Path, mode: str) -> None:
     assert reasons(found, folder=tmp_path)[0].startswith(f"{path.name}/3.png: it has no answer in a column")
 
 
+@pytest.mark.parametrize("data", ["a.tar", "rows.jsonl"])
+def test_two_pictures_of_an_archive_with_one_name_are_an_error(tmp_path: Path, data: str) -> None:
+    """Records tell them apart by their bytes; a table that names them cannot."""
+    members = {"1.png": b"1", "1.txt": b"A star.", "2.png": b"2", "2.txt": b"A ring.", "./1.png": b"3", "./1.txt": b"?"}
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    write_lines(tmp_path / "rows.jsonl", *({"picture": f"a.tar/{name}.png", "text": name} for name in "12"))
+    found = read_examples(str(tmp_path / data))
+
+    assert [example.item.label.rpartition("/")[2] for example in found.examples] == ["2.png"]
+    assert reasons(found, folder=tmp_path) == [
+        "a.tar/1.png: the archive has two pictures of this name, which a table could not tell apart"
+    ]
+
+
 @pytest.mark.parametrize("by", ["folder", "pattern"])
 def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -> None:
     for name in ("cat", "dog"):

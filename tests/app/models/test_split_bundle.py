@@ -1,5 +1,6 @@
 """Split bundles: a rank's file holds what the rank would take from the whole bundle, and mixed-up files are refused."""
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from itertools import islice
@@ -12,18 +13,18 @@ from torch import Tensor
 
 from llama_adapter.app.cli import main
 from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.models.bundle import convert, load_bundle, stream_bundle
+from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.split_bundle import split_bundle
-from llama_adapter.llm.split import take
+from llama_adapter.llm.split import share_of, take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.ranks import Alone
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
-from tests.app.models.bundles import SOURCES, edit_manifest
+from tests.app.models.bundles import SOURCES, edit, edit_manifest
 
 
 class Place(Alone):
@@ -151,6 +152,31 @@ def test_files_that_changed_their_places_are_refused(own: Path) -> None:
         part(own, 0, 2)
     errors = {finding.what for finding in diagnose(own) if finding.level == "error"}
     assert errors == {first.name, second.name}
+
+
+def test_a_bundle_that_does_not_tell_its_blocks_was_divided_in_blocks_of_64(
+    whole: Callable[[Precision], Path], tmp_path: Path
+) -> None:
+    source = whole("int4")
+    model, tensors = stream_bundle(source)
+    earlier = dataclasses.replace(model, decoder_config=dataclasses.replace(model.decoder_config, ffn_block=64))
+    made = save_bundle(tmp_path / "three", model=earlier, decoder_tensors=tensors, num_ranks=3)
+    assert read_manifest(made)["ffn_block"] == 64
+    edit(lambda manifest: manifest.pop("ffn_block"))(made)
+
+    parts = []
+    for rank in range(3):
+        loaded, tensors = stream_bundle(made, ranks=Place(rank, 3))
+        parts.append(dict(tensors)["layers.0.feed_forward.down.weight"])
+        assert share_of(loaded.decoder_config, Place(rank, 3)).ffn_dim == [192, 192, 128][rank]
+    assert torch.equal(torch.cat(parts, dim=1), dict(stream_bundle(source)[1])["layers.0.feed_forward.down.weight"])
+
+
+@pytest.mark.parametrize("block", [0, "64", None, True])
+def test_a_damaged_block_is_refused(own: Path, block: object) -> None:
+    edit_manifest(ffn_block=block)(own)
+    with pytest.raises(CheckpointError, match="invalid configuration: ffn_block must be"):
+        part(own, 0, 2)
 
 
 def test_a_whole_decoder_is_no_part(own: Path, split: Path) -> None:
