@@ -85,12 +85,12 @@ def test_commands_say_where_they_run() -> None:
 # Messages as the program makes them: whole, with everything filled in. The others are looked for in its sources.
 
 
-Told = tuple[str, int]  # a message, and the exit code that it comes with
+Told = tuple[str, int]  # a message without backticks, and the exit code that it comes with
 
 
 def told_of(error: BaseException) -> Told:
     problem = describe(error)
-    return problem.sentence, int(problem.exit_code)
+    return without_ticks(problem.sentence), int(problem.exit_code)
 
 
 def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
@@ -137,21 +137,19 @@ def failures_of_atc() -> list[Told]:
     return [told_of(GraphError(explain_atc(output, returncode=1)[0])) for output in outputs]
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+@pytest.fixture(scope="module")
+def told() -> list[Told]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        device = no_such_device(monkeypatch)
     return [
-        no_such_device(monkeypatch),
+        device,
         *refusals_of_a_310p(),
         *(told_of(explain_loading(error)) for error in LOADING_ERRORS),
         *failures_at_work(),
         *failures_of_an_om(),
         *failures_of_atc(),
         # In a program of the user's own: a traceback, and Python's exit code for one.
-        *(
-            (text.replace(HOLE, "torch_npu"), 1)
-            for text, _ in templates(Path(torch.__file__))
-            if "backend extension: " in text
-        ),
+        *((text.replace(HOLE, "torch_npu"), 1) for text in texts_of_torch() if "backend extension: " in text),
     ]
 
 
@@ -170,16 +168,16 @@ HOLE = "\0"  # stands for whatever an f-string puts there
 
 def templates(path: Path) -> set[tuple[str, str]]:
     """All texts in a source, f-strings with holes, each with the class of the error that it is raised as, or ""."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     classes = {
         id(node.args[0]): node.func.id
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error")
         if node.args
     }
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         kind = classes.get(id(node), "")
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
@@ -189,6 +187,12 @@ def templates(path: Path) -> set[tuple[str, str]]:
     return found
 
 
+@functools.cache
+def texts_of_torch() -> list[str]:
+    """As `templates`, without backticks, of the file that `import torch` runs."""
+    return [without_ticks(text) for text, _ in templates(Path(torch.__file__))]
+
+
 def all_errors(kind: type[LlamaAdapterError]) -> set[type[LlamaAdapterError]]:
     """The class and all below it that are imported."""
     return {kind}.union(*map(all_errors, kind.__subclasses__()))
@@ -196,26 +200,31 @@ def all_errors(kind: type[LlamaAdapterError]) -> set[type[LlamaAdapterError]]:
 
 @functools.cache
 def texts_of_the_program() -> list[tuple[str, int | None]]:
-    """As `templates`, with exit codes, where a text is raised as one of our errors."""
+    """As `templates`, without backticks, and with exit codes where a text is raised as one of our errors."""
     files = [file for package in ("app", "llm", "runtime", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
     codes = {name.rpartition(".")[2]: int(rule.exit_code) for name, rule in RULES.items()}
     codes |= {kind.__name__: int(kind.exit_code) for kind in all_errors(LlamaAdapterError)}
-    return [(text, codes.get(kind)) for text, kind in sorted(set().union(*map(templates, files)))]
+    return [(without_ticks(text), codes.get(kind)) for text, kind in sorted(set().union(*map(templates, files)))]
 
 
-def says(message: str, text: str) -> bool:
-    """Whether a message of the guide is this text of the program, all of it; its dots stand for one thing or more.
+def without_ticks(text: str) -> str:
+    """As the guide writes a message: its own backticks are around the whole."""
+    return text.replace("`", "")
 
-    The guide has no backticks inside its own. A hole of a template is met by dots alone.
+
+def whole_message(message: str) -> re.Pattern[str]:
+    """What a text of the program has to match, all of it, to be this message of the guide.
+
+    Dots of the guide stand for one thing or more. A hole of a template is met by dots alone.
     """
-    pattern = ".+".join(map(re.escape, message.split("...")))
-    return re.fullmatch(pattern, text.replace("`", ""), re.DOTALL) is not None
+    return re.compile(".+".join(map(re.escape, message.split("..."))), re.DOTALL)
 
 
 @pytest.mark.parametrize(("message", "code"), failures())
 def test_messages_are_those_of_the_program(message: str, code: int, told: list[Told]) -> None:
     assert len(message.replace("...", "")) >= 20
-    codes = {code for text, code in (*told, *texts_of_the_program()) if says(message, text)}
+    says = whole_message(message).fullmatch
+    codes = {code for text, code in (*told, *texts_of_the_program()) if says(text)}
     assert codes
     assert codes - {None} == {code}
 
@@ -233,7 +242,8 @@ def test_messages_are_those_of_the_program(message: str, code: int, told: list[T
     ],
 )
 def test_foreign_messages_are_detected(message: str, told: list[Told]) -> None:
-    assert not any(says(message, text) for text, _ in (*told, *texts_of_the_program()))
+    says = whole_message(message).fullmatch
+    assert not any(says(text) for text, _ in (*told, *texts_of_the_program()))
 
 
 def test_all_tables_of_failures_are_read() -> None:

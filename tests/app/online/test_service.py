@@ -26,6 +26,7 @@ from llama_adapter.app.online.service import (
     UnavailableError,
 )
 from llama_adapter.app.parallel.group import RankError
+from llama_adapter.app.reading.prefetch import num_reading_threads
 from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -649,7 +650,8 @@ def ask_slow(number: int, **options: Any) -> Ask:
 def test_slow_pictures_do_not_block_others(isolated: Starter) -> None:
     service = isolated(limits=SLOW_LIMITS)
     known = service.submit(ask(0)).result()
-    slow = [service.submit(ask_slow(number, client="slow")) for number in range(8)]
+    num_places = num_reading_threads() + SLOW_LIMITS.max_slow_pictures + SLOW_LIMITS.max_slow_waiting
+    slow = [service.submit(ask_slow(number, client="slow")) for number in range(num_places + 1)]
     wait_for(lambda: service.status().num_slow_reading > 0)
 
     assert service.submit(ask(0)).result().is_reused

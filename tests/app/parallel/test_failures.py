@@ -117,6 +117,7 @@ def test_a_port_that_is_taken_is_named(run: Run, taken: int, monkeypatch: pytest
     assert "hint: set MASTER_PORT to a free port" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: torch has loggers that write to its stderr."""

@@ -6,6 +6,7 @@ import pickle
 import pickletools
 import random
 import shutil
+import struct
 import sys
 import zipfile
 from argparse import Namespace
@@ -261,7 +262,14 @@ def many_headers(number: int) -> bytes:
 
 def pickle_parts(*values: object) -> bytes:
     """The opcodes that push plain values, without memo entries, so that they can be combined."""
-    return b"".join(pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1] for value in values)
+    return b"".join(map(pickle_part, values))
+
+
+def pickle_part(value: object) -> bytes:
+    if isinstance(value, str):  # there are many, and pickletools takes its time
+        text = value.encode()
+        return b"X" + struct.pack("<I", len(text)) + text
+    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
 
 
 def modules_with_attributes(number: int, attributes: bytes) -> bytes:
