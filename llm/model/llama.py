@@ -50,7 +50,7 @@ class Attention(nn.Module):
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
-        places_B: Tensor | None,
+        places_B: Tensor | None = None,
     ) -> Tensor:
         q_BSNH, k_BSNH, v_BSNH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         q_BSNH, k_BSNH = self.operators.rotate(q_BSNH, k_BSNH, *rotary)
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
-        places_B: Tensor | None,
+        places_B: Tensor | None = None,
     ) -> Tensor:
         x_BSD = _at(places_B, x_BSD) + self.attention(
             self.attention_norm(x_BSD),

@@ -47,6 +47,9 @@ def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
     encoder(pixels(["shapes_200x300.jpg"]))
     for hook in hooks:
         hook.remove()
+    queries = golden["trace/visual_block_1"][: encoder.query.num_queries]
+    assert max_difference(seen["visual_block_1"], queries) < 2e-5, "the last block is asked for the queries alone"
+    [seen["visual_block_1"]] = encoder.query.blocks[1](seen["visual_block_0"][None])
     for name in stages:
         expected = golden[f"trace/{name}"]
         assert max_difference(seen[name][: len(expected)], expected) < 2e-5, name
