@@ -297,7 +297,7 @@ static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const i
 }
 
 /* Equal runs are computed once up to the first attention that reads a prefix. Of the last layer, all tokens leave their
- * keys and values, and the rest is computed for tokens that logits are wanted of.
+ * keys and values, and the rest is computed only for tokens that need logits.
  *
  * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; -1 where a sum over
  * ranks failed; else 0. */

@@ -151,6 +151,17 @@ def test_ranks_in_int4_round_activations_as_one_process_does(size: int) -> None:
     assert (first - whole).abs().median() <= 1e-5 * whole.abs().median()
 
 
+def test_ranks_of_whole_groups_give_the_logits_of_one_process() -> None:
+    config = dataclasses.replace(CONFIG, dim=512, ffn_dim=512)
+    state = stored(torch.float32, "int4", config=config)
+    meeting = Meeting(2)
+
+    first, _ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(2))
+
+    whole = logits(runner(state, config=config))
+    assert (first - whole).norm() <= 1e-5 * whole.norm()
+
+
 def test_a_sum_that_fails_ends_the_call_and_is_raised() -> None:
     ranks = BrokenRank()
     broken = runner(stored(torch.float32, "float"), ranks)

@@ -69,7 +69,8 @@ def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], chec
 def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     choice = TrainingChoice(sets=("bias", "lora"))
     _, shapes, _, _ = counted(choice.sets, checkpointing=False)
-    shapes = dataclasses.replace(shapes, rows=16, device_type="cuda", is_scored=False)
+    # Long enough that a step takes more than encoding the pictures before it.
+    shapes = dataclasses.replace(shapes, rows=16, tokens=96, device_type="cuda", is_scored=False)
     whole = plan_step(shapes)
     eighth = smaller(shapes, num_ranks=8, batch_size=16, rows=None)
 
@@ -78,8 +79,7 @@ def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     assert plan_step(smaller(shapes, num_ranks=1, batch_size=16, rows=4)).flops == pytest.approx(whole.flops, rel=0.02)
     assert plan_step(dataclasses.replace(shapes, checkpointing=True)).computing < whole.computing
     divided = plan_step(eighth, num_ranks=8, kind="fsdp")
-    steps = [dataclasses.replace(plan, encoding=0).total for plan in (divided, plan_step(eighth, num_ranks=8), whole)]
-    assert steps[0] < steps[1] < steps[2]
+    assert divided.total < plan_step(eighth, num_ranks=8).total < whole.total
     assert divided.trained == whole.trained // 8
 
 
