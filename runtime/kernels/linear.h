@@ -9,10 +9,12 @@
 
 #define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
 #define ROWS_AT_ONCE 66 /* whose sums of one block stay in the nearest cache */
-/* Of weights that stay in the nearest cache while all rows pass; fewer rows do not hide the wait for more of them. */
-#define SLAB_BYTES(num_rows) ((num_rows) > 56 ? 16 * 1024 : 12 * 1024)
+/* Of weights that stay in the nearest cache while all rows pass. Few rows of floats do not hide the wait for more of them. */
+#define SLAB_BYTES(kind, num_rows) (is_integer(kind) || (num_rows) > 56 ? 16 * 1024 : 12 * 1024)
 #define LEAST_PANEL 64 /* outputs that are finished together */
 #define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
+
+static inline bool is_integer(int kind) { return kind == INT8 || kind == INT4; }
 
 typedef struct {
     int32_t kind;
@@ -116,19 +118,16 @@ static void pack_task(const void *context, int64_t first, int64_t end, int64_t t
 
 static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-/* Activations of a layer, in the making: rows as its weights take them. */
+/* Activations of a layer, in the making: rows as its weights take them. The fields are those of input_t. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, group, num_groups, num_offsets; /* as in input_t; without scales there are no groups */
+    int64_t num_in, num_rows, group;
     void *values;
     int64_t value_stride;
     float *scales;
     int32_t *offsets;
     float *bases;
 } converted_t;
-
-/* Inputs that an offset is of. */
-static inline int64_t inputs_of_offset(int kind, int64_t group) { return kind == INT4 ? GROUP : group; }
 
 static inline const void *element(const void *base, int type, int64_t at) {
     return (const char *)base + at * (type == FLOAT32 ? 4 : 2);
@@ -162,40 +161,37 @@ static inline int32_t halvings_of(float whole, float part) {
     return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* less than 0 where x is no number */
 }
 
-/* `kind` is known to the compiler: groups for INT8 have one part, and those for INT4 one for each GROUP. */
-ALWAYS_INLINE void quantise_group(const int kind, const converted_t *self, int64_t row, int64_t group, const void *x,
-                                  int type, int64_t at) {
-    int64_t first = group * self->group, count = least(self->group, self->num_in - first);
-    int64_t step = inputs_of_offset(kind, self->group), num_parts = kind == INT4 ? parts_of(count, GROUP) : 1;
-    int64_t place = row * self->num_offsets + first / step;
+/* Rounds one WIDE_GROUP of a row, its first input x[at]. `kind` is known to the compiler. */
+ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, int64_t row, int64_t wide, const void *x,
+                                       int type, int64_t at) {
+    int64_t first = wide * WIDE_GROUP, count = least(WIDE_GROUP, self->num_in - first);
+    int64_t place = first / self->group * self->num_rows + row;
     float largest[WIDE_GROUP / GROUP], absmax = 0.0f;
     floats_t broken = zeros();
-    for (int64_t part = 0; part < num_parts; part++) {
-        largest[part] = largest_magnitude(x, type, at + part * step, least(step, count - part * step), &broken);
-        absmax = absmax > largest[part] ? absmax : largest[part];
+    for (int64_t k = 0; k < count; k += self->group) {
+        float group_max = largest_magnitude(x, type, at + k, least(self->group, count - k), &broken);
+        largest[k / self->group] = group_max;
+        absmax = absmax > group_max ? absmax : group_max;
     }
-    self->scales[row * self->num_groups + group] = absmax / 127.0f + sum_of(broken);
+    self->scales[wide * self->num_rows + row] = absmax / 127.0f + sum_of(broken);
     float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
-    for (int64_t part = 0; part < num_parts; part++, place++) {
-        int32_t halvings = kind == INT4 ? halvings_of(absmax, largest[part]) : 0;
+    for (int64_t group = 0; group < count; group += self->group, place += self->num_rows) {
+        int32_t halvings = halvings_of(absmax, largest[group / self->group]);
         float inverse = widest * (float)(1 << halvings);
-        /* A subnormal group has an infinite inverse: it is as good as zero. */
+        /* A subnormal group has an infinite inverse. It is rounded to zero. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
-        int64_t end = least(count, (part + 1) * step);
-        for (int64_t k = part * step; k < end; k += LANES) {
+        int64_t end = least(count, group + self->group);
+        for (int64_t k = group; k < end; k += LANES) {
             ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
             sum = add_ints(sum, rounded);
             int64_t to = row * self->value_stride + first + k;
             if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
             else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
-        /* Unsigned, as it may overflow where x is no number. */
-        uint32_t added = kind == INT8 ? INT8_ADDED : 8, base = 0;
-        if (kind == INT4) {
-            base = ONE_BY_ONE - halvings * HALVING;
-            memcpy(self->bases + place, &base, sizeof base);
-        }
+        /* Unsigned, because it may overflow if x is not a number. */
+        uint32_t base = ONE_BY_ONE - halvings * HALVING, added = kind == INT8 ? INT8_ADDED : 8;
+        memcpy(self->bases + place, &base, sizeof base);
         self->offsets[place] = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
     }
 }
@@ -203,13 +199,13 @@ ALWAYS_INLINE void quantise_group(const int kind, const converted_t *self, int64
 /* The type of activations that weights of a kind take; an integer kind stands for its own form of them. */
 static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPUT : kind; }
 
-/* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a group. */
+/* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a WIDE_GROUP. */
 static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type,
                     int64_t at) {
-    if (self->num_groups) {
-        for (int64_t k = first; k < end; k += self->group)
-            if (self->kind == INT8) quantise_group(INT8, self, row, k / self->group, x, type, at + k - first);
-            else quantise_group(INT4, self, row, k / self->group, x, type, at + k - first);
+    if (is_integer(self->kind)) {
+        for (int64_t k = first; k < end; k += WIDE_GROUP)
+            if (self->kind == INT8) quantise_wide_group(INT8, self, row, k / WIDE_GROUP, x, type, at + k - first);
+            else quantise_wide_group(INT4, self, row, k / WIDE_GROUP, x, type, at + k - first);
         return;
     }
     for (int64_t k = first; k < end; k += LANES) {
@@ -232,8 +228,9 @@ static void convert_task(const void *context, int64_t first, int64_t end, int64_
     for (int64_t row = first; row < end; row++) convert(&self->made, row, 0, num_in, self->x, self->type, row * num_in);
 }
 
-static inline int64_t groups_of(int kind, int64_t num_in, int64_t group) {
-    return kind == INT8 || kind == INT4 ? parts_of(num_in, group) : 0;
+/* Of a row of activations with this many inputs each; none for weights in floats. */
+static inline int64_t groups_of(const linear_t *linear, int64_t group) {
+    return is_integer(linear->kind) ? parts_of(linear->num_in, group) : 0;
 }
 
 static inline int64_t value_bytes_of(int kind) {
@@ -250,30 +247,29 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
 /* What a layer reads, made in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
-    if (kind == INT4) group = WIDE_GROUP;
-    int64_t num_groups = groups_of(kind, linear->num_in, group), stride = value_stride_of(kind, linear->num_in);
-    int64_t num_offsets = groups_of(kind, linear->num_in, inputs_of_offset(kind, group));
+    if (kind == INT4) group = GROUP;
+    int64_t stride = value_stride_of(kind, linear->num_in);
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
-    int32_t *offsets = (int32_t *)(scales + num_rows * num_groups);
-    float *bases = (float *)(offsets + num_rows * num_offsets);
-    return (converted_t){kind, linear->num_in, group, num_groups, num_offsets, memory, stride, scales, offsets, bases};
+    int32_t *offsets = (int32_t *)(scales + num_rows * groups_of(linear, WIDE_GROUP));
+    float *bases = (float *)(offsets + num_rows * groups_of(linear, group));
+    return (converted_t){kind, linear->num_in, num_rows, group, memory, stride, scales, offsets, bases};
 }
 
-/* With groups of GROUP inputs or more. */
+/* With any number of inputs in a group. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
-    int64_t row_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (row_bytes + 12 * groups_of(linear->kind, linear->num_in, GROUP));
+    int64_t value_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
+    return num_rows * (value_bytes + 4 * groups_of(linear, WIDE_GROUP) + 8 * groups_of(linear, GROUP));
 }
 
 static inline input_t input_of(const converted_t *made) {
-    return (input_t){made->values, made->value_stride, made->scales,     made->offsets,
-                     made->bases,  made->group,        made->num_groups, made->num_offsets};
+    return (input_t){made->values, made->value_stride, made->scales, made->offsets, made->bases, made->num_rows,
+                     made->group};
 }
 
 /* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
 static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
                              void *memory, int num_threads) {
-    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, 0, 0, 0};
+    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, num_rows, group};
     conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.made);
@@ -281,52 +277,43 @@ static input_t convert_input(const linear_t *linear, const void *x, int type, in
 
 /* ---- products ---- */
 
-ALWAYS_INLINE void tile(const int rows, const linear_t *self, const input_t *input, int64_t row, int64_t block,
-                        int64_t first, int64_t end, float *c) {
-    const char *w = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block +
-                    bytes_of_block(self->kind, first);
+/* A tile of `rows` rows from `row` on, over inputs first..end-1 of a block. `w` are the weights from `first` on. */
+ALWAYS_INLINE void tile(const int kind, const int rows, const input_t *input, int64_t row, int64_t first, int64_t end,
+                        const void *w, float *c) {
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    int64_t group = input->group, num_groups = input->num_groups, num_offsets = input->num_offsets;
-    int64_t place = num_groups ? row * num_offsets + first / inputs_of_offset(self->kind, group) : 0;
-    const float *scales = input->scales + (num_groups ? row * num_groups + first / group : 0);
-    const float *bases = input->bases + place;
-    const int32_t *offsets = input->offsets + place;
-    bool go_on = first > 0;
-    switch (self->kind) {
-        case FLOAT32:
-            tile_float32(rows, (const float *)input->values + at, stride, (const float *)w, num_in, c, go_on);
-            break;
-        case BFLOAT16:
-            tile_bfloat16(rows, (const bfloat16_input_t *)input->values + at, stride, (const bfloat16_t *)w, num_in, c,
-                          go_on);
-            break;
-        case INT8:
-            tile_int8(rows, (const int8_input_t *)input->values + at, stride, scales, offsets, group, num_groups,
-                      (const uint8_t *)w, num_in, c, go_on);
-            break;
-        default:
-            tile_int4(rows, (const int8_t *)input->values + at, stride, scales, num_groups, offsets, bases, num_offsets,
-                      (const uint8_t *)w, num_in, c, go_on);
-    }
+    if (kind == FLOAT32) tile_float32(rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
+    else if (kind == BFLOAT16)
+        tile_bfloat16(rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
+    else tile_of_integers(kind, rows, input, row, first, end, w, c);
 }
+
+/* A function for each kind and number of rows. In one large function, GCC 12 keeps vectors of tiles in memory. */
+typedef void (*tile_t)(const input_t *input, int64_t row, int64_t first, int64_t end, const void *w, float *c);
+#define TILE(kind, rows)                                                                                                \
+    static __attribute__((noinline)) void kind##_##rows(const input_t *input, int64_t row, int64_t first, int64_t end,  \
+                                                        const void *w, float *c) {                                      \
+        tile(kind, rows, input, row, first, end, w, c);                                                                 \
+    }
+#define TILES(kind) TILE(kind, 1) TILE(kind, 2) TILE(kind, 3) TILE(kind, 4) TILE(kind, 5) TILE(kind, 6)
+#define TILES_OF(kind) {kind##_1, kind##_2, kind##_3, kind##_4, kind##_5, kind##_6}
+TILES(FLOAT32)
+TILES(BFLOAT16)
+TILES(INT8)
+TILES(INT4)
+static const tile_t tiles[][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
 
 /* Sums of rows first_row.. of one block into c, from row to row SUMS_APART. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
-    int64_t group = most(GROUP, input->group), at_once = most(1, SLAB_BYTES(num_rows) / bytes_of_block(self->kind, group));
-    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : at_once * group;
+    int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
+    int64_t slab = step * most(1, SLAB_BYTES(self->kind, num_rows) / bytes_of_block(self->kind, step));
+    int64_t depth = num_rows <= TILE_ROWS ? self->num_in : slab;
+    const char *weights = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block;
     for (int64_t first = 0; first < self->num_in; first += depth) {
-        int64_t end = least(first + depth, self->num_in), r = 0;
-        for (; r + TILE_ROWS <= num_rows; r += TILE_ROWS)
-            tile(TILE_ROWS, self, input, first_row + r, block, first, end, c + r * SUMS_APART);
-        float *rest = c + r * SUMS_APART;
-        switch (num_rows - r) {
-            case 5: tile(5, self, input, first_row + r, block, first, end, rest); break;
-            case 4: tile(4, self, input, first_row + r, block, first, end, rest); break;
-            case 3: tile(3, self, input, first_row + r, block, first, end, rest); break;
-            case 2: tile(2, self, input, first_row + r, block, first, end, rest); break;
-            case 1: tile(1, self, input, first_row + r, block, first, end, rest); break;
-        }
+        const char *w = weights + bytes_of_block(self->kind, first);
+        int64_t end = least(first + depth, self->num_in);
+        for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
+            tiles[self->kind][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w, c + r * SUMS_APART);
     }
 }
 
@@ -414,7 +401,7 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
 /* Outputs that are finished together: the next layer's groups are made of whole ones, and elsewhere fewer of them keep
  * more threads busy. */
 static int64_t panel_of(const product_t *self) {
-    return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT ? self->next->group : 0);
+    return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT && is_integer(self->next->kind) ? WIDE_GROUP : 0);
 }
 
 static void multiply(product_t *job, int num_threads) {

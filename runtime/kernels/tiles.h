@@ -4,14 +4,15 @@
  * (bfloat16), four (int8) or eight (int4), as multiply-add instructions take them. A row's sums are always taken in the
  * same order, so its result is the same, to the bit, alone or among others, and with any number of threads.
  *
- * int8 and int4: activations are rounded to int8 too, for each row in groups that have a scale each. The products are
- * summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many instructions multiply
- * unsigned with signed numbers. That many times the sum of a group's activations, its offset, is taken away.
+ * int8 and int4: activations are rounded to 8 bits. Each WIDE_GROUP of a row has a scale. It is made of groups, each
+ * rounded with that scale halved n times, as often as the group's largest value allows. So with groups of GROUP inputs an
+ * outlier spoils its own group only. Encoders with int8 weights have one group in a WIDE_GROUP, because their norms are
+ * balanced (see balancing.py).
  *
- * int4: weights have a scale for each GROUP of inputs, activations one for each WIDE_GROUP. A GROUP of activations is
- * rounded with that scale halved n times, as often as its largest one allows, so that an outlier spoils its own GROUP only.
- * Sums start from the bits of a float, ONE_BY_ONE / 2^n, and the offset. Read as a float they are that float plus
- * sum / 2^n, exactly, so one subtraction takes the place of the conversion and of halving.
+ * The products of a group are summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many
+ * instructions multiply unsigned by signed numbers. The excess, that number times the sum of the group's activations, is
+ * subtracted from the start of the sum. The start also has the bits of the float ONE_BY_ONE / 2^n. Read as a float, the
+ * finished sum is that float plus sum / 2^n, exactly. So one subtraction converts the sum and halves it n times.
  */
 #pragma once
 
@@ -22,10 +23,8 @@
 #include "vector.h"
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
-#define GROUP 32 /* inputs that share a scale of activations for 8-bit weights, and one of 4-bit weights */
-/* Inputs that share a scale of activations for 4-bit weights, and of an encoder's for 8-bit weights: its norms are balanced,
- * see balancing.py. */
-#define WIDE_GROUP 128
+#define GROUP 32       /* inputs of a group, and of 4-bit weights that share a scale */
+#define WIDE_GROUP 128 /* inputs whose activations share a scale */
 #define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together at most, for a group */
 #define SUMS_APART (PANEL + 16) /* from row to row: an odd number of cache lines, or rows would compete for few places */
 #define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
@@ -36,10 +35,11 @@ enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
-    const float *scales;    /* (rows, num_groups), INT8 and INT4 only */
-    const int32_t *offsets; /* (rows, num_offsets): minus INT8_ADDED or 8 times a sum of activations; INT4: see above */
-    const float *bases;     /* (rows, num_offsets): what sums of INT4 start from */
-    int64_t group, num_groups, num_offsets; /* `group` inputs share a scale */
+    /* INT8 and INT4 only: */
+    const float *scales;    /* (wide groups, rows) */
+    const int32_t *offsets; /* (groups, rows): what integer sums start from */
+    const float *bases;     /* (groups, rows): the float whose bits are part of the offset */
+    int64_t num_rows, group; /* `group` inputs are summed as integers; for INT4 that is GROUP */
 } input_t;
 
 #define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are the whole numbers */
@@ -137,34 +137,18 @@ ALWAYS_INLINE ints_t splat_word(const void *a) {
     return splat_ints(word);
 }
 
-/* Of integers, the sums of a group are integers, and those of all groups so far are floats. Where both fit into the
- * registers, a tile of many rows is computed in two parts: half of the vectors over a stretch of inputs, then the other
- * half, whose weights are in the nearest cache by then. Elsewhere the floats are in memory. */
-#define VECTORS_AT_A_TIME(rows) (TOTALS_IN_REGISTERS && (rows) > TILE_ROWS / 2 ? TILE_VECTORS / 2 : TILE_VECTORS)
-#define STRETCH (2 * GROUP) /* inputs */
+/* A tile of integers holds two sets of sums: integers of a group, and floats of a WIDE_GROUP. If both sets of a large tile
+ * fit into registers in halves only, half of the vectors are computed over a WIDE_GROUP, then the other half. The weights of
+ * the second half are in the nearest cache by then. */
+#define VECTORS_AT_A_TIME(rows) (MANY_REGISTERS && (rows) > TILE_ROWS / 2 ? TILE_VECTORS / 2 : TILE_VECTORS)
 
-typedef floats_t totals_t[TILE_ROWS][TILE_VECTORS];
-
-ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t totals, const float *c, bool go_on) {
-    if (TOTALS_IN_REGISTERS)
-        EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * SUMS_APART + v * LANES) : zeros();
-}
-
-/* Sums of a group as floats, added to the totals. */
-ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, float *c, bool go_on) {
-    if (TOTALS_IN_REGISTERS) *total = times_add(to_floats(sums), scale, *total);
-    else store(c, times_add(to_floats(sums), scale, go_on ? load(c) : zeros()));
-}
-
-ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t totals, float *c) {
-    if (TOTALS_IN_REGISTERS) EACH(r, rows) EACH(v, vectors) store(c + r * SUMS_APART + v * LANES, totals[r][v]);
-}
+typedef ints_t int_sums_t[TILE_ROWS][TILE_VECTORS];
 
 #ifdef ROW_PAIRS
 /* Adds products of eight inputs at a time, where an instruction multiplies two rows with two outputs: `w` are weights of
  * `kind`, of all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs that
  * it computed. A row alone is not computed here, and 4 inputs may be left. Integers are exact in any order. */
-ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int kind, ints_t sums[TILE_ROWS][TILE_VECTORS],
+ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int kind, int_sums_t sums,
                                    const int8_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
     if (rows == 1) return 0;
     const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* of eight inputs */
@@ -193,105 +177,112 @@ ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int 
 #define add_in_pairs(...) 0
 #endif
 
-/* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
-ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
-                             int64_t stride, const float *scales, const int32_t *offsets, int64_t group, int64_t num_groups,
-                             const uint8_t *w, int64_t num_in, float *c, bool go_on) {
-    totals_t totals;
-    c += first_vector * LANES, w += 4 * first_vector * LANES;
-    load_totals(rows, vectors, totals, c, go_on);
-    for (int64_t first = 0; first < num_in; first += group, scales++, offsets++) {
-        ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(INT8_ADDED ? offsets[r * num_groups] : 0);
-        int64_t end = least(first + group, num_in);
-        int64_t in_pairs = add_in_pairs(rows, vectors, INT8, sums, a + first, stride, w, end - first);
-        w += in_pairs * BLOCK;
-        for (int64_t k = first + in_pairs; k < end; k += 4, w += 4 * BLOCK) {
-            if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
-            EACH(pass, INT8_PASSES) {
-                ints_t weights[TILE_VECTORS];
-                EACH(v, vectors) weights[v] = int8_weights(w + 4 * v * LANES, pass);
-                EACH(r, rows) {
-                    ints_t x = splat_word(a + r * stride + k + 2 * pass);
-                    EACH(v, vectors) sums[r][v] = int8_products(sums[r][v], weights[v], x);
-                }
+/* Adds the products of a group of inputs. With `fetch`, weights further on are fetched for all vectors.
+ * Not unrolled: with GCC 12 and AVX-512 that is 3 % faster. */
+ALWAYS_INLINE void add_int8_products(const int rows, const int vectors, const bool fetch, int_sums_t sums,
+                                     const int8_input_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
+    int64_t k = add_in_pairs(rows, vectors, INT8, sums, a, stride, w, num_in);
+    w += k * BLOCK;
+    _Pragma("GCC unroll 1") for (; k < num_in; k += 4, w += 4 * BLOCK) {
+        if (fetch) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+        EACH(pass, INT8_PASSES) {
+            ints_t weights[TILE_VECTORS];
+            EACH(v, vectors) weights[v] = int8_weights(w + 4 * v * LANES, pass);
+            EACH(r, rows) {
+                ints_t x = splat_word(a + r * stride + k + 2 * pass);
+                EACH(v, vectors) sums[r][v] = int8_products(sums[r][v], weights[v], x);
             }
         }
-        EACH(r, rows) EACH(v, vectors)
-            add_to_total(&totals[r][v], sums[r][v], splat(scales[r * num_groups]), c + r * SUMS_APART + v * LANES,
-                         go_on || first);
     }
-    store_totals(rows, vectors, totals, c);
-}
-
-ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stride, const float *scales,
-                             const int32_t *offsets, int64_t group, int64_t num_groups, const uint8_t *w, int64_t num_in,
-                             float *c, bool go_on) {
-    const int vectors = VECTORS_AT_A_TIME(rows);
-    int64_t stretch = vectors < TILE_VECTORS ? most(STRETCH, group) : num_in;
-    for (int64_t first = 0; first < num_in; first += stretch)
-        EACH(part, TILE_VECTORS / vectors)
-            part_int8(rows, vectors, part * vectors, a + first, stride, scales + first / group, offsets + first / group,
-                      group, num_groups, w + first * BLOCK, least(stretch, num_in - first), c, go_on || first);
 }
 
 /* Measured with GCC 12: unrolled, AVX2 is up to 15 % faster, and layers with AVX-512 are 3 % slower. */
-#if TOTALS_IN_REGISTERS
+#if MANY_REGISTERS
 #define INT4_UNROLL
 #else
 #define INT4_UNROLL UNROLL
 #endif
 
-/* Of a tile as of int8, over inputs that share a scale of activations. Their products by the weights' own scales are summed
- * as floats, which are multiplied by that scale once and added to the totals in memory. */
-ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
-                             const float *scales, int64_t num_groups, const int32_t *offsets, const float *bases,
-                             int64_t num_offsets, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
-    floats_t scaled[TILE_ROWS][TILE_VECTORS];
-    EACH(r, rows) EACH(v, vectors) scaled[r][v] = zeros();
-    for (int64_t first = 0; first < num_in; first += GROUP, offsets++, bases++, w += INT4_BYTES) {
-        ints_t sums[TILE_ROWS][TILE_VECTORS];
-        EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r * num_offsets]);
-        const uint8_t *eight = w + 2 * BLOCK + 4 * first_vector * LANES;
-        if (!first_vector) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
-        int64_t in_pairs = add_in_pairs(rows, vectors, INT4, sums, a + first, stride, eight, GROUP); /* all or none */
-        INT4_UNROLL for (int64_t k = first + in_pairs; k < first + GROUP; k += 8, eight += 4 * BLOCK) {
-            ints_t weights[TILE_VECTORS];
-            if (!first_vector) EACH(v, TILE_VECTORS) fetch_ahead(eight + 4 * v * LANES);
-            EACH(v, vectors) weights[v] = low_halves(eight + 4 * v * LANES);
-            EACH(r, rows) {
-                ints_t x = splat_word(a + r * stride + k);
-                EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
-            }
-            EACH(v, vectors) weights[v] = high_halves(eight + 4 * v * LANES);
-            EACH(r, rows) {
-                ints_t x = splat_word(a + r * stride + k + 4);
-                EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
-            }
-        }
-        floats_t weight_scales[TILE_VECTORS];
-        EACH(v, vectors) weight_scales[v] = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
+/* As add_int8_products, of a whole GROUP. */
+ALWAYS_INLINE void add_int4_products(const int rows, const int vectors, const bool fetch, int_sums_t sums,
+                                     const int8_t *a, int64_t stride, const uint8_t *w) {
+    int64_t in_pairs = add_in_pairs(rows, vectors, INT4, sums, a, stride, w, GROUP); /* all or none */
+    INT4_UNROLL for (int64_t k = in_pairs; k < GROUP; k += 8, w += 4 * BLOCK) {
+        ints_t weights[TILE_VECTORS];
+        if (fetch) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+        EACH(v, vectors) weights[v] = low_halves(w + 4 * v * LANES);
         EACH(r, rows) {
-            floats_t base = splat(bases[r * num_offsets]);
-            EACH(v, vectors) scaled[r][v] =
-                times_add(subtract(as_floats(int4_total(sums[r][v], offsets[r * num_offsets])), base), weight_scales[v],
-                          scaled[r][v]);
+            ints_t x = splat_word(a + r * stride + k);
+            EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
         }
-    }
-    c += first_vector * LANES;
-    EACH(r, rows) EACH(v, vectors) {
-        float *total = c + r * SUMS_APART + v * LANES;
-        store(total, times_add(scaled[r][v], splat(scales[r * num_groups]), go_on ? load(total) : zeros()));
+        EACH(v, vectors) weights[v] = high_halves(w + 4 * v * LANES);
+        EACH(r, rows) {
+            ints_t x = splat_word(a + r * stride + k + 4);
+            EACH(v, vectors) sums[r][v] = int4_products(sums[r][v], weights[v], x);
+        }
     }
 }
 
-ALWAYS_INLINE void tile_int4(const int rows, const int8_t *a, int64_t stride, const float *scales, int64_t num_groups,
-                             const int32_t *offsets, const float *bases, int64_t num_offsets, const uint8_t *w,
-                             int64_t num_in, float *c, bool go_on) {
-    const int vectors = VECTORS_AT_A_TIME(rows);
-    for (int64_t first = 0; first < num_in; first += WIDE_GROUP)
+ALWAYS_INLINE void add_to_total(float *total, floats_t sum, float scale, bool go_on) {
+    store(total, times_add(sum, splat(scale), go_on ? load(total) : zeros()));
+}
+
+/* `vectors` of a tile from `first_vector` on, over a WIDE_GROUP. Sums of each group become floats; for INT4 they are
+ * multiplied by the scales of the weights. The scale of the activations follows once, on the way to the totals in `c`. With
+ * few registers, sums of INT8 are added to the totals group by group: `scaled` would be in memory too. */
+ALWAYS_INLINE void part_of_integers(const int kind, const int rows, const int vectors, const int first_vector,
+                                    const void *a, int64_t stride, const float *scales, const int32_t *offsets,
+                                    const float *bases, int64_t num_rows, int64_t group, const uint8_t *w,
+                                    int64_t num_in, float *c, bool go_on) {
+    const bool fetch = !first_vector, is_scaled_once = kind == INT4 || MANY_REGISTERS;
+    floats_t scaled[TILE_ROWS][TILE_VECTORS];
+    if (is_scaled_once) EACH(r, rows) EACH(v, vectors) scaled[r][v] = zeros();
+    c += first_vector * LANES;
+    for (int64_t first = 0; first < num_in; first += group, offsets += num_rows, bases += num_rows) {
+        int_sums_t sums;
+        if (kind == INT8) {
+            EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r]);
+            add_int8_products(rows, vectors, fetch, sums, (const int8_input_t *)a + first, stride,
+                              w + 4 * first_vector * LANES, least(group, num_in - first));
+            EACH(r, rows) EACH(v, vectors) {
+                floats_t sum = subtract(as_floats(sums[r][v]), splat(bases[r]));
+                if (is_scaled_once) scaled[r][v] = add(scaled[r][v], sum);
+                else add_to_total(c + r * SUMS_APART + v * LANES, sum, scales[r], go_on || first);
+            }
+            w += group * BLOCK;
+        } else {
+            EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r]);
+            if (fetch) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
+            add_int4_products(rows, vectors, fetch, sums, (const int8_t *)a + first, stride,
+                              w + 2 * BLOCK + 4 * first_vector * LANES);
+            floats_t weight_scales[TILE_VECTORS];
+            EACH(v, vectors) weight_scales[v] = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
+            EACH(r, rows) EACH(v, vectors) {
+                floats_t sum = subtract(as_floats(int4_total(sums[r][v], offsets[r])), splat(bases[r]));
+                scaled[r][v] = times_add(sum, weight_scales[v], scaled[r][v]);
+            }
+            w += INT4_BYTES;
+        }
+    }
+    asm volatile("" : "+r"(c)); /* load the totals now: loaded earlier, they take registers from the sums */
+    if (is_scaled_once)
+        EACH(r, rows) EACH(v, vectors) add_to_total(c + r * SUMS_APART + v * LANES, scaled[r][v], scales[r], go_on);
+}
+
+/* A tile for `kind`, INT8 or INT4; `first` of the layer's inputs begins a WIDE_GROUP. */
+ALWAYS_INLINE void tile_of_integers(const int kind, const int rows, const input_t *input, int64_t row, int64_t first,
+                                    int64_t end, const uint8_t *w, float *c) {
+    const int vectors = VECTORS_AT_A_TIME(rows), value_bytes = kind == INT8 ? sizeof(int8_input_t) : 1;
+    const int wide_bytes = kind == INT8 ? WIDE_GROUP * BLOCK : WIDE_GROUP / GROUP * INT4_BYTES; /* of weights */
+    const int64_t group = kind == INT8 ? input->group : GROUP, num_rows = input->num_rows, stride = input->stride;
+    const int64_t place = first / group * num_rows + row, places = WIDE_GROUP / group * num_rows;
+    const float *scales = input->scales + first / WIDE_GROUP * num_rows + row, *bases = input->bases + place;
+    const int32_t *offsets = input->offsets + place;
+    const char *a = (const char *)input->values + (row * stride + first) * value_bytes;
+    for (int64_t k = first; k < end; k += WIDE_GROUP) {
         EACH(part, TILE_VECTORS / vectors)
-            part_int4(rows, vectors, part * vectors, a + first, stride, scales + first / WIDE_GROUP, num_groups,
-                      offsets + first / GROUP, bases + first / GROUP, num_offsets, w + first / GROUP * INT4_BYTES,
-                      least(WIDE_GROUP, num_in - first), c, go_on || first);
+            part_of_integers(kind, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group, w,
+                             least(WIDE_GROUP, end - k), c, k > 0);
+        a += WIDE_GROUP * value_bytes, w += wide_bytes, scales += num_rows, offsets += places, bases += places;
+    }
 }

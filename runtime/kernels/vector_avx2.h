@@ -9,7 +9,7 @@
 #define LANES 8
 #define TILE_ROWS 6    /* with 2 vectors each: 12 of 16 registers hold sums */
 #define TILE_VECTORS 2
-#define TOTALS_IN_REGISTERS 0
+#define MANY_REGISTERS 0
 
 typedef __m256 floats_t;
 typedef __m256i ints_t;

@@ -8,7 +8,7 @@
 #define LANES 16
 #define TILE_ROWS 6    /* with 4 vectors each: 24 of 32 registers hold sums */
 #define TILE_VECTORS 4
-#define TOTALS_IN_REGISTERS 1
+#define MANY_REGISTERS 1
 
 typedef __m512 floats_t;
 typedef __m512i ints_t;

@@ -11,7 +11,7 @@
 #define LANES 4
 #define TILE_ROWS 6    /* with 4 vectors each: 24 of 32 registers hold sums */
 #define TILE_VECTORS 4
-#define TOTALS_IN_REGISTERS 0
+#define MANY_REGISTERS 0
 
 typedef float32x4_t floats_t;
 typedef int32x4_t ints_t;

@@ -1,10 +1,8 @@
 """What linear layers with 8-bit and 4-bit weights compute, in plain torch and slowly: the yardstick for kernels.
 
-Activations are rounded per row and per group of input features, products and their sums within a group are exact whole
-numbers, and groups are added in float32.
-
-For 4-bit weights, four groups of activations share a scale. Each is rounded with that scale halved as often as its
-largest activation allows.
+Activations are rounded per row. Four groups of input features share a scale, and each group is rounded with that scale
+halved as often as its largest activation allows. Products and their sums within a group are exact whole numbers. Groups
+are added in float32.
 """
 
 # R rows, G groups of input features, K features in a group, F input features, O output features
@@ -15,25 +13,16 @@ from torch import Tensor
 from llama_adapter.runtime.schemes.int4 import unpacked
 
 GROUP = 32
-SHARING = 4  # groups of activations that share a scale, for 4-bit weights
+SHARING = 4  # groups of activations that share a scale
 LARGEST = 127
 MIDDLE = 8  # of the codes of 4-bit weights
 
 
 def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32."""
-    numbers, scales = [], []
-    for group_RK in x_RF.float().split(GROUP, dim=1):
-        largest = group_RK.abs().amax(dim=1, keepdim=True)
-        scales.append(largest / LARGEST)
-        # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
-        inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
-        numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
-    return numbers, scales
+    """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32.
 
-
-def quantise_rows_for_int4(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """As `quantise_rows`; scales of groups that share one differ by powers of two."""
+    Scales of groups that share one differ by powers of two.
+    """
     numbers, scales = [], []
     for wide_RW in x_RF.float().split(SHARING * GROUP, dim=1):
         widest = wide_RW.abs().amax(dim=1, keepdim=True)
@@ -43,6 +32,7 @@ def quantise_rows_for_int4(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             while (fits := (largest <= widest * part / 2) & (part > 2.0**-30)).any():
                 part = torch.where(fits, part / 2, part)
             scales.append(widest / LARGEST * part)
+            # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
             inverse = torch.where(widest > 0, torch.full_like(widest, LARGEST) / widest / part, 0.0)
             numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
     return numbers, scales
@@ -65,7 +55,7 @@ def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tens
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))
     groups = zip(
-        *quantise_rows_for_int4(x_RF),
+        *quantise_rows(x_RF),
         codes_OF.split(GROUP, dim=1),
         weight_scale_OG.float().unbind(dim=1),
         strict=True,
