@@ -1,17 +1,19 @@
 /* Tiles: sums of up to TILE_ROWS rows and one block of BLOCK outputs, over a range of inputs, held in registers.
  *
- * Weights are laid out in blocks; inside a block, outputs stand side by side for one input (float32), a pair of inputs
- * (bfloat16), four (int8) or eight (int4), as multiply-add instructions take them. A row's sums are always taken in the
- * same order, so its result is the same, to the bit, alone or among others, and with any number of threads.
+ * Weights are laid out in blocks. Inside a block, outputs are adjacent for one input (float32), a pair of inputs
+ * (bfloat16), four (int8) or eight (int4), as multiply-add instructions read them. A row's products are always added in
+ * the same order. Its result therefore has the same bits in every batch and with any number of threads.
  *
- * int8 and int4: activations are rounded to int8 too, for each row in groups that have a scale each. The products are
- * summed as integers. Weights are stored with a number added, INT8_ADDED or 8, because many instructions multiply
- * unsigned with signed numbers. That many times the sum of a group's activations, its offset, is taken away.
+ * int8 and int4: activations are rounded to int8 too. Each row is divided into groups, and each group has a scale. The
+ * products are summed as integers. Many instructions multiply unsigned with signed numbers, so weights are stored with
+ * a number added, INT8_ADDED or 8. The offset of a group corrects its sum: it is minus that number times the sum of the
+ * group's activations.
  *
  * int4: weights have a scale for each GROUP of inputs, activations one for each WIDE_GROUP. A GROUP of activations is
- * rounded with that scale halved n times, as often as its largest one allows, so that an outlier spoils its own GROUP only.
- * Sums start from the bits of a float, ONE_BY_ONE / 2^n, and the offset. Read as a float they are that float plus
- * sum / 2^n, exactly, so one subtraction takes the place of the conversion and of halving.
+ * rounded with that scale halved n times. n is as large as the GROUP's largest magnitude allows, so an outlier makes
+ * the rounding of its own GROUP coarser, and of no other. An integer sum starts from the offset plus the bits of the
+ * float base = ONE_BY_ONE / 2^n. The bits of the result, read as a float, are exactly base + sum / 2^n. So one
+ * subtraction replaces both the conversion to float and the halving.
  */
 #pragma once
 
@@ -22,34 +24,34 @@
 #include "vector.h"
 
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
-#define GROUP 32 /* inputs that share a scale of activations for 8-bit weights, and one of 4-bit weights */
-/* Inputs that share a scale of activations for 4-bit weights, and of an encoder's for 8-bit weights: its norms are balanced,
- * see balancing.py. */
+#define GROUP 32 /* inputs that share a scale: of activations for 8-bit weights, and of 4-bit weights */
+/* Inputs that share a scale of activations for 4-bit weights, and for 8-bit weights of an encoder, whose activations
+ * have fewer outliers because its norms are balanced (schemes/balancing.py). */
 #define WIDE_GROUP 128
-#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together at most, for a group */
-#define SUMS_APART (PANEL + 16) /* from row to row: an odd number of cache lines, or rows would compete for few places */
-#define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
+#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* the most outputs that are finished together */
+#define SUMS_APART (PANEL + 16) /* floats from row to row: an odd number of cache lines, for different cache sets */
+#define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* bytes of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
-/* Activations in the form that a kind of weights takes. */
+/* Activations in the form that a kind of weights reads. */
 typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
     const float *scales;    /* (rows, num_groups), INT8 and INT4 only */
-    const int32_t *offsets; /* (rows, num_offsets): minus INT8_ADDED or 8 times a sum of activations; INT4: see above */
-    const float *bases;     /* (rows, num_offsets): what sums of INT4 start from */
+    const int32_t *offsets; /* (rows, num_offsets): offsets of groups; for INT4 with the bits of `bases` added */
+    const float *bases;     /* (rows, num_offsets), INT4 only: base, see above */
     int64_t group, num_groups, num_offsets; /* `group` inputs share a scale */
 } input_t;
 
-#define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are the whole numbers */
-#define HALVING (1 << 23)     /* taken away from the bits of a float */
+#define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are 1 apart */
+#define HALVING (1 << 23)     /* subtracted from the bits of a float, it halves the float */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-#define AHEAD 8192 /* bytes: the memory answers by then, and they fit into the nearest cache */
+#define AHEAD 8192 /* bytes: enough to hide the latency of memory, and few enough to fit into the L1 cache */
 
 static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
 
@@ -119,7 +121,7 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride,
             floats_t x = splat(a[r * stride + k]);
             EACH(v, TILE_VECTORS) sums[r][v] = add_scaled(sums[r][v], x, weights[v]);
         }
-        asm volatile("" : "+r"(w)); /* read the weights again: to keep them takes registers from the sums */
+        asm volatile("" : "+r"(w)); /* makes the compiler read the weights again: keeping them would take registers */
         EACH(v, TILE_VECTORS) weights[v] = second_of_pairs(w + 2 * v * LANES);
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k + 1]);
@@ -130,16 +132,16 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride,
 }
 #endif
 
-/* 32 bits of activations for all outputs. */
+/* Copies 32 bits of activations to all lanes. */
 ALWAYS_INLINE ints_t splat_word(const void *a) {
     int32_t word;
     memcpy(&word, a, 4);
     return splat_ints(word);
 }
 
-/* Of integers, the sums of a group are integers, and those of all groups so far are floats. Where both fit into the
- * registers, a tile of many rows is computed in two parts: half of the vectors over a stretch of inputs, then the other
- * half, whose weights are in the nearest cache by then. Elsewhere the floats are in memory. */
+/* For int8 and int4 weights, the sums of one group are integers, and the totals of all groups so far are floats. If
+ * both fit into registers, a tile of many rows is computed in two parts: half of the vectors over a STRETCH of inputs,
+ * then the other half, whose weights are in the L1 cache by then. Otherwise the totals are in memory. */
 #define VECTORS_AT_A_TIME(rows) (TOTALS_IN_REGISTERS && (rows) > TILE_ROWS / 2 ? TILE_VECTORS / 2 : TILE_VECTORS)
 #define STRETCH (2 * GROUP) /* inputs */
 
@@ -150,7 +152,7 @@ ALWAYS_INLINE void load_totals(const int rows, const int vectors, totals_t total
         EACH(r, rows) EACH(v, vectors) totals[r][v] = go_on ? load(c + r * SUMS_APART + v * LANES) : zeros();
 }
 
-/* Sums of a group as floats, added to the totals. */
+/* Converts sums of a group to floats, multiplies them by its scale, and adds them to the totals. */
 ALWAYS_INLINE void add_to_total(floats_t *total, ints_t sums, floats_t scale, float *c, bool go_on) {
     if (TOTALS_IN_REGISTERS) *total = times_add(to_floats(sums), scale, *total);
     else store(c, times_add(to_floats(sums), scale, go_on ? load(c) : zeros()));
@@ -161,14 +163,14 @@ ALWAYS_INLINE void store_totals(const int rows, const int vectors, totals_t tota
 }
 
 #ifdef ROW_PAIRS
-/* Adds products of eight inputs at a time, where an instruction multiplies two rows with two outputs: `w` are weights of
- * `kind`, of all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs that
- * it computed. A row alone is not computed here, and 4 inputs may be left. Integers are exact in any order. */
+/* Adds products of eight inputs at a time, by an instruction that multiplies two rows with two outputs. `w` are weights
+ * of `kind`, for all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs
+ * that were added; 4 inputs may be left, and a single row is not computed here. Integer sums are exact in any order. */
 ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int kind, ints_t sums[TILE_ROWS][TILE_VECTORS],
                                    const int8_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
     if (rows == 1) return 0;
-    const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* of eight inputs */
-    ints_t low[TILE_ROWS / 2][TILE_VECTORS], high[TILE_ROWS / 2][TILE_VECTORS]; /* sums of the lower and upper outputs */
+    const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* for eight inputs */
+    ints_t low[TILE_ROWS / 2][TILE_VECTORS], high[TILE_ROWS / 2][TILE_VECTORS]; /* sums of lower, upper outputs */
     EACH(p, num_pairs) EACH(v, vectors) low[p][v] = high[p][v] = splat_ints(0);
     int64_t k = 0;
     for (; k + 8 <= num_in; k += 8, w += num_bytes) {
@@ -193,7 +195,8 @@ ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int 
 #define add_in_pairs(...) 0
 #endif
 
-/* `vectors` of a tile from its vector `first_vector` on; the first of them fetch the weights of all. */
+/* Computes `vectors` vectors of a tile, beginning with `first_vector`. The part with vector 0 prefetches
+ * all weights. */
 ALWAYS_INLINE void part_int8(const int rows, const int vectors, const int first_vector, const int8_input_t *a,
                              int64_t stride, const float *scales, const int32_t *offsets, int64_t group, int64_t num_groups,
                              const uint8_t *w, int64_t num_in, float *c, bool go_on) {
@@ -242,8 +245,9 @@ ALWAYS_INLINE void tile_int8(const int rows, const int8_input_t *a, int64_t stri
 #define INT4_UNROLL UNROLL
 #endif
 
-/* Of a tile as of int8, over inputs that share a scale of activations. Their products by the weights' own scales are summed
- * as floats, which are multiplied by that scale once and added to the totals in memory. */
+/* As part_int8, over inputs that share a scale of activations. The integer sums of each GROUP are multiplied by
+ * the weights' scales and added as floats. The result is multiplied by the scale of activations and added to the
+ * totals in memory. */
 ALWAYS_INLINE void part_int4(const int rows, const int vectors, const int first_vector, const int8_t *a, int64_t stride,
                              const float *scales, int64_t num_groups, const int32_t *offsets, const float *bases,
                              int64_t num_offsets, const uint8_t *w, int64_t num_in, float *c, bool go_on) {
