@@ -1,14 +1,14 @@
 """Explains errors that torch and torch_npu raise while a device computes, by their text. Imports no torch.
 
-The codes of CANN are data. Errors of importing torch_npu are explained in runtime/devices/npu_load.py.
+CANN's error codes are in a table. runtime/devices/npu_load.py explains errors of importing torch_npu.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations, and
-# oneDNN, which drops the reason why a primitive could not be made.
+# torch has no exception class for these failures of the CPU's allocator, of a library's workspace and of the driver's
+# allocations, nor for those of oneDNN, whose message lacks the reason why a primitive could not be made.
 _SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
 
@@ -23,7 +23,7 @@ LOOK = "`npu-smi info` says whether the device is well and who uses it, the newe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NpuFailure:
-    """A kind of failure; `is_memory` if a smaller batch helps."""
+    """A kind of failure. `is_memory` is True if a smaller batch helps."""
 
     sentence: str
     hint: str
@@ -84,11 +84,11 @@ _SIGN = re.compile(
 )
 _CODE = re.compile(r"error code(?: is)?\s*:?\s*(\d{6})\b")
 _OWN_MEMORY = re.compile(r"\bNPU out of memory|\bEL0004\b")
-_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # of CANN, such as EZ9999: Inner Error!
+_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # CANN's message, such as EZ9999: Inner Error!
 
 
 def explain_device_error(text: str) -> NpuFailure | None:
-    """The failure that an error's text means; None for a text that is not torch_npu's."""
+    """The failure that the text of an error means; None if the text is not from torch_npu."""
     if _SIGN.search(text) is None:
         return None
     if _OWN_MEMORY.search(text):
@@ -98,7 +98,7 @@ def explain_device_error(text: str) -> NpuFailure | None:
 
 
 def shorten_device_error(text: str, *, limit: int = 300) -> str:
-    """Its first line and the first message of CANN itself, each cut to `limit` characters."""
+    """The first line of `text` and the first message of CANN in it, each cut to `limit` characters."""
     first, _, rest = text.strip().partition("\n")
     own = _OWN_MESSAGE.search(rest)
     return " / ".join(" ".join(line.split())[:limit] for line in (first, own[0] if own else "") if line)

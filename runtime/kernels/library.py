@@ -106,7 +106,7 @@ class Finding:
 
     library: Library | None
     variant: str = ""  # the instruction set that it uses, with optional flags: `avx2+avx_vnni`
-    origin: str = ""  # where the library comes from: prebuilt or compiled, the compiler, its path, why it is no better one
+    origin: str = ""  # prebuilt or compiled, the compiler, the library's path, and why a better one is not used
     reason: str = ""
 
 
