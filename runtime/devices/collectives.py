@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from llama_adapter.runtime.devices.base import Collectives
 
-# Seconds that HCCL accepts (CANN's table of environment variables). Chips of the family 910 round the second setting up
-# to multiples of 68.
+# Seconds that HCCL accepts (CANN's table of environment variables). On chips of the family 910, the second setting is
+# raised to at least 68.
 _HCCL_CONNECT_S: Final = range(120, 7201)
 _HCCL_EXEC_S: Final = range(1, 17341)
 

@@ -54,6 +54,7 @@ class NativeBlocks(nn.Module):
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
         """(B, T, W) in float32 or bfloat16 -> (B, num_kept, W) in the same type; by default, all T tokens are kept.
+        `x_BTW` is not changed.
 
         Raises RuntimeError for another width or device.
         """
