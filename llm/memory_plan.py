@@ -30,8 +30,10 @@ class MemoryPlan:
 
 
 def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1) -> MemoryPlan:
-    """The plan of an engine whose weights take `weights` bytes. Padding makes a prefill up to `padding`
-    times larger."""
+    """The plan of an engine whose weights take `weights` bytes.
+
+    Padding makes a prefill up to `padding` times larger.
+    """
     sizes, itemsize = config.decoder, config.dtype.itemsize
     context = sizes.context
     num_tokens = min(config.num_slots * context, max(padding * config.max_prefill_tokens, context))

@@ -1,5 +1,7 @@
 """Past keys and values: those of virtual tokens before every prompt, which all its tokens attend to.
-Imports no torch."""
+
+Imports no torch.
+"""
 
 # L layers, N heads, C past tokens, H head size
 

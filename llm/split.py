@@ -20,8 +20,10 @@ Unit = Literal["heads", "ffn", "vocabulary"]
 
 
 class Cut(NamedTuple):
-    """How a matrix is divided: it consists of `parts` along its rows, and each part is divided along
-    `axis` by `unit`."""
+    """How a matrix is divided.
+
+    It consists of `parts` along its rows, and each part is divided along `axis` by `unit`.
+    """
 
     axis: int  # 0: rows, 1: columns
     unit: Unit
@@ -62,8 +64,10 @@ def cut_of(name: str) -> Cut | None:
 
 
 def meta_cut(matrix: str) -> Cut | None:
-    """How a matrix of Meta's checkpoints is divided; None if it is not. Its name is without `layers.N.`
-    and `.weight`."""
+    """How a matrix of Meta's checkpoints is divided; None if it is not.
+
+    Its name is without `layers.N.` and `.weight`.
+    """
     return _META.get(matrix)
 
 
@@ -82,10 +86,9 @@ def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range
 
 
 def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig) -> Tensor:
-    """A rank's part of a tensor of the state dict, plain or stored by a scheme. It is a view if the
-    tensor has one part.
+    """A rank's part of a tensor of the state dict, plain or stored by a scheme.
 
-    Raises ValueError if a group of quantised weights would be divided.
+    It is a view if the tensor has one part. Raises ValueError if a group of quantised weights would be divided.
     """
     if is_added_once(name):
         return tensor if share.rank == 0 else torch.zeros_like(tensor)

@@ -125,8 +125,10 @@ class ChildProcess:
         return last_line(self._said.decode(errors="replace"))
 
     def release(self) -> None:
-        """Close this process's end of the socket and the pipes. This ends a child with `watch_parent`. May
-        be repeated."""
+        """Close this process's end of the socket and the pipes.
+
+        This ends a child with `watch_parent`. May be repeated.
+        """
         self.connection.close()
         for file in (self._output, self._lifeline):
             if file is not None:

@@ -43,8 +43,10 @@ class Alone:
         return partial
 
     def join(self, part: Tensor, *, width: int) -> Tensor:
-        """All ranks' tensors concatenated in the last dimension to `width`. Only the last ranks' parts may
-        be shorter."""
+        """All ranks' tensors concatenated in the last dimension to `width`.
+
+        Only the last ranks' parts may be shorter.
+        """
         return part
 
     def from_first(self, values: Tensor) -> Tensor:

@@ -48,8 +48,10 @@ class SelfAttention(nn.Module):
         self.attend: AttentionFunction = fused_attention
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
-        """(B, T, W) -> the same shape. With `num_kept`, only the first tokens are computed; they attend to
-        all tokens."""
+        """(B, T, W) -> the same shape.
+
+        With `num_kept`, only the first tokens are computed; they attend to all tokens.
+        """
         q_BNTH, k_BNTH, v_BNTH = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv(x_BTW).split([x_BTW.shape[2]] * 3, dim=2)

@@ -69,8 +69,10 @@ class VisionConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "VisionConfig":
-        """Inverse of `to_dict`. Raises TypeError or KeyError for unknown or missing fields, ValueError for
-        bad values."""
+        """Inverse of `to_dict`.
+
+        Raises TypeError or KeyError for unknown or missing fields, ValueError for bad values.
+        """
         return cls(
             clip=ClipConfig(**values["clip"]),
             query=QueryConfig(**values["query"]),

@@ -25,8 +25,10 @@ from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
 
 
 class ClipVisionTower(nn.Module):
-    """CLIP's ViT (Radford et al., 2021). Its output has all tokens, in contrast to CLIP, which keeps the
-    class token."""
+    """CLIP's ViT (Radford et al., 2021).
+
+    Its output has all tokens, in contrast to CLIP, which keeps the class token.
+    """
 
     norm_readers: ClassVar = {"post_norm": "projection"}  # see schemes/balancing.py
 

@@ -65,8 +65,10 @@ def export_onnx(
 
 
 def _exported_encoder(config: VisionConfig, state: Mapping[str, Tensor], *, dtype: GraphDtype) -> PictureEncoder:
-    """The encoder in `dtype` for RGB pixels. If it was trained on BGR, the weights are flipped instead of
-    the pixels."""
+    """The encoder in `dtype` for RGB pixels.
+
+    If it was trained on BGR, the weights are flipped instead of the pixels.
+    """
     cast = cast_weights(state, dtype=dtype)
     is_flipped = config.channel_order == "bgr"
     if is_flipped:

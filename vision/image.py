@@ -128,8 +128,10 @@ def load_picture(
 def read_picture_file(
     source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> bytes:
-    """The content of a regular file of at most `max_bytes`. Never waits for a pipe or a device. Raises
-    `PictureError`."""
+    """The content of a regular file of at most `max_bytes`.
+
+    Never waits for a pipe or a device. Raises `PictureError`.
+    """
     try:
         path: str | bytes = os.fspath(source)
     except TypeError:
@@ -280,8 +282,10 @@ def _in_words(error: Exception) -> str:
 
 
 def _orientation_tag(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 if the metadata is missing or damaged, because the pixels are usable
-    without it."""
+    """The EXIF orientation, 1 to 8.
+
+    It is 1 if the metadata is missing or damaged, because the pixels are usable without it.
+    """
     try:
         tag = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:

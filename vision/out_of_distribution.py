@@ -107,8 +107,11 @@ class OodDetector:
         return [not distance <= self.threshold for distance in self.distances(visual_query_BQD)]
 
     def save(self, path: Path) -> None:
-        """Write as safetensors, float32: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
-        threshold (1,). Atomic; raises OSError."""
+        """Write the detector as safetensors, atomically. Raises OSError.
+
+        The file has float32 tensors: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
+        threshold (1,).
+        """
         numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
         tensors = zip(_TENSORS, numbers, strict=True)
         content = {name: np.array(value, dtype=np.float32, order="C") for name, value in tensors}

@@ -40,8 +40,10 @@ class _Layout:
     qkv: tuple[str, ...]  # the file's parts of the packed projection; `{}` stands for weight or bias
 
     def names(self, num_blocks: int) -> Names:
-        """Our name -> the file's names of all tensors. Several tensors of the file are concatenated along
-        their rows."""
+        """Our name -> the file's names of all tensors.
+
+        Several tensors of the file are concatenated along their rows.
+        """
         names: Names = {ours: (theirs,) for ours, theirs in self.tensors.items()}
         for kind in ("weight", "bias"):
             names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in self.parts.items()}
@@ -230,8 +232,10 @@ def visual_tensors(state: Mapping[str, Tensor], *, depth: int) -> dict[str, Tens
 
 
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
-    """The tensors listed in `names`, and no others, under our names. Several parts are concatenated along
-    their rows."""
+    """The tensors listed in `names`, and no others, under our names.
+
+    Several parts are concatenated along their rows.
+    """
     wanted = [theirs for parts in names.values() for theirs in parts]
     check_names(found, wanted, what=what, meaning=_MEANING)
     check_dense({theirs: found[theirs] for theirs in wanted}, what=what)

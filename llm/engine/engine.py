@@ -53,8 +53,7 @@ class Engine:
         return self._runner.stored_prefix(k_ANQH, v_ANQH)
 
     def learned_prefix(self) -> Prefix:
-        """The prefix of the adapter's learned queries without a visual query, for adapters that are
-        trained on texts."""
+        """The prefix of the adapter's learned queries, without a visual query, for adapters trained on texts."""
         sizes = self._runner.config.decoder
         [prefix] = self._runner.project_prefix(np.zeros((1, sizes.num_queries, sizes.dim), np.float32))
         return prefix

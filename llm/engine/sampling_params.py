@@ -8,10 +8,10 @@ from typing import Any
 # Without slots, so that defaults can be read from the class: SamplingParams.top_p.
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. The default is greedy decoding, in which top_p and top_k
-    have no effect.
+    """How the tokens of one request are chosen.
 
-    `stop` may be one text or any sequence of texts. Raises ValueError for values out of range.
+    The default is greedy decoding, in which top_p and top_k have no effect. `stop` may be one text or any sequence of
+    texts. Raises ValueError for values out of range.
     """
 
     max_new_tokens: int = 64
@@ -59,8 +59,10 @@ class SamplingParams:
         return self.temperature < 1e-6
 
     def settings(self) -> dict[str, Any]:
-        """JSON values by name for records and manifests. Settings that were added later are absent if they
-        are default."""
+        """JSON values by name for records and manifests.
+
+        Settings that were added later are absent if they are default.
+        """
         values = asdict(self) | {"stop": list(self.stop)}
         later = {"repetition_penalty": 1.0, "stop": [], "max_length": None, "max_prompt_tokens": None}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}

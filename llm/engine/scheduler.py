@@ -40,8 +40,10 @@ class Scheduler:
         self.waiting.append(Sequence(request, row=next(_rows), max_new_tokens=max_new_tokens))
 
     def schedule(self) -> Plan | None:
-        """The next program; None if there is nothing to do. Its sequences count as running, and their tokens
-        as planned."""
+        """The next program; None if there is nothing to do.
+
+        Its sequences count as running, and their tokens as planned.
+        """
         if requests := self._take(ScoreRequest, limit=self.num_rows):
             return ScorePlan(
                 rows=[request.id for request in requests],
@@ -88,8 +90,11 @@ class Scheduler:
         return self._by_row.get(row)
 
     def retire(self, sequence: Sequence) -> Sequence | None:
-        """End a running sequence. Returns the sequence that gets its slot and whose data are still in slot
-        `len(running)`; None if the ended sequence had the last slot."""
+        """End a running sequence.
+
+        Returns the sequence that gets its slot and whose data are still in slot `len(running)`; None if the ended
+        sequence had the last slot.
+        """
         del self._by_row[sequence.row]
         last = self.running.pop()
         if last is sequence:
@@ -110,8 +115,10 @@ class Scheduler:
         self._by_row.clear()
 
     def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
-        """Remove requests of one kind from the head of the queue: as many as fit `limit` rows and one
-        padded prefill."""
+        """Remove requests of one kind from the head of the queue.
+
+        As many as fit `limit` rows and one padded prefill.
+        """
         taken: list[_Waiting] = []
         widest = 0
         while self.waiting and len(taken) < limit:

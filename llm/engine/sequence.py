@@ -48,8 +48,10 @@ class Sequence:
 
     @property
     def next_position(self) -> int:
-        """The position at which its newest token is fed. A complete sequence repeats its last position, so that it
-        stays within the context."""
+        """The position at which its newest token is fed.
+
+        A complete sequence repeats its last position, so that it stays within the context.
+        """
         return self.num_cached_tokens - (1 if self.is_complete else 0)
 
     def next_draw(self) -> Draw | None:

@@ -13,8 +13,10 @@ from llama_adapter.runtime.graphs.session import GraphSession
 
 
 class HostProgram:
-    """See `DecoderProgram`. The graphs have dynamic sizes. Each step copies the cache in, and new keys and
-    values out."""
+    """See `DecoderProgram`.
+
+    The graphs have dynamic sizes. Each step copies the cache in, and new keys and values out.
+    """
 
     def __init__(
         self,
@@ -26,10 +28,10 @@ class HostProgram:
         num_slots: int,
         past: PastKeyValues | None = None,
     ) -> None:
-        """`prefill` runs steps without a cache, `increment` steps with a cache. `prefix` is None without
-        adapter layers.
+        """`prefill` runs steps without a cache, `increment` steps with a cache.
 
-        Every slot begins with `past`. A past is a cache, so `increment` then also runs prompts.
+        `prefix` is None without adapter layers. Every slot begins with `past`. A past is a cache, so `increment` then
+        also runs prompts.
 
         If `prefill` is None, `increment` also runs prompts, after one cache place that no token attends to. A runtime
         that does not share weights among graphs then has them in memory once.

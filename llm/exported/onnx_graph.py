@@ -58,8 +58,11 @@ class GraphBuilder:
         self._initializers: dict[str, ir.Value] = {}
 
     def step(self, *, sampling: Literal["branch", "always", "never"]) -> "ir.Model":
-        """The graph of a step. Unless `sampling` is `never`, it has the ports SAMPLING. With `branch`, it does not
-        compute sampling if all rows are greedy."""
+        """The graph of a step.
+
+        Unless `sampling` is `never`, it has the ports SAMPLING. With `branch`, it does not compute sampling if all
+        rows are greedy.
+        """
         config, dtype = self._config, self._weights.float_dtype
         self._begin()
         ids_RS, positions_RS = self._input(IDS, "int32", "RS"), self._input(POSITIONS, "int32", "RS")

@@ -78,8 +78,10 @@ class ExportedRunner:
         self._newest[target] = self._newest[source]
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
-        """Clear the whole slot for any `position`. No step is ever unread, so only rows that are not finite
-        are cleared."""
+        """Clear the whole slot for any `position`.
+
+        No step is ever unread, so only rows that are not finite are cleared.
+        """
         self.program.clear(slot)
 
     def reset(self) -> None:

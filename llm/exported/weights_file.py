@@ -126,8 +126,10 @@ class WeightsFile:
         self._write_codes(name, groups.numpy(), steps.numpy(), num_inputs=num_inputs, bits=4)
 
     def _write_quantised(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
-        """Write a weight that is already quantised. If the export has the same precision, its values are
-        kept exactly."""
+        """Write a weight that is already quantised.
+
+        If the export has the same precision, its values are kept exactly.
+        """
         from llama_adapter.runtime.schemes.scheme import scheme_of
 
         scheme = scheme_of(weight.dtype)

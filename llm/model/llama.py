@@ -65,8 +65,10 @@ class Attention(nn.Module):
 
 
 def _at(places_B: Tensor | None, x_BSD: Tensor) -> Tensor:
-    """The token of x at one place of each row, (B, 1, D); all tokens if `places_B` is None. One row may
-    stand for all."""
+    """The token of x at one place of each row, (B, 1, D); all tokens if `places_B` is None.
+
+    One row may stand for all.
+    """
     if places_B is None:
         return x_BSD
     num_rows = len(x_BSD)

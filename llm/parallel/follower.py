@@ -9,8 +9,10 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillP
 
 
 def follow(runner: Runner, channel: Channel) -> None:
-    """Execute every command with this rank's share; returns after `stop`. Raises CollectiveError if
-    another rank ends."""
+    """Execute every command with this rank's share; returns after `stop`.
+
+    Raises CollectiveError if another rank ends.
+    """
     prefixes: dict[int, Prefix] = {}
     while (command := channel.receive())["do"] != "stop":
         for number in command["unused"]:

@@ -110,8 +110,10 @@ class EagerRunner:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
-        """Fill slots from `first_slot` on with prompts and pictures; returns predictions after each prompt's
-        last token."""
+        """Fill slots from `first_slot` on with prompts and pictures.
+
+        Returns the predictions after each prompt's last token.
+        """
         num_prompts = len(prompts)
         self._place(prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)

@@ -52,8 +52,10 @@ class GraphRunner(EagerRunner):
     def _compile_by_running(
         self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Run a program for the first time, which compiles it. A failure is then due to the mode, not to
-        the request."""
+        """Run a program for the first time, which compiles it.
+
+        A failure is then due to the mode, not to the request.
+        """
         try:
             with _many_programs():
                 return compiled(tokens_R1, positions_R)

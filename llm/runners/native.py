@@ -1,5 +1,4 @@
-"""Runs each program of the decoder as a single call of the C kernels, with the tokens of all rows and
-without padding."""
+"""Runs each program of the decoder as one call of the C kernels, with the tokens of all rows and no padding."""
 
 # A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
 
@@ -86,8 +85,10 @@ class _Tokens:
         self.run_starts.append(len(self.ids))
 
     def num_equal_rows(self) -> int:
-        """The number of whole rows if all have the same tokens at the same places, as for one question about several
-        pictures; else 0."""
+        """The number of whole rows if all have the same tokens at the same places, else 0.
+
+        This is so for one question about several pictures.
+        """
         count = len(self.run_rows) - self.num_steps
         if count < 2:
             return 0
@@ -301,8 +302,10 @@ class _Sum:
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def _add(self, address: int, count: int) -> int:
-        """Replace `count` floats at `address` by their sum over ranks. Returns 1 if it fails, because an exception
-        cannot pass through C code."""
+        """Replace `count` floats at `address` by their sum over ranks.
+
+        Returns 1 if it fails, because an exception cannot pass through C code.
+        """
         try:
             x = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
             total = self._ranks.sum(x)
@@ -326,10 +329,10 @@ class _Sum:
 
 
 def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _Tokens) -> Iterable[_Tokens]:
-    """Divide numbered rows into portions of at most _MAX_TOKENS tokens, if rows are not longer. The tokens that need
-    logits are the layouts' predictors.
+    """Divide numbered rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
 
-    `steps` come first. Rows begin at place and position `start`, after the past that all their tokens attend to.
+    The tokens that need logits are the layouts' predictors. `steps` come first. Rows begin at place and position
+    `start`, after the past that all their tokens attend to.
     """
     tokens = steps
     for row, layout in rows:

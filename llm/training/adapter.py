@@ -13,8 +13,10 @@ from llama_adapter.llm.prefix import Prefix
 
 
 class TrainableAdapter(Adapter):
-    """`Adapter` that computes the factors of its values: tanh(gate) * new_gate, or for adapters of V1 the
-    gate itself."""
+    """`Adapter` that computes the factors of its values.
+
+    They are tanh(gate) * new_gate, or the gate itself for adapters of LLaMA-Adapter V1.
+    """
 
     def __init__(
         self, config: DecoderConfig, *, queries_AQD: Tensor, gate_AG: Tensor, new_gate_A: Tensor | None, has_tanh: bool

@@ -43,8 +43,10 @@ class TrainableDecoder(nn.Module):
         return self.decoder.embedding.weight.device
 
     def release(self) -> None:
-        """Free the memory of packed weights, which cannot be moved to a device. The decoder cannot be used
-        afterwards."""
+        """Free the memory of packed weights, which cannot be moved to a device.
+
+        The decoder cannot be used afterwards.
+        """
         for layer in self.modules():
             if isinstance(layer, AdaptedLinear) and not isinstance(layer.weight, Tensor):
                 del layer.weight
@@ -94,8 +96,7 @@ class TrainableDecoder(nn.Module):
 
 
 class _Run:
-    """A layer as a function of the tensors that gradients flow through: the tokens, and the picture's keys
-    and values."""
+    """A layer as a function of the tensors with gradients: the tokens, and the picture's keys and values."""
 
     def __init__(
         self,
@@ -106,8 +107,10 @@ class _Run:
         kept: Tensor | None,
         attend: Attend,
     ) -> None:
-        """If `kept` is not None, only these tokens are computed after attention. It is used in the last layer, after
-        which no other tokens are read."""
+        """If `kept` is not None, only these tokens are computed after attention.
+
+        It is used in the last layer, after which no other tokens are read.
+        """
         self._layer, self._layout, self._rotary, self._kept, self._attend = layer, layout, rotary, kept, attend
 
     def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:

@@ -71,8 +71,10 @@ class AdapterFile:
 
     @property
     def sees_pictures(self) -> bool:
-        """Whether it has a visual part. Otherwise it is an adapter for texts: of LLaMA-Adapter V1, or a
-        chat adapter."""
+        """Whether it has a visual part.
+
+        Otherwise it is an adapter for texts: of LLaMA-Adapter V1, or a chat adapter.
+        """
         return bool(self.visual)
 
     @property

@@ -128,8 +128,10 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
 
 
 def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
-    """Raise CheckpointError for a missing last shard, which leaves no gap in the names, or for another
-    model's shards."""
+    """Raise CheckpointError if the last shard is missing, or for another model's shards.
+
+    A missing last shard leaves no gap in the names.
+    """
     norm = shards[0].get("norm.weight")
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(

@@ -54,9 +54,8 @@ class NativeBlocks(nn.Module):
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
         """(B, T, W) in float32 or bfloat16 -> (B, num_kept, W) in the same type; by default, all T tokens are kept.
-        `x_BTW` is not changed.
 
-        Raises RuntimeError for another width or device.
+        `x_BTW` is not changed. Raises RuntimeError for another width or device.
         """
         if x_BTW.ndim != 3 or x_BTW.shape[2] != self._struct.width or not x_BTW.is_cpu:
             raise RuntimeError(

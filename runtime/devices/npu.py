@@ -152,8 +152,10 @@ class NpuBackend:
     def choose_linear(
         self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
     ) -> Choice:
-        """The operator for products with quantised weights, and the reason. Plain torch means that they are
-        dequantised."""
+        """The operator for products with quantised weights, and the reason.
+
+        Plain torch means that they are dequantised.
+        """
         return choose_linear(self.family, precision, activations, torch_npu=self._torch_npu, wanted=wanted)
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:

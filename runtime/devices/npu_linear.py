@@ -85,8 +85,10 @@ def build_linear(
 
 
 class Int8Linear(nn.Module):
-    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs. Scales are rounded
-    to this type."""
+    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs.
+
+    Scales are rounded to this type.
+    """
 
     weight: Tensor
     scale: Tensor

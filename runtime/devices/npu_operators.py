@@ -177,8 +177,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tables for the fused rotation, which needs one dtype for all arguments and a row of the table
-    for each of q."""
+    """The tables in the layout of the fused rotation.
+
+    It needs one dtype for all arguments, and a row of the table for each row of q.
+    """
 
     def laid_out(table_BS1H: Tensor) -> Tensor:
         return table_BS1H.to(dtype).expand(num_rows, -1, -1, -1).contiguous()

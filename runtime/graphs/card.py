@@ -1,7 +1,7 @@
-"""The description of an exported graph: its inputs and outputs, and its card with part, sizes, dtype,
-opset and weights.
+"""The description of an exported graph: its inputs, its outputs and its card.
 
-An ONNX file stores the card in its metadata, an OM file in its side-car.
+The card has the part of the model, its sizes, dtype, opset and a fingerprint of its weights. An ONNX file stores the card
+its metadata, an OM file in its side-car.
 """
 
 import hashlib
@@ -51,8 +51,10 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphCard:
-    """The stored description of a graph. `config` has the sizes of `part` as plain JSON; the part's
-    package reads it."""
+    """The stored description of a graph.
+
+    `config` has the sizes of `part` as plain JSON; the part's package reads it.
+    """
 
     part: str  # a key of METADATA_KEYS
     name: str  # the model's name, for people

@@ -30,8 +30,10 @@ _AGAIN: Final = "make the OM again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DimsSidecar:
-    """The facts that cannot be read from the OM itself. Raises ValueError for gears that ATC, ACL or
-    ais_bench refuse."""
+    """The facts that cannot be read from the OM itself.
+
+    Raises ValueError for gears that ATC, ACL or ais_bench refuse.
+    """
 
     inputs: tuple[Port, ...]  # with names of their dynamic sizes
     outputs: tuple[Port, ...]

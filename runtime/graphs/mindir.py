@@ -152,8 +152,10 @@ def read_mindir(path: Path) -> MindirFile:
 
 
 def _check_weights(model: Any, path: Path) -> None:
-    """Raise GraphError unless the weight files are complete. MindSpore ends the process if it reads
-    beyond their end."""
+    """Raise GraphError unless the weight files are complete.
+
+    MindSpore ends the process if it reads beyond their end.
+    """
     ends: dict[str, int] = {}
     for parameter in model.graph.parameter:
         external = parameter.external_data

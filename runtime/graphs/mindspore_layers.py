@@ -16,8 +16,10 @@ FLOAT32_MIN = -3.4028234663852886e38  # finite, because some chips saturate and 
 
 
 def parameter(shape: Sequence[int], dtype: Any, *, name: str | None = None) -> Any:
-    """A parameter without values. By default, its name is its path in the enclosing cells, as in torch's
-    state dicts."""
+    """A parameter without values.
+
+    By default, its name is its path in the enclosing cells, as in torch's state dicts.
+    """
     return mindspore.Parameter(initializer("zeros", tuple(shape), dtype), name=name, requires_grad=False)
 
 

@@ -37,10 +37,10 @@ class MsliteSession:
         config: GeConfig | None = None,
         threads: int = 0,
     ) -> None:
-        """Load the graph. `config` is passed to MindSpore Lite as its file. `threads` are for the CPU; 0
-        means automatic.
+        """Load the graph.
 
-        Raises GraphError for a file, an installation or a device that cannot be used.
+        `config` is passed to MindSpore Lite as its file. `threads` are for the CPU; 0 means automatic. Raises
+        GraphError for a file, an installation or a device that cannot be used.
         """
         file = str(path)
         if not Path(path).is_file():

@@ -137,8 +137,10 @@ class _Worker:
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread; returns its result or raises its exception. Raises RuntimeError
-        after `end`."""
+        """Call `function` in the thread; returns its result or raises its exception.
+
+        Raises RuntimeError after `end`.
+        """
         future: Future[T] = Future()
 
         def job() -> None:

@@ -108,8 +108,10 @@ class ProcessSession:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """Context for sending or receiving a message. After an incomplete message the later ones cannot be read, so an
-        interruption kills the process."""
+        """Context for sending or receiving a message.
+
+        After an incomplete message the later ones cannot be read, so an interruption kills the process.
+        """
         try:
             yield
         except (EOFError, OSError) as error:

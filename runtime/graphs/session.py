@@ -37,10 +37,9 @@ class GraphSession(Protocol):
         ...
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One array per input, with any batch of at least 1 -> one array per output. Inputs are cast to the
-        graph's types.
+        """One array per input, with any batch of at least 1 -> one array per output.
 
-        Raises GraphError if the graph or its runtime fails.
+        Inputs are cast to the graph's types. Raises GraphError if the graph or its runtime fails.
         """
         ...
 
@@ -94,8 +93,10 @@ def _itemsize(port: Port) -> int:
 
 
 def check_owner(process: int, *, file: str) -> None:
-    """Raise GraphError unless this is the process that opened the session, because only it has the
-    session's threads."""
+    """Raise GraphError unless this is the process that opened the session.
+
+    Only this process has the session's threads and gets its replies.
+    """
     if os.getpid() != process:
         raise GraphError(
             f"`{file}` was opened by the process that this one was forked from",

@@ -38,8 +38,10 @@ _AGAIN = "make the OM again with `llama-adapter export om`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmInput:
-    """The input that an OM was compiled for. It is stored because a number of bytes determines neither type
-    nor layout."""
+    """The input that an OM was compiled for.
+
+    It is stored because a number of bytes determines neither type nor layout.
+    """
 
     dtype: str  # as numpy writes it
     shape: tuple[int, ...]  # -1 for the batch of an OM with gears

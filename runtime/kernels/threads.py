@@ -10,8 +10,10 @@ _held = threading.local()  # has `count` while this thread is inside `torch_stan
 
 
 def num_threads() -> int:
-    """Number of threads for a call of the kernels: torch's number, or inside `torch_stands_aside` its
-    number outside."""
+    """Number of threads for a call of the kernels.
+
+    It is torch's number; inside `torch_stands_aside`, torch's number outside of it.
+    """
     count: int | None = getattr(_held, "count", None)
     return torch.get_num_threads() if count is None else count
 

@@ -67,8 +67,10 @@ def round_columns(
 def _round_group(
     weight_OG: Tensor, scales_O1: Tensor, factor_GG: Tensor | None, *, levels: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Round the columns one after the other: levels (O, G), and their errors divided by the factor's
-    diagonal (O, G)."""
+    """Round the columns one after the other.
+
+    Returns levels (O, G), and the errors divided by the factor's diagonal (O, G).
+    """
     if factor_GG is None:
         return (weight_OG / scales_O1).round_().clamp_(*levels), torch.zeros_like(weight_OG)
     rest_OG, levels_OG, errors_OG = weight_OG.clone(), torch.empty_like(weight_OG), torch.empty_like(weight_OG)

@@ -29,8 +29,7 @@ def load_state(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _sketch_stored(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give the linear layers of `sketch` the form that their weights have in `state`, if that is packed
-    or quantised."""
+    """Give linear layers whose weights are packed or quantised in `state` the form of these weights."""
     for name, layer in list(sketch.named_modules()):
         kind = find_packed(state, f"{name}.{WEIGHT}")
         if isinstance(layer, nn.Linear) and kind is not None:

@@ -45,8 +45,10 @@ def beside(kind: str) -> tuple[str, ...]:
 
 
 def packed_form(shape: tuple[int, ...], kind: str, layout: PackedLayout) -> TensorForm | None:
-    """The form of the packed weight of a linear layer (out, in); None if kernels do not support its
-    number of inputs."""
+    """The form of the packed weight of a linear layer (out, in).
+
+    None if the kernels do not support its number of inputs.
+    """
     num_out, num_in = shape
     if num_in % max(_SIDE_BY_SIDE[kind], 4):
         return None
@@ -123,8 +125,10 @@ def unpacked(
 
 
 class StoredPacked(nn.Module):
-    """A linear layer whose weight is packed: buffers and a bias. `Backend.prepare` turns it into a layer
-    that computes."""
+    """A linear layer whose weight is packed: buffers and a bias.
+
+    `Backend.prepare` turns it into a layer that computes.
+    """
 
     def __init__(self, linear: nn.Linear, *, kind: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()

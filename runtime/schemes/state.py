@@ -103,8 +103,10 @@ def quantise(
 def dequantise(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype, take: Take = all_of
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a quantised state dict as plain tensors, all in `dtype`; `take` returns the part of
-    each to use."""
+    """The tensors of a quantised state dict as plain tensors, all in `dtype`.
+
+    `take` returns the part of each tensor that is used.
+    """
     schemes = dict(_quantised(tensors))
     parts = _part_names(schemes)
     for name, tensor in tensors.items():

@@ -141,8 +141,10 @@ def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
 
 
 def check_names(found: Collection[str], wanted: Collection[str], *, what: str, meaning: str) -> None:
-    """Raise CheckpointError unless `found` has exactly the `wanted` names. `what` begins the message, `meaning`
-    is its hint."""
+    """Raise CheckpointError unless `found` has exactly the `wanted` names.
+
+    `what` begins the message, `meaning` is its hint.
+    """
     known, present = set(wanted), set(found)
     missing = [name for name in wanted if name not in present]
     unknown = [name for name in found if name not in known]

@@ -157,8 +157,11 @@ class TorchFile:
         return _Span(start, start + info.file_size)
 
     def _open_legacy(self, file: BinaryIO) -> Any:
-        """Open the format before torch 1.6: consecutive pickles (magic number, protocol, system, content, keys of the
-        storages), then the storages. The number of its elements precedes each storage."""
+        """Open the format before torch 1.6.
+
+        It has consecutive pickles (magic number, protocol, system, content, keys of the storages), then the storages.
+        The number of its elements precedes each storage.
+        """
         file.seek(0)
         head = file.read(MAX_BYTES)
         pickles = [read_pickle(head)]

@@ -11,8 +11,7 @@ from llama_adapter.vision.inference import HostEncoder
 
 
 def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
-    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns the number of
-    replaced blocks."""
+    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns their number."""
     num_installed = 0
     stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
     for owner, activation in stacks:
