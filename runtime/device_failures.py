@@ -18,7 +18,7 @@ def tells_shortage(text: str) -> bool:
     return any(words in text for words in _SHORTAGES) or text.strip() in _SHORTAGES_OF_ONEDNN
 
 
-LOOK = "`npu-smi info` says whether the device is well and who uses it, the newest log under ~/ascend/log what it said"
+LOOK = "`npu-smi info` shows the device's health and its processes, and the newest log under ~/ascend/log its messages"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +36,11 @@ MEMORY = NpuFailure(
     is_memory=True,
 )
 CONTEXT = NpuFailure(
-    sentence="the thread's context on the NPU is gone, or belongs to somebody else",
+    sentence="the thread's context on the NPU is gone, or belongs to another library",
     hint="with an OM encoder, pass --encoder-process: ais_bench and torch_npu then no longer share a process",
 )
 ABSENT = NpuFailure(
-    sentence="the NPU is not there, or not to be opened by this user",
+    sentence="the NPU does not exist, or this user may not open it",
     hint="`npu-smi info` lists the devices; look at ASCEND_RT_VISIBLE_DEVICES, at the devices that a container was "
     "given, and at the group of /dev/davinci* (usually HwHiAiUser)",
 )
@@ -50,15 +50,15 @@ OPERATOR = NpuFailure(
     f"was; {LOOK}",
 )
 REFUSED = NpuFailure(
-    sentence="an operator of CANN refuses what it was given, or is not there for this chip",
+    sentence="an operator of CANN refused its arguments, or does not exist for this chip",
     hint="try `--operators aten`; since CANN 8.5 the package of operators for the chip is installed apart; the log "
     "under ~/ascend/log names the operator",
 )
 LATE = NpuFailure(sentence="the NPU did not finish in time", hint=f"try again, with the device to yourself; {LOOK}")
 GRAPH = NpuFailure(sentence="the graph of a decode step could not be captured or replayed", hint="pass `--mode eager`")
 BROKEN = NpuFailure(
-    sentence="the NPU or its driver is in trouble",
-    hint=f"{LOOK}; a device that stays so must be reset, or the machine started again",
+    sentence="the NPU or its driver has failed",
+    hint=f"{LOOK}; if the device does not recover, reset it or restart the machine",
 )
 OTHER = NpuFailure(sentence="the NPU failed", hint=f"{LOOK}; try `--operators aten` and `--mode eager`")
 

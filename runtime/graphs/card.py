@@ -1,6 +1,6 @@
 """The description of an exported graph: its inputs, its outputs and its card.
 
-The card has the part of the model, its sizes, dtype, opset and a fingerprint of its weights. An ONNX file stores the card
+The card has the part of the model, its sizes, dtype, opset and weights' fingerprint. An ONNX file stores the card in
 its metadata, an OM file in its side-car.
 """
 
