@@ -64,8 +64,8 @@ def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
         )
         return (
             f"torch cannot be imported, because its extension `{name}` fails{reason}",
-            f"for that device, source the `set_env.sh` of its toolkit (CANN); to do without it, set {AUTOLOAD}=0; or "
-            f"`pip uninstall {name}`; then start again, in a new process",
+            f"for that device, source the `set_env.sh` of its toolkit (CANN); to use torch without it, set "
+            f"{AUTOLOAD}=0; or `pip uninstall {name}`; then start again, in a new process",
         )
     if _SECOND_IMPORT in str(error):
         return (

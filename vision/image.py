@@ -177,8 +177,8 @@ def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> N
             raise PermissionError
         raise PictureError(
             "not_a_file",
-            f"Wanted a picture file, got the folder {name} (a folder stands for the picture files in it, "
-            "and this one has none or was not to be searched); name a file.",
+            f"Wanted a picture file, got the folder {name} (folders are replaced by the picture files in them, "
+            "and this one has none or is not searched); name a file.",
         )
     raise PictureError("not_a_file", f"Wanted a picture file, but {name} is a pipe, socket or device; name a file.")
 
@@ -323,7 +323,7 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
             "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
         )
     head = data[:1024].lower()
-    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is none that is known"
+    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is of no known format"
     return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; check the file.")
 
 

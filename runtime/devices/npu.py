@@ -37,7 +37,7 @@ def open_npu(index: int) -> "NpuBackend":
     count = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
     if count == 0:
         raise DeviceError(
-            "torch_npu and CANN are there, but no NPU is: torch.npu.is_available() is False",
+            "torch_npu and CANN are installed, but there is no NPU: torch.npu.is_available() is False",
             hint="`npu-smi info` must list one; look at the driver, ASCEND_RT_VISIBLE_DEVICES, and the devices that a "
             "container was given" + OTHERWISE,
         )
@@ -53,7 +53,7 @@ def open_npu(index: int) -> "NpuBackend":
     except RuntimeError as error:
         raise DeviceError(
             f"npu:{index} cannot be opened ({first_line(error)})",
-            hint="`npu-smi info` says whether it is healthy and whose processes hold it" + OTHERWISE,
+            hint="`npu-smi info` shows its health and the processes that use it" + OTHERWISE,
         ) from error
 
 

@@ -87,7 +87,7 @@ def read_dims_sidecar(om_path: str) -> DimsSidecar:
     path = sidecar_path(om_path)
     if (text := read_text(path)) is None:
         raise GraphError(
-            f"`{om_path}` needs its side-car `{path.name}`, which lists its gears, and that is missing",
+            f"`{om_path}` needs its side-car `{path.name}`, which lists its gears, but the side-car is missing",
             hint=f"copy it too, it is written with the OM; or {_AGAIN}",
         )
     sidecar = DimsSidecar.from_json(text, file=str(path))
@@ -100,7 +100,7 @@ def read_dims_sidecar(om_path: str) -> DimsSidecar:
         file = Path(om_path).parent / WEIGHTS_FOLDER / name
         if not file.is_file() or file.stat().st_size != size:
             raise GraphError(
-                f"`{om_path}` has weights in `{file}`, and that is missing or has another size",
+                f"`{om_path}` has weights in `{file}`, but this file is missing or has another size",
                 hint=f"copy the folder `{WEIGHTS_FOLDER}` with the OM; or {_AGAIN}",
             )
     return sidecar

@@ -108,9 +108,9 @@ def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
         if not equals or not key:
             raise UsageError(f"{place} is neither `[section]` nor `option=value`: {line!a}")
         if not section:
-            raise UsageError(f"{place}: the option `{key}` stands before the first section")
+            raise UsageError(f"{place}: the option `{key}` comes before the first section")
         if key in sections[section]:
-            raise UsageError(f"{place}: the option `{key}` is there twice")
+            raise UsageError(f"{place}: the option `{key}` is set twice")
         options = _CONTEXT_KEYS if section == CONTEXT else _GE_KEYS if section in GE_SECTIONS else None
         if options is not None and key not in options:
             warnings.warn(f"{place}: `{section}` has no known option `{key}`{_similar(key, options)}", stacklevel=2)

@@ -176,8 +176,8 @@ class OmFile:
         if fixed is None and sidecar is None:
             raise GraphError(
                 f"`{self.file}` takes several batch sizes (gears), which only its side-car "
-                f"`{sidecar_path(self.file).name}` lists, and that is missing",
-                hint=f"put the side-car beside it, or {HINT}",
+                f"`{sidecar_path(self.file).name}` lists, but the side-car is missing",
+                hint=f"put the side-car next to it, or {HINT}",
             )
         sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
         matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
