@@ -1,1 +1,1 @@
-"""Visual query and token ids in, text out: the language half. Knows no picture."""
+"""The language half: from a visual query and token ids to text. It knows no pictures."""

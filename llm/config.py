@@ -8,10 +8,10 @@ from typing import Any
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.schemes import OperatorChoice
 
-_MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two in a LLaMA without adapter
+_MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two: a LLaMA without adapter
 _SPLIT = ("rank", "num_ranks", "all_heads", "ffn_block")
-# Units that stay on one rank, the first that divide the width: inputs whose activations share a scale beside 4-bit
-# weights (WIDE_GROUP in tiles.h), outputs that the kernels compute together, one.
+# Sizes of the blocks of units that stay on one rank; the first size that divides the width is used. 128: inputs whose
+# activations share a scale for 4-bit weights (WIDE_GROUP in tiles.h). 64: outputs that the kernels compute together.
 _FFN_BLOCKS = (128, 64, 1)
 
 
@@ -19,7 +19,7 @@ _FFN_BLOCKS = (128, 64, 1)
 class DecoderConfig:
     """Sizes of a LLaMA decoder with zero-init gated adapter attention in its last `num_adapter_layers` layers.
 
-    One rank's share of a decoder that is split over several has its own `num_heads` and `ffn_dim`; see `share`.
+    If the decoder is split over several ranks, `num_heads` and `ffn_dim` are those of one rank's share; see `share`.
     """
 
     vocab_size: int
@@ -29,15 +29,15 @@ class DecoderConfig:
     ffn_dim: int
     norm_eps: float
     rope_theta: float = 10000.0
-    context: int = 512  # tokens of one sequence: past, prompt and answer together
+    context: int = 512  # most tokens of one sequence: past, prompt and answer together
     num_adapter_layers: int = 0
     num_queries: int = 0
-    # True if LoRA is merged into the token projections: the adapter then has K/V weights of its own, without LoRA.
+    # True if LoRA is merged into the token projections. The adapter then has separate K/V weights without LoRA.
     separate_adapter_kv: bool = False
     rank: int = 0
     num_ranks: int = 1
-    all_heads: int = 0  # of all ranks together; 0 if the decoder is not split
-    ffn_block: int = _FFN_BLOCKS[0]  # units that ranks divide together, at most; files of ranks may have smaller ones
+    all_heads: int = 0  # number of heads of all ranks together; 0 if the decoder is not split
+    ffn_block: int = _FFN_BLOCKS[0]  # largest block of units that stay on one rank; smaller in some files of ranks
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -56,26 +56,26 @@ class DecoderConfig:
 
     @property
     def attention_dim(self) -> int:
-        """Width of all heads together; `dim`, unless the decoder is split."""
+        """Width of all heads of this rank together; `dim`, unless the decoder is split."""
         return self.num_heads * self.head_dim
 
     @property
     def heads(self) -> range:
-        """The heads that are here, of those of all ranks."""
+        """Indices of this rank's heads among the heads of all ranks."""
         return _divided(self.all_heads or self.num_heads, self.rank, self.num_ranks)
 
     @property
     def vocab_rows(self) -> range:
-        """Tokens whose embeddings and logits are here; all of `vocab_size`, unless the decoder is split."""
+        """Tokens whose embeddings and logits this rank has; all of `vocab_size`, unless the decoder is split."""
         each = -(-self.vocab_size // self.num_ranks)
         return range(min(self.rank * each, self.vocab_size), min((self.rank + 1) * each, self.vocab_size))
 
     def share(self, rank: int, num_ranks: int) -> "DecoderConfig":
-        """The share of one rank if the decoder is split over `num_ranks`, as Megatron-LM does (Shoeybi et al., 2019).
+        """The share of one rank if the decoder is split over `num_ranks`, as in Megatron-LM (Shoeybi et al., 2019).
 
-        Heads and feed-forward units are divided as evenly as can be, the units in blocks, see `ffn_range`, the
-        vocabulary evenly but for the last ranks. Raises ValueError where there are more ranks than heads, or where the
-        decoder is split already.
+        Heads are divided as evenly as possible, and so are feed-forward units, in blocks (see `ffn_range`). The
+        vocabulary is divided evenly; only the last ranks may have fewer tokens. Raises ValueError if there are more
+        ranks than heads, or if the decoder is already split.
         """
         if self.num_ranks > 1:
             raise ValueError(f"this is rank {self.rank} of {self.num_ranks} already")
@@ -95,10 +95,11 @@ class DecoderConfig:
         )
 
     def ffn_range(self, rank: int, num_ranks: int) -> range:
-        """Feed-forward units of a rank, in blocks of 128, else 64: where the width has whole ones, one for each rank.
+        """Feed-forward units of a rank, divided in blocks of 128, else of 64, else singly.
 
-        With blocks of 128, ranks round activations beside 4-bit weights as one process does. With blocks of 64, the
-        kernels compute whole blocks of outputs. `ffn_block` limits the blocks.
+        A block size is used if it divides the width and there is at least one block for each rank. With blocks of 128,
+        ranks round activations for 4-bit weights as one process does. With blocks of 64, the kernels compute whole
+        blocks of outputs. `ffn_block` is the largest allowed size.
         """
         whole_blocks = (block for block in _FFN_BLOCKS if block <= self.ffn_block and self.ffn_dim % block == 0)
         block = next((block for block in whole_blocks if self.ffn_dim // block >= num_ranks), 1)
@@ -111,7 +112,7 @@ class DecoderConfig:
         return self.num_layers - self.num_adapter_layers
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as stored in a bundle's manifest; those of a split only where there is one."""
+        """Plain values for a bundle's manifest. Fields about ranks are included only if the decoder is split."""
         values = asdict(self)
         return values if self.num_ranks > 1 else {name: values[name] for name in values if name not in _SPLIT}
 
@@ -123,15 +124,15 @@ class DecoderConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """How a decoder runs. The loader, the memory plan, the runner and the engine read the same one."""
+    """How a decoder runs. The loader, the memory plan, the runner and the engine share one EngineConfig."""
 
     decoder: DecoderConfig
-    dtype: Any  # torch's or numpy's, of weights, keys, values and activations; int8 weights keep their own
+    dtype: Any  # of torch or numpy, for weights, keys, values and activations; quantised weights keep their own dtype
     num_slots: int = 1  # most rows that run at once
-    mode: str = "eager"  # or a graph mode of the device, as `resolve_mode` returns it
+    mode: str = "eager"  # or a graph mode of the device, as returned by `resolve_mode`
     operators: OperatorChoice = "auto"
-    max_prefill_tokens: int = 8192  # of one padded prefill, unless a single prompt is longer
-    past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # in front of every prompt
+    max_prefill_tokens: int = 8192  # most tokens of one padded prefill, unless a single prompt is longer
+    past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # precedes every prompt
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
@@ -139,17 +140,17 @@ class EngineConfig:
 
     @property
     def context(self) -> int:
-        """Tokens of one sequence, prompt and answer together."""
+        """Most tokens of one sequence, prompt and answer together, without the past."""
         return self.decoder.context - self.past_length
 
     @property
     def past_length(self) -> int:
-        """Tokens in front of every prompt. Position 0 of a plan is this position of the decoder."""
+        """Number of past tokens before every prompt. Position 0 of a plan is this position of the decoder."""
         return 0 if self.past is None else len(self.past)
 
 
 def _divided(count: int, rank: int, num_ranks: int) -> range:
-    """A rank's part of `count` things; the first rank has no fewer than the others."""
+    """A rank's part of `count` items, divided evenly. The first rank has at least as many as any other."""
     return range(-(-count * rank // num_ranks), -(-count * (rank + 1) // num_ranks))
 
 

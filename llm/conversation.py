@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from typing import Final, Literal
 
-Template = Literal["instruction", "conversation"]  # how a model wants its prompts; the first is `prompt.py`
+Template = Literal["instruction", "conversation"]  # the prompt format of a model; "instruction" is in `prompt.py`
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
 
-SEPARATOR: Final = "###"  # closes every turn; a model that writes it has answered
+SEPARATOR: Final = "###"  # ends every turn; when the model writes it, the answer is complete
 _NAMES: Final = {"user": "Human", "assistant": "Assistant"}
 _SYSTEM: Final = (
     "A chat between a curious human and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the human's questions."
 )
-# The published demo puts one exchange in front of every chat: that of FastChat's first templates (lm-sys/FastChat,
-# Apache License 2.0), character by character, with its line feed at the end.
+# The published demo puts one example exchange before every chat. It is copied exactly from FastChat's first templates
+# (lm-sys/FastChat, Apache License 2.0), including the line feed at its end.
 _EXAMPLE: Final[tuple[Turn, Turn]] = (
     ("user", "What are the key differences between renewable and non-renewable energy sources?"),
     (
@@ -40,10 +40,10 @@ _EXAMPLE: Final[tuple[Turn, Turn]] = (
 
 
 def format_conversation(turns: Sequence[Turn]) -> str:
-    """Turns, the last one the user's, in the template `v1` of the published chat demo.
+    """Format turns, of which the last is the user's, with the template `v1` of the published chat demo.
 
-    Texts of the role system replace the template's own first sentences. The example exchange comes before the turns. A
-    turn without text is left out. The model continues after the last colon, without a space in between.
+    Texts of the role "system" replace the template's first sentences. The example exchange precedes the turns. Turns
+    without text are omitted. The model continues directly after the last colon, without a space.
     """
     system = "\n".join(text for role, text in turns if role == "system" and text) or _SYSTEM
     said = [(role, text) for role, text in (*_EXAMPLE, *turns) if role != "system" and text]

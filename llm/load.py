@@ -1,4 +1,4 @@
-"""From a decoder's state dict to a runner on a device."""
+"""Loads a decoder from its state dict, plans its memory, and creates runners on a device."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -27,10 +27,10 @@ from llama_adapter.runtime.schemes.state import loaded_bytes
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
-    """Decoder for inference that shares the tensors of `state`.
+    """A decoder for inference that shares the tensors of `state`.
 
-    Quantised layers compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ from
-    those of `config`.
+    Quantised layers can compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ
+    from those of `config`.
     """
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(config)
@@ -46,10 +46,10 @@ def planner(
     precision: Precision = FLOAT,
     reserved: int = 0,
 ) -> Callable[[int], MemoryPlan]:
-    """Function from a number of rows to the memory plan of a runner with that many.
+    """A function from a number of rows to the memory plan of a runner with so many rows.
 
-    `forms` are those of the state dict in `precision`, which `place_decoder` gets tensor by tensor. `reserved` bytes of
-    the device are for others.
+    `forms` are those of the state dict in `precision`, which `place_decoder` receives tensor by tensor. `reserved`
+    bytes of the device are counted for other uses.
     """
     is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
     sizes = {
@@ -69,8 +69,12 @@ def planner_of(
     padding: int,
     reserved: int = 0,
 ) -> Callable[[int], MemoryPlan]:
-    """As `planner`, for a device that need not be here: `sizes` are the bytes that it has of each tensor."""
-    # A block in the form of its file and in the device's, and the floats of the largest matrix, which are rounded.
+    """As `planner`, for a device that need not exist here: `sizes` are the bytes of each tensor on the device.
+
+    Padded prefills may be `padding` times larger.
+    """
+    # While loading: one block in the form of its file in addition to the device's, and the largest matrix in float32,
+    # which is rounded.
     largest = max((math.prod(form.shape) for form in forms.values()), default=0)
     blocks = [name for name in sizes if name.startswith("layers.")]
     block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
@@ -83,7 +87,7 @@ def planner_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedDecoder:
-    """A decoder on its device, its weights in the layout that computes best. Its runners share the weights."""
+    """A decoder on its device, with weights in the device's layout. Its runners share the weights."""
 
     decoder: LlamaAdapterDecoder
     config: EngineConfig
@@ -91,7 +95,7 @@ class PlacedDecoder:
     operators: Operators
 
     def runner(self, num_slots: int) -> Runner:
-        """Runner with `num_slots` rows, whose keys and values are its own."""
+        """A new runner with `num_slots` rows. It has its own keys and values."""
         config, backend = replace(self.config, num_slots=num_slots), self.backend
         if config.mode != EAGER:
             return GraphRunner(self.decoder, config, backend=backend, operators=self.operators)
@@ -104,11 +108,11 @@ class PlacedDecoder:
 def place_decoder(
     config: EngineConfig, tensors: Iterable[tuple[str, Tensor]], *, backend: Backend, ranks: Alone = ALONE
 ) -> PlacedDecoder:
-    """The decoder of a state dict's tensors on the backend's device, without rows.
+    """Place the decoder with these tensors on the backend's device, without rows.
 
-    With `ranks`, sizes and tensors are the share of one of them (llm/split.py).
-    A layer is laid out for the device when its tensors have come, and then released: the peak is one model and one
-    layer, if `tensors` keeps none. Raises as `decoder_from_state`.
+    With `ranks`, sizes and tensors are the share of one rank (llm/split.py). A layer is converted to the device's
+    layout when all its tensors have arrived, and its original tensors are then released. The peak memory is therefore
+    one model and one layer, if `tensors` keeps no references. Raises as `decoder_from_state`.
     """
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(config.decoder)

@@ -1,4 +1,4 @@
-"""Counts the memory that a decoder needs on a device, before any of it is allocated."""
+"""Computes the memory that a decoder needs on a device, before it is allocated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.errors import TooLittleMemoryError
 
 _FLOAT32_BYTES = 4
-SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves alone
+SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
     """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill.
 
-    `loading` is needed beside the weights until all are loaded, and slots and activations only then.
+    `loading` is needed in addition to the weights until all are loaded; `slots` and `activations` are needed
+    only after that.
     """
 
     weights: int
@@ -29,17 +30,20 @@ class MemoryPlan:
 
 
 def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1) -> MemoryPlan:
-    """Plan of an engine beside `weights` bytes. Rounded shapes make a prefill up to `padding` times larger."""
+    """The plan of an engine whose weights take `weights` bytes.
+
+    Padding makes a prefill up to `padding` times larger.
+    """
     sizes, itemsize = config.decoder, config.dtype.itemsize
     context = sizes.context
     num_tokens = min(config.num_slots * context, max(padding * config.max_prefill_tokens, context))
-    # The widest moments of a layer: the attention scores in float32 with their mask and their cast copy, or the
-    # feed-forward network's two halves and their product.
+    # The peaks of a layer: attention scores in float32 with their mask and their cast copy, or the two halves of the
+    # feed-forward network and their product.
     attention = num_tokens * sizes.num_heads * context * (2 * _FLOAT32_BYTES + itemsize)
     feed_forward = num_tokens * 3 * sizes.ffn_dim * itemsize
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
-    # A slot holds keys and values of every position, and those of the picture.
+    # A slot has keys and values of every position, and those of the picture.
     positions = config.num_slots * 2 * sizes.num_layers * context * sizes.attention_dim * itemsize
     return MemoryPlan(
         weights=weights,
@@ -57,9 +61,9 @@ def prefix_bytes(config: EngineConfig) -> int:
 
 
 def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most: int, unknown: int) -> int:
-    """The largest power of two, 1 to `most`, of rows whose plan leaves a tenth of the `free` bytes.
+    """The largest power of two of rows, from 1 to `most`, whose plan leaves a tenth of the `free` bytes.
 
-    At most `unknown` rows where the free memory is not known.
+    If the free memory is not known (None), at most `unknown` rows.
     """
     limit = most if free is not None else min(most, unknown)
     num_rows = 1
@@ -69,7 +73,7 @@ def fitting_rows(planned: Callable[[int], MemoryPlan], *, free: int | None, most
 
 
 def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, device: str) -> None:
-    """Raise TooLittleMemoryError if the plan needs more than `free` bytes; None means that they are not known."""
+    """Raise TooLittleMemoryError if the plan needs more than `free` bytes; None means that free memory is not known."""
     if free is None or plan.total <= free:
         return
     parts = f"{plan.slots / 1e9:.1f} GB for keys and values and {plan.activations / 1e9:.1f} GB for computing"

@@ -1,4 +1,7 @@
-"""Past keys and values: what every prompt attends to before its first token. Imports no torch."""
+"""Past keys and values: those of virtual tokens before every prompt, which all its tokens attend to.
+
+Imports no torch.
+"""
 
 # L layers, N heads, C past tokens, H head size
 
@@ -10,10 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PastKeyValues:
-    """Keys and values of C tokens in front of every prompt, float32 (L, N, C, H) each.
+    """Keys and values of C tokens before every prompt, float32 (L, N, C, H) each.
 
-    Prefix tuning (Li & Liang, 2021) and P-Tuning v2 (Liu et al., 2022) learn them. They share the softmax of the
-    prompt's own tokens. Their positions are 0..C-1: the keys are rotated for them, and a prompt begins at position C.
+    Prefix tuning (Li & Liang, 2021) and P-Tuning v2 (Liu et al., 2022) learn them. They are part of the same softmax as
+    the prompt's own tokens. The keys are rotated for positions 0..C-1, and a prompt begins at position C.
     """
 
     k_LNCH: np.ndarray
@@ -25,7 +28,7 @@ class PastKeyValues:
         return self.k_LNCH, self.v_LNCH
 
     def of_heads(self, heads: slice) -> "PastKeyValues":
-        """Those of some heads."""
+        """The keys and values of some heads."""
         return PastKeyValues(self.k_LNCH[:, heads], self.v_LNCH[:, heads])
 
     def __len__(self) -> int:
@@ -34,7 +37,7 @@ class PastKeyValues:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the values, in hex."""
+        """SHA-256 of keys and values, in hexadecimal."""
         digest = hashlib.sha256(repr(self.k_LNCH.shape).encode())
         for part in self.parts:
             digest.update(np.ascontiguousarray(part, "<f4").tobytes())
@@ -42,9 +45,9 @@ class PastKeyValues:
 
 
 def shifted(k_LNCH: np.ndarray, positions: int, *, theta: float) -> np.ndarray:
-    """Keys in half-split order, rotated by `positions` more: by RoPE, all positions may shift together.
+    """Keys in half-split order, rotated by `positions` further positions.
 
-    `theta` is the base of the rotary embedding (Su et al., 2021).
+    With rotary embeddings (Su et al., 2021), all positions can be shifted together. `theta` is their base.
     """
     half = k_LNCH.shape[-1] // 2
     angles = positions * theta ** (-np.arange(half) / half)

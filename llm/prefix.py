@@ -1,4 +1,4 @@
-"""The adapter prefix: what the decoder sees of a picture. Imports no torch."""
+"""The adapter prefix: the form in which the decoder receives a picture. Imports no torch."""
 
 # A adapter layers, B pictures, Q queries, N heads, H head size
 
@@ -12,5 +12,5 @@ class Prefix(NamedTuple):
     v: Any
 
     def copy(self) -> "Prefix":
-        """One whose parts are no views of other tensors."""
+        """A copy whose parts are not views of other tensors."""
         return Prefix(*(part.clone() if hasattr(part, "clone") else part.copy() for part in self))

@@ -5,9 +5,10 @@ _TASK = "Write a response that appropriately completes the request."
 
 
 def format_prompt(instruction: str, input: str | None = None) -> str:
-    """Put an instruction, and optionally an input, into the training template.
+    """Insert an instruction, and optionally an input, into the training template.
 
-    An empty string is an input, as in the reference. Braces are plain text. The model continues after the last colon.
+    As in the reference, an empty string is an input too. Braces are plain text. The model continues after
+    the last colon.
     """
     if input is None:
         return f"{_HEAD}. {_TASK}\n\n### Instruction:\n{instruction}\n\n### Response:"

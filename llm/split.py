@@ -1,8 +1,8 @@
-"""Which part of each tensor a rank has, by the tensor's name: ours, Meta's and that of LoRA's factors.
+"""The part of each tensor that a rank has, by the tensor's name: our names, Meta's names, and those of LoRA factors.
 
-Projections into heads and feed-forward units are split by rows, those out of them by columns, so a layer needs one sum
-after attention and one after the feed-forward network (Megatron-LM, Shoeybi et al., 2019). Embedding and head are split
-by tokens. Norms and the adapter's queries are whole on each rank.
+Projections to heads and feed-forward units are split by rows, projections from them by columns. So a layer needs one
+sum after attention and one after the feed-forward network (Megatron-LM, Shoeybi et al., 2019). Embedding and head are
+split by tokens. Every rank has all of the norms and of the adapter's queries.
 """
 
 import re
@@ -20,7 +20,10 @@ Unit = Literal["heads", "ffn", "vocabulary"]
 
 
 class Cut(NamedTuple):
-    """How a matrix is divided: `parts` stand one below the other, and each is divided along `axis` by `unit`."""
+    """How a matrix is divided.
+
+    It consists of `parts` along its rows, and each part is divided along `axis` by `unit`.
+    """
 
     axis: int  # 0: rows, 1: columns
     unit: Unit
@@ -37,7 +40,7 @@ _OURS = {
     r"adapter\.kv\.\d+\.weight": Cut(0, "heads", 2),
     r"adapter\.gates": Cut(1, "heads"),
 }
-_ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # of sums over ranks
+_ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # added after sums over ranks
 _META = {
     "attention.wq": Cut(0, "heads"),
     "attention.wk": Cut(0, "heads"),
@@ -52,26 +55,29 @@ _META = {
 
 
 def cut_of(name: str) -> Cut | None:
-    """How a tensor of a decoder's state dict is divided; None for one that is whole on each rank.
+    """How a tensor of a decoder's state dict is divided; None if every rank has all of it.
 
-    The tensors that a quantised weight is stored in are divided as the weight.
+    The stored tensors of a quantised weight are divided like the weight.
     """
     plain = re.sub(r"weight_\w+$", "weight", name)
     return next((cut for pattern, cut in _OURS.items() if re.fullmatch(pattern, plain)), None)
 
 
 def meta_cut(matrix: str) -> Cut | None:
-    """How a matrix of Meta's checkpoints is divided, by its name without `layers.N.` and `.weight`; None: it is not."""
+    """How a matrix of Meta's checkpoints is divided; None if it is not.
+
+    Its name is without `layers.N.` and `.weight`.
+    """
     return _META.get(matrix)
 
 
 def is_added_once(name: str) -> bool:
-    """Whether a tensor of the state dict is added after a sum over ranks, so that the first rank alone has it."""
+    """Whether a tensor of the state dict is a bias of a sum over ranks, which only the first rank may have."""
     return _ADDED_ONCE.fullmatch(name) is not None
 
 
 def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range, int]:
-    """The units of a rank in one part of a matrix, and how many that part has: of rows or columns, by `cut.axis`."""
+    """The rows or columns (`cut.axis`) of a rank in one part of a matrix, and the number of them in the whole part."""
     if cut.unit == "heads":
         return range(share.heads.start * share.head_dim, share.heads.stop * share.head_dim), whole.dim
     if cut.unit == "ffn":
@@ -80,9 +86,9 @@ def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range
 
 
 def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig) -> Tensor:
-    """A rank's part of a tensor of the state dict, plain or stored by a scheme; a view where there is one part.
+    """A rank's part of a tensor of the state dict, plain or stored by a scheme.
 
-    Raises ValueError where a group of quantised weights would be torn apart.
+    It is a view if the tensor has one part. Raises ValueError if a group of quantised weights would be divided.
     """
     if is_added_once(name):
         return tensor if share.rank == 0 else torch.zeros_like(tensor)
@@ -99,7 +105,7 @@ def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfi
 
 
 def _columns(name: str, tensor: Tensor, units: range, count: int) -> Tensor:
-    """Columns `units` of `count`; of stored weights a column may hold several inputs, or a group's scale."""
+    """Columns `units` of `count`. A column of a stored weight may hold several inputs, or the scale of a group."""
     width = tensor.shape[1]
     start, stop = units.start * width, units.stop * width
     if start % count or stop % count:
@@ -108,12 +114,12 @@ def _columns(name: str, tensor: Tensor, units: range, count: int) -> Tensor:
 
 
 def share_of(config: DecoderConfig, ranks: Alone) -> DecoderConfig:
-    """The share of the rank that this process is. Raises UsageError where the decoder cannot be divided so."""
+    """The share of this process's rank. Raises UsageError if the decoder cannot be divided over so many ranks."""
     return shares_of(config, ranks.size)[ranks.rank]
 
 
 def shares_of(config: DecoderConfig, num_ranks: int) -> list[DecoderConfig]:
-    """The share of each rank. Raises UsageError where the decoder cannot be divided so."""
+    """The share of each rank. Raises UsageError if the decoder cannot be divided over so many ranks."""
     try:
         return [config.share(rank, num_ranks) for rank in range(num_ranks)]
     except ValueError as error:
@@ -121,7 +127,10 @@ def shares_of(config: DecoderConfig, num_ranks: int) -> list[DecoderConfig]:
 
 
 def dense(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that are parts of larger ones as copies, which kernels can read and which keep nothing else in memory."""
+    """The tensors, with copies of those that are parts of larger tensors.
+
+    Kernels can read the copies, and the copies do not keep the larger tensors in memory.
+    """
     for name, tensor in tensors:
         own = [
             tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""LLaMA's SentencePiece tokenizer: text to ids and back, complete or as a stream."""
+"""LLaMA's SentencePiece tokenizer: text to ids and back, as a whole or as a stream."""
 
 import codecs
 import os
@@ -9,11 +9,11 @@ import sentencepiece
 
 from llama_adapter.runtime.errors import CheckpointError
 
-_MAX_BYTES = 64 << 20  # the largest in use are 5 MB
+_MAX_BYTES = 64 << 20  # the largest tokenizers in use have 5 MB
 
 
 def _replace_byte(error: UnicodeError) -> tuple[str, int]:
-    """As SentencePiece decodes: every byte that is part of no character becomes U+FFFD."""
+    """As in SentencePiece, every byte that is not part of a character becomes U+FFFD."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd", error.start + 1
 
@@ -24,7 +24,7 @@ codecs.register_error("replace-byte", _replace_byte)
 class Tokenizer:
     """A loaded SentencePiece model. Immutable and thread-safe.
 
-    `data` are the bytes of its file, `vocab_size` is the number of pieces, `bos_id` and `eos_id` open and close a text.
+    `data` is the content of its file, `vocab_size` is the number of pieces, `bos_id` and `eos_id` begin and end a text.
     """
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes) -> None:
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "tokenizer.model") -> "Tokenizer":
-        """Tokenizer from the bytes of a `tokenizer.model`; messages call it `name`.
+        """Tokenizer from the bytes of a `tokenizer.model`. `name` is used in messages.
 
         Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
         """
@@ -91,9 +91,9 @@ class Tokenizer:
         return cls(processor, data)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a text, with the begin id in front unless `bos` is False, without an end id.
+        """Ids of a text, after the begin id unless `bos` is False, and without an end id.
 
-        Raises ValueError for text without a UTF-8 form (half a surrogate pair).
+        Raises ValueError for text that UTF-8 cannot encode (half a surrogate pair).
         """
         try:
             text.encode()
@@ -106,7 +106,7 @@ class Tokenizer:
         return [self.bos_id, *ids] if bos else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids. Control pieces give nothing, the unknown piece " \u2047 ", invalid bytes U+FFFD.
+        """Text of ids. Control pieces give no text, the unknown piece gives " \u2047 ", and invalid bytes give U+FFFD.
 
         Raises ValueError for an id outside the vocabulary.
         """
@@ -116,15 +116,15 @@ class Tokenizer:
         return text
 
     def decode_inner(self, piece_id: int) -> str:
-        """Text of one piece, not a byte, inside a text, where SentencePiece keeps its space."""
-        # The unknown piece stands for the text before; every SentencePiece model has one.
+        """Text of one piece, not a byte piece, inside a text, where SentencePiece keeps its leading space."""
+        # The unknown piece stands for the text before. Every SentencePiece model has one.
         return self.decode([self._unk_id, piece_id])[self._unk_length :]
 
     def encode_continuation(self, prompt: str | None, text: str) -> list[int]:
-        """Ids of `text` as they follow `prompt`, without begin or end id.
+        """Ids of `text` after `prompt`, without begin or end id.
 
-        Both are encoded together and the prompt's ids are cut off, as in training. If a piece spans the border, or
-        without a prompt, `text` is encoded alone and without SentencePiece's space in front.
+        Both are encoded together and the prompt's ids are removed, as in training. If a piece spans the border, or if
+        there is no prompt, `text` is encoded alone, without the space that SentencePiece puts before a text.
         """
         if prompt is not None:
             alone = self.encode(prompt, bos=False)
@@ -162,13 +162,13 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace-byte")
-        # Ids without text so far. SentencePiece drops a space at the start of a text, so the next piece depends on
-        # them; after the first text, pieces are independent.
+        # Ids that have given no text so far. SentencePiece drops a space at the start of a text, so the next piece
+        # depends on these ids. After the first text, pieces are independent.
         self._silent: list[int] = []
         self._started = False
 
     def push(self, piece_id: int) -> str:
-        """Take the next id; return the text that is final now, possibly empty.
+        """Add the next id; return the text that has become final, possibly empty.
 
         Raises ValueError for an id outside the vocabulary.
         """
@@ -181,7 +181,7 @@ class IncrementalDetokenizer:
         return self._emit(before + self._piece_text(piece_id))
 
     def flush(self) -> str:
-        """End the stream; return the text held back, with U+FFFD for bytes that are not a character."""
+        """End the stream; return the text that was held back, with U+FFFD for bytes that are not a character."""
         return self._emit(self._bytes.decode(b"", final=True))
 
     def _emit(self, text: str) -> str:
@@ -199,7 +199,7 @@ class IncrementalDetokenizer:
 
 
 def _why_not_sentencepiece(data: bytes) -> str | None:
-    """Recognise files that are often given in place of a SentencePiece model."""
+    """The reason if `data` is a file that is often passed instead of a SentencePiece model; else None."""
     if not data:
         return "the file is empty"
     if data.startswith(b"version https://git-lfs"):

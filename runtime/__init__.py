@@ -1,1 +1,1 @@
-"""The base of both halves: devices, kernels, weight files, number formats, exported graphs, errors. Knows no model."""
+"""The base of `vision` and `llm`: devices, kernels, weight files, number formats, graphs, errors. Knows no model."""

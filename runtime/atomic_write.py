@@ -1,4 +1,4 @@
-"""Writes files and folders completely or not at all: beside their place, then renamed."""
+"""Writes files and folders completely or not at all: under a temporary name in the same folder, then renamed."""
 
 import errno
 import os
@@ -15,9 +15,9 @@ from llama_adapter.runtime.errors import UsageError
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces `path` at the end; after an error nothing has changed.
+    """A binary file to write to, which replaces `path` when the context ends. After an error, `path` is unchanged.
 
-    Missing folders are made. A pipe, /dev/stdout and the like are written to directly. Raises OSError.
+    Missing folders are created. Pipes and devices such as /dev/stdout are written to directly. Raises OSError.
     """
     place = Path(path)
     if place.exists() and not place.is_file() and not place.is_dir():
@@ -41,16 +41,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or name another one as --out") -> None:
-    """Raise UsageError for a file that exists, unless `force`."""
+    """Raise UsageError if one of the paths exists, unless `force`. `other` is the end of the hint."""
     there = [path for path in paths if path.exists()]
     if there and not force:
         raise UsageError(f"`{there[0]}` exists already", hint=f"replace it with --force{other}")
 
 
 def replace_folder(partial: Path, target: Path) -> None:
-    """Rename the folder `partial` to `target`; a folder there is removed once the new one is in its place.
+    """Rename the folder `partial` to `target`. An existing `target` is removed after the new folder has its name.
 
-    Of processes that replace it at the same time the last one wins. Raises OSError.
+    If several processes replace `target` at the same time, the last one wins. Raises OSError.
     """
     while not _take_place(partial, target):
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
@@ -73,7 +73,7 @@ def replace_folder(partial: Path, target: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> bool:
-    """Rename a folder to a place where there is none, or an empty one; False where there is another."""
+    """Rename a folder if `target` does not exist or is an empty folder. Return False if `target` is not empty."""
     try:
         os.replace(partial, target)
     except OSError as error:

@@ -35,9 +35,9 @@ def measure_matmul(
     dtype: torch.dtype,
     precision: Precision = FLOAT,
 ) -> float:
-    """FLOP per second of linear layers with these (inputs, outputs), run in turn; the best over `_NUM_ROWS`.
+    """FLOP per second of linear layers with these shapes (inputs, outputs), run in turn; the best over `_NUM_ROWS`.
 
-    The backend packs their weights as those of a model.
+    The backend packs their weights as it packs those of a model.
     """
     layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
     layers.requires_grad_(False)
@@ -61,7 +61,7 @@ def measure_matmul(
 
 
 def best_seconds(backend: Backend, work: Callable[[], object]) -> float:
-    """The shortest of a few repetitions, after a warm-up."""
+    """Seconds of the shortest of a few repetitions, after a warm-up. The device is synchronised before each."""
     seconds = []
     for _ in range(1 + _REPEATS):
         backend.synchronise()

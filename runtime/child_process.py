@@ -1,4 +1,4 @@
-"""Fresh Python interpreters as child processes: to ask a question with a time limit, or to talk to over a socket."""
+"""New Python interpreters as child processes, which answer one question or communicate over a socket."""
 
 import importlib
 import io
@@ -16,8 +16,8 @@ from llama_adapter.runtime.text import one_line
 
 State = Literal["ok", "absent", "broken"]
 
-# The child imports from where this process does, whatever its own start would add or leave out. With -P, a `json.py` in
-# the current folder is not imported before it knows. Where it watches its parent, it does so before anything else.
+# The child gets this process's `sys.path`. -P keeps it from importing a `json.py` of the current folder before that. If
+# the child watches its parent, it begins to do so before it imports anything else.
 _PROGRAM: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -35,25 +35,26 @@ MAX_SAID_BYTES: Final = 4096
 def python_command(
     entry: str, *arguments: str, options: Sequence[str] = (), watched_pipe: int | None = None
 ) -> list[str]:
-    """The command line of an interpreter that calls `module:function` with `arguments`.
+    """The command line of an interpreter that calls `entry`, which is `module:function`, with `arguments`.
 
-    `options` are the interpreter's own. With `watched_pipe`, a descriptor, it dies with the pipe's other end.
+    `options` are options of the interpreter. `watched_pipe` is a file descriptor: the kernel kills the process when the
+    other end of this pipe is closed.
     """
     watched = "" if watched_pipe is None else str(watched_pipe)
     return [sys.executable, "-P", *options, "-c", _PROGRAM, json.dumps(sys.path), watched, entry, *arguments]
 
 
-# A child to talk to
+# A child that communicates over a socket
 
 
 class ChildProcess:
-    """An interpreter that runs `module:function`, with a socket between it and this process.
+    """An interpreter that runs `module:function`, connected to this process by a socket.
 
-    The function gets the descriptor of its end of the socket as first argument, then `arguments`, all as texts. The
-    child is in a session of its own: Ctrl-C reaches this process only.
+    The function gets the file descriptor of its end of the socket as first argument, then `arguments`, all as strings.
+    The child runs in a new session, so Ctrl-C reaches this process only.
 
-    With `capture`, the end of what it writes on stdout and stderr is kept in `said`; else both go to this process's
-    stderr. With `watch_parent`, the kernel kills it when this process ends, whatever it is doing then.
+    With `capture`, the last part of the child's stdout and stderr is kept and `said` gives its last line. Otherwise
+    both go to this process's stderr. With `watch_parent`, the kernel kills the child when this process ends.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ChildProcess:
         capture: bool = False,
         watch_parent: bool = False,
     ) -> None:
-        """Starts it without waiting for it; `environ` is added to this process's. Raises OSError."""
+        """Start the child without waiting for it. `environ` is added to this process's environment. Raises OSError."""
         self.connection, theirs = socket.socketpair()
         self._output: io.FileIO | None = None
         self._lifeline: io.FileIO | None = None
@@ -76,11 +77,11 @@ class ChildProcess:
             reader, output = os.pipe()
             handed.append(output)
             self._output = io.FileIO(reader)
-            # What is not read in time is lost, so that a talkative decoder never waits for a reader.
+            # Output that is not read in time is lost, so that a decoder with much output never waits for a reader.
             os.set_blocking(reader, False)
             os.set_blocking(output, False)
         if watch_parent:
-            # A pipe of its own: the process to kill is a property of the open pipe.
+            # A separate pipe, because the process to kill is a property of the open pipe.
             pipe, ours = os.pipe()
             handed.append(pipe)
             self._lifeline = io.FileIO(ours, "w")
@@ -109,29 +110,32 @@ class ChildProcess:
         return self.process.returncode is not None
 
     def how_it_ended(self) -> str:
-        """In words, such as `by SIGSEGV` or `with exit code 1`; empty while it runs."""
+        """How the child ended, such as `by SIGSEGV` or `with exit code 1`; empty while it runs."""
         code = self.process.poll()
         return "" if code is None else f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
     def listen(self) -> None:
-        """Keep the end of what it wrote so far, which leaves room for more."""
+        """Read the child's output so far, which makes room in the pipe, and keep the last part of it."""
         if self._output is not None and not self._output.closed and (said := self._output.read(_PIPE_BYTES)):
             self._said = (self._said + said)[-MAX_SAID_BYTES:]
 
     @property
     def said(self) -> str:
-        """The last line that it wrote, as far as `listen` has kept it."""
+        """The last line of the output that `listen` has kept."""
         return last_line(self._said.decode(errors="replace"))
 
     def release(self) -> None:
-        """Close what belongs to it in this process. A child that watches its parent dies of it. May be repeated."""
+        """Close this process's end of the socket and the pipes.
+
+        This ends a child with `watch_parent`. May be repeated.
+        """
         self.connection.close()
         for file in (self._output, self._lifeline):
             if file is not None:
                 file.close()
 
     def disown(self) -> None:
-        """In a process that was forked off: the child belongs to the parent, which alone can wait for it."""
+        """Give up the child in a process that was forked: only the parent of the child can wait for it."""
         self.release()
         self.process.returncode = 0
 
@@ -142,11 +146,11 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-# A child to ask
+# A child that answers one question
 
 
 def ok(found: str, **facts: Any) -> dict[str, Any]:
-    """An answer: it is there and works. `facts` are for the asking program."""
+    """An answer: it is installed and works. `facts` are for the calling program."""
     return {"state": "ok", "found": found, "hint": "", **facts}
 
 
@@ -161,9 +165,10 @@ def broken(found: str, *, hint: str = "") -> dict[str, Any]:
 
 
 def ask_child(question: str, *arguments: str, environ: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """What the function `module:function` returns for the arguments in a child process: one of the answers above.
+    """Call `question`, which is `module:function`, in a child process; return its answer, one of the dicts above.
 
-    A child that raises, dies, hangs or says nothing gives the answer `broken`, with the reason as `found`.
+    The answer is `broken`, with the reason as `found`, if the child raises, dies, does not end within `seconds`, or
+    returns nothing.
     """
     command = python_command(f"{__name__}:answer", question, *arguments)
     ran = run_program(command, environ=environ, seconds=seconds)
@@ -178,7 +183,7 @@ def ask_child(question: str, *arguments: str, environ: Mapping[str, str], second
 
 
 def answer(question: str, *arguments: str) -> None:
-    """Runs in the child. The answer is the last line on stdout; what the question prints goes to stderr."""
+    """Runs in the child. It writes the answer as the last line on stdout. Other output goes to stderr."""
     channel = os.dup(1)
     os.dup2(2, 1)
     module, _, function = question.partition(":")
@@ -193,7 +198,7 @@ def answer(question: str, *arguments: str) -> None:
 def run_program(
     command: Sequence[str], *, environ: Mapping[str, str], seconds: float
 ) -> "subprocess.CompletedProcess[str] | str":
-    """The output and exit code of a program, or a text that says why it did not finish."""
+    """The output and exit code of a program, or the reason why it did not finish."""
     try:
         return subprocess.run(
             command,
@@ -211,5 +216,5 @@ def run_program(
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, where errors stand; else an empty text."""
+    """The last line that is not empty, which usually is the error; an empty string if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,14 +1,14 @@
 """Explains errors that torch and torch_npu raise while a device computes, by their text. Imports no torch.
 
-The codes of CANN are data. Errors of importing torch_npu are explained in runtime/devices/npu_load.py.
+CANN's error codes are in a table. runtime/devices/npu_load.py explains errors of importing torch_npu.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations, and
-# oneDNN, which drops the reason why a primitive could not be made.
+# torch has no exception class for these failures of the CPU's allocator, of a library's workspace and of the driver's
+# allocations, nor for those of oneDNN, whose message lacks the reason why a primitive could not be made.
 _SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
 
@@ -18,12 +18,12 @@ def tells_shortage(text: str) -> bool:
     return any(words in text for words in _SHORTAGES) or text.strip() in _SHORTAGES_OF_ONEDNN
 
 
-LOOK = "`npu-smi info` says whether the device is well and who uses it, the newest log under ~/ascend/log what it said"
+LOOK = "`npu-smi info` shows the device's health and its processes, and the newest log under ~/ascend/log its messages"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NpuFailure:
-    """A kind of failure; `is_memory` if a smaller batch helps."""
+    """A kind of failure. `is_memory` is True if a smaller batch helps."""
 
     sentence: str
     hint: str
@@ -36,11 +36,11 @@ MEMORY = NpuFailure(
     is_memory=True,
 )
 CONTEXT = NpuFailure(
-    sentence="the thread's context on the NPU is gone, or belongs to somebody else",
+    sentence="the thread's context on the NPU is gone, or belongs to another library",
     hint="with an OM encoder, pass --encoder-process: ais_bench and torch_npu then no longer share a process",
 )
 ABSENT = NpuFailure(
-    sentence="the NPU is not there, or not to be opened by this user",
+    sentence="the NPU does not exist, or this user may not open it",
     hint="`npu-smi info` lists the devices; look at ASCEND_RT_VISIBLE_DEVICES, at the devices that a container was "
     "given, and at the group of /dev/davinci* (usually HwHiAiUser)",
 )
@@ -50,15 +50,15 @@ OPERATOR = NpuFailure(
     f"was; {LOOK}",
 )
 REFUSED = NpuFailure(
-    sentence="an operator of CANN refuses what it was given, or is not there for this chip",
+    sentence="an operator of CANN refused its arguments, or does not exist for this chip",
     hint="try `--operators aten`; since CANN 8.5 the package of operators for the chip is installed apart; the log "
     "under ~/ascend/log names the operator",
 )
 LATE = NpuFailure(sentence="the NPU did not finish in time", hint=f"try again, with the device to yourself; {LOOK}")
 GRAPH = NpuFailure(sentence="the graph of a decode step could not be captured or replayed", hint="pass `--mode eager`")
 BROKEN = NpuFailure(
-    sentence="the NPU or its driver is in trouble",
-    hint=f"{LOOK}; a device that stays so must be reset, or the machine started again",
+    sentence="the NPU or its driver has failed",
+    hint=f"{LOOK}; if the device does not recover, reset it or restart the machine",
 )
 OTHER = NpuFailure(sentence="the NPU failed", hint=f"{LOOK}; try `--operators aten` and `--mode eager`")
 
@@ -84,11 +84,11 @@ _SIGN = re.compile(
 )
 _CODE = re.compile(r"error code(?: is)?\s*:?\s*(\d{6})\b")
 _OWN_MEMORY = re.compile(r"\bNPU out of memory|\bEL0004\b")
-_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # of CANN, such as EZ9999: Inner Error!
+_OWN_MESSAGE = re.compile(r"^.*\bE[A-Z0-9]\d{4}\b.*$", re.MULTILINE)  # CANN's message, such as EZ9999: Inner Error!
 
 
 def explain_device_error(text: str) -> NpuFailure | None:
-    """The failure that an error's text means; None for a text that is not torch_npu's."""
+    """The failure that the text of an error means; None if the text is not from torch_npu."""
     if _SIGN.search(text) is None:
         return None
     if _OWN_MEMORY.search(text):
@@ -98,7 +98,7 @@ def explain_device_error(text: str) -> NpuFailure | None:
 
 
 def shorten_device_error(text: str, *, limit: int = 300) -> str:
-    """Its first line and the first message of CANN itself, each cut to `limit` characters."""
+    """The first line of `text` and the first message of CANN in it, each cut to `limit` characters."""
     first, _, rest = text.strip().partition("\n")
     own = _OWN_MESSAGE.search(rest)
     return " / ".join(" ".join(line.split())[:limit] for line in (first, own[0] if own else "") if line)

@@ -1,4 +1,4 @@
-"""Names of devices: those of other systems, and the parts of ours. Imports no torch."""
+"""Names of devices: parses ours, and translates those of other systems. Imports no torch."""
 
 import re
 

@@ -11,15 +11,15 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2  # a wrong command line, or a device that is not available
-    PICTURE_ERRORS = 3  # finished, and some pictures have an error instead of an answer
+    PICTURE_ERRORS = 3  # finished, but some pictures have an error instead of an answer
     INTERRUPTED = 130
 
 
 class LlamaAdapterError(Exception):
     """Base of every error of this package.
 
-    `message` says what was wanted and what came, `hint` what to do next; a hint may be empty. `details` are several
-    things that are wrong, one a line below the message. Errors can be pickled.
+    `message` says what was expected and what was found, and `hint` what to do next; the hint may be empty. `details`
+    lists several faults, one per line after the message. Errors can be pickled.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED

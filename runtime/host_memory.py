@@ -1,4 +1,4 @@
-"""Memory of the host and of its container, and how much of it this process may plan with. Imports no torch."""
+"""Memory of the host and of its container, and how much of it this process may plan to use. Imports no torch."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ _most: int | None = None  # bytes, see `plan_with`
 
 
 def plan_with(most: int | None) -> None:
-    """From now on, `free_host_bytes` is at most `most`: this process's part of a machine that others share. None: all.
+    """Limit `free_host_bytes` to `most` bytes from now on: this process's part of a shared machine. None: no limit.
 
-    It is a matter of planning, as a number of threads is: nothing keeps the process from taking more.
+    Only plans obey this limit. The process can still allocate more.
     """
     global _most
     _most = most
 
 
 def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that can still be allocated on the machine, in the container or by this process: the least of the three.
+    """Bytes that can still be allocated: the least of what the machine, the container and `plan_with` allow.
 
-    None if unknown.
+    None if none of the three is known.
     """
     known = (_machine_bytes("MemAvailable"), _container_bytes(cgroup), _most)
     return min((amount for amount in known if amount is not None), default=None)
@@ -34,7 +34,7 @@ def _container_bytes(cgroup: Path) -> int | None:
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:
         return None
-    # The page cache counts as used, but the kernel can reclaim it, mapped weights too.
+    # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
     cached = sum(_statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
     return max(limit - used + cached, 0)
 

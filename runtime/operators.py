@@ -1,4 +1,4 @@
-"""The decoder's operators in plain torch, and the table in which a device replaces some of them. No state."""
+"""The decoder's operators in plain torch, and the table in which a device replaces some of them. All are stateless."""
 
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
 
@@ -14,7 +14,7 @@ StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class DecoderSizes(Protocol):
-    """What a device needs to know of a decoder to choose operators for it."""
+    """The sizes of a decoder that a device needs to choose operators for it."""
 
     @property
     def dim(self) -> int: ...
@@ -27,16 +27,16 @@ class DecoderSizes(Protocol):
 
 
 def random_parameter(*shape: int, std: float) -> nn.Parameter:
-    """A parameter of normal values; on the meta device none are drawn.
+    """A parameter of normally distributed values. On the meta device, no values are drawn.
 
-    Drawing there would import torch's compiler, which adds a second to every start.
+    Drawing on the meta device would import torch's compiler, which adds a second to every start.
     """
     values = torch.empty(shape)
     return nn.Parameter(values if values.is_meta else values.normal_(std=std))
 
 
 class Linear(nn.Linear):
-    """A linear layer; on the meta device no values are drawn, which torch would spend time on."""
+    """A linear layer that does not initialise its values on the meta device, where torch would spend time on it."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -61,9 +61,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The table in the layout that `rotate` expects for q and k of `num_rows` rows in `dtype`; once per pass.
+    """The table in the layout that `rotate` expects for q and k of `num_rows` rows in `dtype`; called once per pass.
 
-    The inputs are float32, with B = 1 where all rows have the same positions.
+    The inputs are float32. B is 1 if all rows have the same positions.
     """
     return cos_BS1H, sin_BS1H
 
@@ -89,14 +89,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(H)) v over the positions where the mask is True; the softmax is in float32."""
     scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
-    # Finite, because some chips saturate instead of having an infinity. Its softmax is exactly 0 as well.
+    # A finite value, because some chips saturate and have no infinity. Its softmax is exactly 0, too.
     scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, torch.finfo(torch.float32).min)
     heads_BNSH: Tensor = scores_BNSP.softmax(dim=-1).to(v_BNPH.dtype) @ v_BNPH
     return heads_BNSH
 
 
 def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
-    """The adapter's own softmax over its Q tokens, unmasked; the gate is already inside the values."""
+    """A separate softmax over the adapter's Q tokens, without a mask. The values already contain the gate."""
     scores_BNSQ = (q_BNSH @ k_BNQH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
     heads_BNSH: Tensor = scores_BNSQ.softmax(dim=-1).to(gated_v_BNQH.dtype) @ gated_v_BNQH
     return heads_BNSH
@@ -113,14 +113,14 @@ def fused_adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor
 
 
 def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
-    """Write one token of each row into the cache, in place, at the row's own position (int64)."""
+    """Write one token of each row into the cache, in place, at the row's position (int64)."""
     rows_B = torch.arange(len(positions_B), device=positions_B.device)
     cache_BNPH[rows_B, :, positions_B] = new_BN1H[:, :, 0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operators:
-    """How the decoder computes. The plain function of each name documents what the operator does."""
+    """The operators that a decoder uses. The function of the same name in this file documents each operator."""
 
     name: str  # for reports
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]

@@ -1,4 +1,4 @@
-"""Ends a process when the one that started it ends, however that happens. Imports next to nothing."""
+"""Ends a process when its parent ends, for any reason. Imports only small modules of the standard library."""
 
 import fcntl
 import os
@@ -8,14 +8,15 @@ from contextlib import suppress
 
 
 def die_with(pipe: int) -> None:
-    """Have the kernel kill this process when the other end of `pipe` is closed, even amid a decoder's loop.
+    """Have the kernel kill this process when the other end of `pipe` is closed, even while native code runs.
 
-    PR_SET_PDEATHSIG will not do: it watches the thread that started this process, and reading threads come and go.
+    PR_SET_PDEATHSIG is not suitable: it watches the thread that started this process, and reading threads
+    are short-lived.
     """
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)  # else it is SIGIO, which ends a process as well
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)  # otherwise SIGIO is sent, which also ends a process
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
     with suppress(BlockingIOError):
-        os.read(pipe, 1)  # the parent writes nothing: it ended before this
+        os.read(pipe, 1)  # returns only if the parent has already ended, because the parent writes nothing
         sys.exit()

@@ -1,7 +1,7 @@
-"""What an error means to the outside: exit code, HTTP status, a sentence and a hint.
+"""Translates an error for users and clients: exit code, HTTP status, a sentence and a hint.
 
-Errors of this package carry all of that. Foreign errors are looked up by the name of their class, so that nothing is
-imported for it; errors of a device, which have no class of their own, by their text.
+Errors of this package carry all of these. Other errors are looked up by the name of their class, so that their modules
+need not be imported. Errors of a device, which share one class, are looked up by their text.
 """
 
 import errno
@@ -32,7 +32,7 @@ class Problem:
     http_status: int
     sentence: str
     hint: str = ""
-    details: tuple[str, ...] = ()  # several things that are wrong, one a line
+    details: tuple[str, ...] = ()  # several faults, one per line
 
 
 _OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
@@ -81,7 +81,7 @@ def rule_for(error: BaseException) -> Rule:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or one of its causes, is out of memory on the host or a device; a smaller batch may help."""
+    """Whether the error or one of its causes says that the host or a device is out of memory."""
     earlier: BaseException | None = error
     seen: list[BaseException] = []
     while earlier is not None and all(earlier is not other for other in seen):
@@ -120,5 +120,5 @@ def _own_words(error: BaseException) -> str:
 
 
 def _device_failure(error: BaseException) -> NpuFailure | None:
-    """The meaning of a device's own error; torch has one class for all of them."""
+    """The meaning of an error of a device, found by its text, because torch has one class for all of them."""
     return explain_device_error(str(error)) if isinstance(error, RuntimeError) else None

@@ -1,6 +1,6 @@
-"""Ranks: the processes that compute one decoder together, and what passes between their devices in a step.
+"""Ranks: the processes that compute one decoder together, and the collectives between their devices in a step.
 
-`ALONE` is a decoder in one process; its collectives are identities. `Ranks` are those of `torch.distributed`.
+`ALONE` stands for a decoder in one process; its collectives return their argument. `Ranks` uses `torch.distributed`.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from torch import Tensor
 from llama_adapter.runtime.devices.base import Collectives
 from llama_adapter.runtime.problems import is_out_of_memory
 
-# Its name since torch 2.13, and before.
+# The name of this collective since torch 2.13, and its name before.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 class CollectiveError(RuntimeError):
-    """A collective that failed: another rank ended, or did not come within the time limit."""
+    """A collective that failed, because another rank ended or did not join it within the time limit."""
 
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Raises CollectiveError for what `torch.distributed` raises inside: RuntimeError of many texts."""
+    """Turns a RuntimeError of `torch.distributed` into a CollectiveError, except when memory runs out."""
     try:
         yield
     except RuntimeError as error:
@@ -39,32 +39,36 @@ class Alone:
     size = 1
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' tensors of one shape, on each of them. May overwrite its argument."""
+        """The sum of all ranks' tensors, which have the same shape, on every rank. May overwrite its argument."""
         return partial
 
     def join(self, part: Tensor, *, width: int) -> Tensor:
-        """All ranks' last dimensions side by side, `width` in all: equal ones, but for the last ranks'."""
+        """All ranks' tensors concatenated in the last dimension to `width`.
+
+        Only the last ranks' parts may be shorter.
+        """
         return part
 
     def from_first(self, values: Tensor) -> Tensor:
-        """The first rank's tensor, on each of them; others give one of the same shape and type."""
+        """The first rank's tensor, on every rank. The other ranks pass a tensor of the same shape and dtype."""
         return values
 
 
 class Ranks(Alone):
-    """Ranks of a process group. Collectives raise CollectiveError; after that none can be used any more.
+    """Ranks of a process group. After a collective has raised CollectiveError, none can be used any more.
 
-    Where the device has a queue they return before they are computed, as its operators do: what the host reads waits.
+    On a device with a queue, a collective returns before it is computed, as operators do. Reading its result on the
+    host waits for it.
 
-    Sums are taken in the order of the ranks where the device's library leaves the order to us, so that a row's numbers
-    do not depend on the other rows of a batch: gloo's ring adds each part of a tensor in another order. For two ranks
-    it is also faster: one exchange in place of two, with the same bytes.
+    With gloo, sums are computed here, in the order of the ranks, so that a row's numbers do not depend on the other
+    rows of a batch: gloo's ring adds each part of a tensor in a different order. For two ranks this is also faster: one
+    exchange instead of two, with the same number of bytes.
     """
 
     def __init__(self, *, rank: int, size: int, collectives: Collectives) -> None:
-        """`torch.distributed` has a default process group of this size."""
+        """`torch.distributed` must already have a default process group of this size."""
         self.rank, self.size = rank, size
-        self.num_calls = 0  # collectives that were handed over: another thread sees by it that work goes on
+        self.num_calls = 0  # collectives started so far; another thread reads it to see that work goes on
         self._sums_in_order = collectives == "gloo"
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -85,7 +89,7 @@ class Ranks(Alone):
         return torch.cat(self._gathered(part), dim=-1)[..., :width]
 
     def from_first(self, values: Tensor) -> Tensor:
-        values = values.clone()  # writable outside of inference mode, and nobody else's
+        values = values.clone()  # a copy that is writable outside of inference mode and not shared
         with collective():
             dist.broadcast(values, src=0)
         self.num_calls += 1

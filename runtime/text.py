@@ -4,9 +4,9 @@ import os
 import re
 from typing import Final
 
-# Characters that a terminal acts on or that break a line: control characters, line and paragraph separators, marks of
-# the reading direction, and halves of surrogate pairs, which have no UTF-8 form. Other spaces, joiners and unassigned
-# characters are ordinary in names.
+# Characters that a terminal interprets or that break a line: control characters, line and paragraph separators, marks
+# of the reading direction, and lone surrogates, which UTF-8 cannot encode. Other spaces, joiners and unassigned
+# characters are common in file names and are kept.
 UNSAFE_ON_TERMINALS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -18,18 +18,18 @@ def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str
     name = os.fspath(path)
     try:
         encoded = os.fsencode(name)
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte: the name of no file
+    except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte, so this is not a file's name
         encoded = str(name).encode(errors="backslashreplace")
     return shown_text(encoded.decode(errors="backslashreplace"))
 
 
 def one_line(text: str) -> str:
-    """The text with all white space as single spaces."""
+    """The text on one line: each run of white space becomes one space."""
     return " ".join(text.split())
 
 
 def shown_excerpt(text: str, *, length: int = 200) -> str:
-    """As `shown_text`, for text of a file that may have any length: at most `length` characters of it."""
+    """As `shown_text`, for text of any length, such as that of a file: at most `length` of its characters."""
     return shown_text(text if len(text) <= length else text[:length] + "...")
 
 

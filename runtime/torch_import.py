@@ -1,4 +1,4 @@
-"""Settings to make before torch is imported, and explanations of a failed import. Nothing here imports torch."""
+"""Environment variables to set before torch is imported, and explanations of a failed import. Imports no torch."""
 
 import os
 import re
@@ -8,9 +8,9 @@ from llama_adapter.runtime.text import one_line
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 PROFILER_LOG_LEVEL = "KINETO_LOG_LEVEL"
-WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # of libgomp, which torch computes with
+WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # of libgomp, whose threads torch uses
 
-# Texts of torch: `_import_device_backends` in torch/__init__.py, and the dispatcher at a second attempt.
+# Messages of torch: from `_import_device_backends` in torch/__init__.py, and from the dispatcher at a second import.
 _FAILED_EXTENSION = re.compile(r"Failed to load the backend extension: (\S+)\. ")
 _SECOND_IMPORT = "Only a single TORCH_LIBRARY can be used to register the namespace"
 
@@ -18,35 +18,35 @@ _SECOND_IMPORT = "Only a single TORCH_LIBRARY can be used to register the namesp
 def defer_device_extensions() -> None:
     """Keep `import torch` from importing installed device extensions.
 
-    An extension without its vendor's libraries would make torch unusable, even for the CPU. Opening a device imports
-    its extension. Call this before anything imports torch; a user's own setting of the variable takes precedence.
+    If an extension lacks its vendor's libraries, torch could not be imported at all, even for the CPU. Opening a device
+    imports its extension. Call this before anything imports torch. If the user has set the variable, it is kept.
     """
     os.environ.setdefault(AUTOLOAD, "0")
 
 
 def decline_telemetry() -> None:
-    """Keep onnxruntime (since 1.31 on Linux) from recording its use in the home folder."""
+    """Keep onnxruntime (since 1.31 on Linux) from recording how it is used in the home folder."""
     os.environ.setdefault(NO_TELEMETRY, "1")
 
 
 def limit_spinning() -> None:
-    """Let idle threads of torch sleep after some 10 microseconds, where the user has not set how they wait.
+    """Let idle threads of torch sleep after about 10 microseconds, unless the user has set how they wait.
 
-    By default libgomp's threads spin for milliseconds. Beside one other busy process, a caption of the samples then
-    takes five times as long, because spinning threads hold the processor that the others need. On an idle machine both
-    take the same time; threads that sleep at once (OMP_WAIT_POLICY=passive) take 1.7 times as long there.
+    By default, libgomp's threads spin for milliseconds. If one other process is busy, a caption of the samples then
+    takes five times as long, because spinning threads hold the processors that other threads need. On an idle machine
+    both settings take the same time. Threads that sleep at once (OMP_WAIT_POLICY=passive) take 1.7 times as long there.
     """
     if WAIT_POLICY not in os.environ:
         os.environ.setdefault(SPIN_COUNT, "10000")
 
 
 def quiet_profiler() -> None:
-    """Keep torch's profiler from printing its steps on stderr; its failures are exceptions."""
+    """Keep torch's profiler from printing its steps on stderr. Its failures still raise exceptions."""
     os.environ.setdefault(PROFILER_LOG_LEVEL, "99")
 
 
 def prepare_imports() -> None:
-    """Make all settings. Call this before anything imports torch or onnxruntime."""
+    """Set all these variables. Call this before anything imports torch or onnxruntime."""
     defer_device_extensions()
     decline_telemetry()
     limit_spinning()
@@ -54,7 +54,7 @@ def prepare_imports() -> None:
 
 
 def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
-    """Sentence and hint for an `import torch` that failed on a device extension; None for every other error."""
+    """A sentence and a hint if `import torch` failed because of a device extension; None for every other error."""
     if not isinstance(error, RuntimeError):
         return None
     if (failed := _FAILED_EXTENSION.match(str(error))) is not None:
@@ -64,8 +64,8 @@ def explain_torch_import(error: BaseException) -> tuple[str, str] | None:
         )
         return (
             f"torch cannot be imported, because its extension `{name}` fails{reason}",
-            f"for that device, source the `set_env.sh` of its toolkit (CANN); to do without it, set {AUTOLOAD}=0; or "
-            f"`pip uninstall {name}`; then start again, in a new process",
+            f"for that device, source the `set_env.sh` of its toolkit (CANN); to use torch without it, set "
+            f"{AUTOLOAD}=0; or `pip uninstall {name}`; then start again, in a new process",
         )
     if _SECOND_IMPORT in str(error):
         return (

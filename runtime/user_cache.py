@@ -1,14 +1,14 @@
-"""The user's cache folder, for files that this program makes for itself."""
+"""The user's cache folder, for files that this program creates for its own use."""
 
 import os
 from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The user's cache folder, `$XDG_CACHE_HOME/llama-adapter`.
+    """The user's cache folder, `$XDG_CACHE_HOME/llama-adapter` or `~/.cache/llama-adapter`; created if missing.
 
-    Raises OSError if it cannot be made, belongs to another user or is writable by others, because its libraries are
-    executed.
+    The folder contains libraries that are executed. Therefore OSError is raised if it cannot be created, belongs to
+    another user, or is writable by others.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:

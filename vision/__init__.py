@@ -1,1 +1,1 @@
-"""Pictures in, visual query out: the picture half. Knows no language model."""
+"""The vision half: from pictures to visual queries. It knows no language model."""

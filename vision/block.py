@@ -11,16 +11,16 @@ from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import Linear
 
-LAYER_NORM_EPS = 1e-5  # everywhere in this model; newer timm releases default to 1e-6, which is another model
+LAYER_NORM_EPS = 1e-5  # of all layer norms here; newer timm releases default to 1e-6, which gives other results
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-fused_attention: AttentionFunction = F.scaled_dot_product_attention  # softmax attention; the faster one for inference
+fused_attention: AttentionFunction = F.scaled_dot_product_attention  # softmax attention; faster for inference
 
 
 def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
-    """Softmax attention in two matrix products; its backward pass is the faster one on a CPU."""
+    """Softmax attention as two matrix products. Its backward pass is faster on a CPU than that of fused attention."""
     scores_BNTT = (q_BNTH * q_BNTH.shape[-1] ** -0.5) @ k_BNTH.transpose(-1, -2)
     heads_BNTH: Tensor = scores_BNTT.softmax(dim=-1) @ v_BNTH
     return heads_BNTH
@@ -33,12 +33,12 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:
     """[tokens ; x] for every picture, (B, S + T, W)."""
-    # The batch comes by broadcasting instead of by its number, so that exported graphs compute no shapes.
+    # Broadcasting adds the batch dimension, so that exported graphs compute no shapes.
     return torch.cat([x_BTW[:, :1] * 0 + tokens_1SW, x_BTW], dim=1)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention without a mask; the packed projection is ordered q, k, v."""
+    """Multi-head attention without a mask. The packed projection has the order q, k, v."""
 
     def __init__(self, width: int, *, num_heads: int) -> None:
         super().__init__()
@@ -48,7 +48,10 @@ class SelfAttention(nn.Module):
         self.attend: AttentionFunction = fused_attention
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
-        """The same shape; with `num_kept`, of the first tokens alone, which attend to all."""
+        """(B, T, W) -> the same shape.
+
+        With `num_kept`, only the first tokens are computed; they attend to all tokens.
+        """
         q_BNTH, k_BNTH, v_BNTH = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv(x_BTW).split([x_BTW.shape[2]] * 3, dim=2)
@@ -75,7 +78,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """x += Attention(LN(x)); x += MLP(LN(x))."""
 
-    norm_readers: ClassVar = {"norm1": "attention.qkv", "norm2": "mlp.up"}  # for weights of few bits
+    norm_readers: ClassVar = {"norm1": "attention.qkv", "norm2": "mlp.up"}  # see schemes/balancing.py
 
     def __init__(self, width: int, *, num_heads: int, hidden_dim: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class Block(nn.Module):
         self.mlp = Mlp(width, hidden_dim, activation=activation)
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
-        """The same shape; with `num_kept`, the first tokens alone."""
+        """(B, T, W) -> the same shape. With `num_kept`, only the first tokens are computed."""
         kept_BTW = x_BTW if num_kept is None else x_BTW[:, :num_kept]
         x_BTW = kept_BTW + self.attention(self.norm1(x_BTW), num_kept)
         out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))

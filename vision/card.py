@@ -1,4 +1,4 @@
-"""The card of an exported picture encoder: the sizes of its `VisionConfig` beside what every graph's card has."""
+"""The card of an exported picture encoder: the fields of every graph's card, and the sizes of its `VisionConfig`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,18 +8,18 @@ from llama_adapter.runtime.graphs.card import GraphCard, GraphDtype, card_error
 from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 
-INPUT, OUTPUT = "input", "output"  # names in the graph, as in the Ascend guide
-GRAPH_NAME = "llama_adapter_rgb_encoder"  # in the names of all nodes, which stay in an OM that ATC makes
+INPUT, OUTPUT = "input", "output"  # names of input and output in the graph, as in the Ascend guide
+GRAPH_NAME = "llama_adapter_rgb_encoder"  # prefix of the names of all nodes, which an OM of ATC still contains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderCard:
-    """Pixels (B, S, S, 3) RGB, 0..255, in `dtype` -> visual query (B, Q, D) in `dtype`.
+    """Describes a graph from pixels (B, S, S, 3) RGB, 0..255, in `dtype` to visual queries (B, Q, D) in `dtype`.
 
-    Normalisation, and the channel order of the training, are inside the graph.
+    The graph also contains the normalisation and the conversion to the channel order of the training.
     """
 
-    name: str  # of the model, for people
+    name: str  # the model's name, for people
     vision: VisionConfig
     dtype: GraphDtype
     opset: int
@@ -27,7 +27,7 @@ class EncoderCard:
 
     @classmethod
     def from_graph(cls, card: GraphCard, *, file: str) -> "EncoderCard":
-        """Raises GraphError, which names `file`, for sizes that are no picture encoder's."""
+        """The card of a picture encoder. Raises GraphError, which names `file`, if `card` is not one."""
         try:
             if card.part != "vision":
                 raise ValueError(f"it is that of another part of a model, {card.part}")
@@ -49,18 +49,18 @@ class EncoderCard:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(S, S, 3): one picture as the graph takes it."""
+        """(S, S, 3): the shape of one input picture."""
         side = self.vision.clip.image_size
         return side, side, 3
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """(Q, D): the visual query of one picture."""
+        """(Q, D): the shape of the visual query of one picture."""
         return self.vision.query.num_queries, self.vision.query.output_dim
 
 
 def read_vision_config(values: Mapping[str, Any]) -> VisionConfig:
-    """The configuration in a file. Raises ValueError for missing, unknown and wrong fields."""
+    """The configuration from the JSON values of a file. Raises ValueError for missing, unknown and wrong fields."""
     check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
     for half, kind in (("clip", ClipConfig), ("query", QueryConfig)):
         check_fields(values[half], dict.fromkeys((field.name for field in fields(kind)), int), what=half)

@@ -1,4 +1,4 @@
-"""Sizes of the picture half of the model. Plain values only: no tensors, no file names."""
+"""Sizes of the vision half of the model, as plain values: no tensors, no file names."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +10,7 @@ _MAY_BE_ZERO = ("depth",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipConfig:
-    """The picture tower of CLIP (Radford et al., 2021)."""
+    """The vision tower of CLIP (Radford et al., 2021)."""
 
     image_size: int = 224
     patch_size: int
@@ -34,7 +34,7 @@ class ClipConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryConfig:
-    """The visual-query blocks of LLaMA-Adapter V2; the released 7B models use 10 queries, width 768, depth 8."""
+    """The visual-query blocks of LLaMA-Adapter V2. The released 7B models have 10 queries, width 768 and depth 8."""
 
     num_queries: int
     width: int
@@ -53,11 +53,11 @@ class QueryConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
-    """Everything needed to build a `PictureEncoder` without its weights."""
+    """All sizes and settings that a `PictureEncoder` needs, except its weights."""
 
     clip: ClipConfig
     query: QueryConfig
-    channel_order: ChannelOrder = "rgb"  # the order the weights were trained on; host pixels are always RGB
+    channel_order: ChannelOrder = "rgb"  # order that the weights were trained on; input pixels are always RGB
 
     def __post_init__(self) -> None:
         if self.channel_order not in get_args(ChannelOrder):
@@ -69,7 +69,10 @@ class VisionConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "VisionConfig":
-        """Inverse of `to_dict`; raises TypeError or KeyError for unknown or missing fields, ValueError for values."""
+        """Inverse of `to_dict`.
+
+        Raises TypeError or KeyError for unknown or missing fields, ValueError for bad values.
+        """
         return cls(
             clip=ClipConfig(**values["clip"]),
             query=QueryConfig(**values["query"]),
@@ -78,11 +81,11 @@ class VisionConfig:
 
 
 def _check_sizes(config: ClipConfig | QueryConfig) -> None:
-    """Raise ValueError unless every field is a whole number, 1 or more."""
+    """Raise ValueError unless every field is an integer of at least 1, or 0 for fields in _MAY_BE_ZERO."""
     for field in fields(config):
         value, least = getattr(config, field.name), 0 if field.name in _MAY_BE_ZERO else 1
         if type(value) is not int or value < least:
             raise ValueError(f"{field.name} must be a whole number, at least {least}, got {value!r}")
 
 
-VIT_L_14 = ClipConfig(patch_size=14, width=1024, num_layers=24, num_heads=16, output_dim=768)  # the adapters'
+VIT_L_14 = ClipConfig(patch_size=14, width=1024, num_layers=24, num_heads=16, output_dim=768)  # used by the adapters

@@ -1,4 +1,4 @@
-"""Pixels to visual query as one module: what runs in torch is what is exported."""
+"""From pixels to visual query as one module, which runs in torch and is also exported."""
 
 # B pictures, H x W x C pixels, T tokens (class token first, then patches row by row), W width, Q queries, D width of
 # the language model
@@ -25,9 +25,12 @@ from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
 
 
 class ClipVisionTower(nn.Module):
-    """CLIP's ViT (Radford et al., 2021), with every token in its output, where CLIP keeps the class token only."""
+    """CLIP's ViT (Radford et al., 2021).
 
-    norm_readers: ClassVar = {"post_norm": "projection"}  # for weights of few bits
+    Its output has all tokens, in contrast to CLIP, which keeps the class token.
+    """
+
+    norm_readers: ClassVar = {"post_norm": "projection"}  # see schemes/balancing.py
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -58,9 +61,9 @@ class ClipVisionTower(nn.Module):
 
 
 class VisualQueryBlocks(nn.Module):
-    """Learned queries gather a picture's features into the few tokens that LLaMA reads.
+    """Learned queries, which reduce a picture's features to the few tokens that LLaMA reads.
 
-    Projection, transformer blocks over [queries ; features], projection (LLaMA-Adapter V2, Gao et al., 2023).
+    A projection, transformer blocks over [queries ; features], a projection (LLaMA-Adapter V2, Gao et al., 2023).
     """
 
     def __init__(self, config: QueryConfig, *, input_dim: int) -> None:
@@ -82,7 +85,7 @@ class VisualQueryBlocks(nn.Module):
         x_BTW = prepend(self.queries[None], x_BTW)
         for block in self.blocks[:-1]:
             x_BTW = block(x_BTW)
-        # Nothing reads the other tokens of the last block.
+        # The other tokens of the last block are not read, so they are not computed.
         x_BQW = self.blocks[-1](x_BTW, self.num_queries) if self.blocks else x_BTW[:, : self.num_queries]
         visual_query_BQD: Tensor = self.output_norm(self.output_projection(x_BQW))
         return visual_query_BQD
@@ -99,19 +102,19 @@ class PictureEncoder(nn.Module):
         self.config = config
         self.clip = ClipVisionTower(config.clip)
         self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
-        with torch.device("cpu"):  # real values also where the weights are only sketched on the meta device
+        with torch.device("cpu"):  # real values even if the weights are on the meta device
             self.register_buffer("mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
             self.register_buffer("std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights, and so of the output."""
+        """The dtype of the weights and of the output."""
         return self.clip.class_embedding.dtype
 
     def normalise(self, pixels_BHWC: Tensor) -> Tensor:
         """Pixels 0..255, any real type, (B, S, S, 3) RGB -> normalised float32 (B, 3, S, S)."""
         if self.config.channel_order == "bgr":
-            # Released adapters saw OpenCV's order in training: blue stands where CLIP expects red.
+            # Released adapters were trained with OpenCV's channel order, in which blue is where CLIP expects red.
             pixels_BHWC = pixels_BHWC.flip(-1)
         pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float()
         return (pixels_BCHW / 255.0 - self.mean.float()) / self.std.float()
@@ -128,10 +131,10 @@ class PictureEncoder(nn.Module):
 
 
 def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> PictureEncoder:
-    """Encoder for inference around the tensors of `state`, which are shared, not copied.
+    """An encoder for inference with the tensors of `state`, which are shared, not copied.
 
-    Quantised layers compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ from
-    those of `config`.
+    Quantised layers can compute only after a backend has prepared them. Raises RuntimeError if names or shapes differ
+    from those of `config`.
     """
     with torch.device("meta"):
         encoder = PictureEncoder(config)
@@ -140,7 +143,7 @@ def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> Pic
 
 
 def use_attention(encoder: PictureEncoder, attend: AttentionFunction) -> None:
-    """Let every block of `encoder` compute its attention by `attend`."""
+    """Set the attention function of every block of `encoder`."""
     for module in encoder.modules():
         if isinstance(module, SelfAttention):
             module.attend = attend

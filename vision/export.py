@@ -1,4 +1,4 @@
-"""The picture encoder -> ONNX, and the comparison of the exported graph with the encoder, on the CPU."""
+"""Exports the picture encoder as ONNX, and compares the exported graph with the encoder on the CPU."""
 
 # B pictures, S side in pixels, Q queries, D width of the language model, R runs
 
@@ -26,7 +26,7 @@ from llama_adapter.vision.card import GRAPH_NAME, INPUT, OUTPUT, EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
 
-_BATCH_SIZES: Final = (1, 3)  # of the comparison
+_BATCH_SIZES: Final = (1, 3)  # for the comparison
 
 
 def export_onnx(
@@ -41,11 +41,12 @@ def export_onnx(
 ) -> EncoderCard:
     """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
 
-    Pixels are RGB in 0..255, the batch is free, all other sizes are fixed. `name` is the model's for people. For the
-    file and for `check`, see `runtime.graphs.onnx_export.export_graph`; the returned card is in it.
+    Pixels are RGB in 0..255. The batch is dynamic, and all other sizes are fixed. `name` is the model's name for
+    people. For the file and for `check`, see `runtime.graphs.onnx_export.export_graph`. The file contains the
+    returned card.
 
-    Raises GraphError without the packages for it, and for weights that `dtype` cannot hold; ValueError for an
-    unknown dtype or opset; RuntimeError when `state` is not of `config`.
+    Raises GraphError if a required package is missing and for weights that `dtype` cannot represent, ValueError for an
+    unknown dtype or opset, and RuntimeError if `state` does not fit `config`.
     """
     check_export(dtype=dtype, opset=opset)
     card = EncoderCard(name=name, vision=config, dtype=dtype, opset=opset, fingerprint=fingerprint(state))
@@ -64,7 +65,10 @@ def export_onnx(
 
 
 def _exported_encoder(config: VisionConfig, state: Mapping[str, Tensor], *, dtype: GraphDtype) -> PictureEncoder:
-    """The encoder in `dtype`, for RGB whatever the weights were trained on: the flip goes into the weights."""
+    """The encoder in `dtype` for RGB pixels.
+
+    If it was trained on BGR, the weights are flipped instead of the pixels.
+    """
     cast = cast_weights(state, dtype=dtype)
     is_flipped = config.channel_order == "bgr"
     if is_flipped:
@@ -73,20 +77,20 @@ def _exported_encoder(config: VisionConfig, state: Mapping[str, Tensor], *, dtyp
     encoder = encoder_from_state(config, cast)
     if is_flipped:
         encoder.mean, encoder.std = encoder.mean.flip(0).contiguous(), encoder.std.flip(0).contiguous()
-    use_attention(encoder, plain_attention)  # as graph nodes that every runtime has; it scales q before the product
+    use_attention(encoder, plain_attention)  # in operators that every runtime has; it scales q before the product
     return encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How far two runs may differ: `max_abs` for queries of magnitude 1, and the least cosine of a picture."""
+    """How much two runs may differ: the largest difference for queries of magnitude 1, and the least cosine."""
 
     max_abs: float
     cosine: float
 
 
-# float32: other orders of summation. float16: 0.003 is measured at full size (docs/export.md) with random weights;
-# trained ones have larger activations inside.
+# float32: differences come from the order of summation. float16: 0.003 is measured at full size (docs/export.md) with
+# random weights; trained weights have larger activations.
 BOUNDS: Final[Mapping[str, Bound]] = {
     "float32": Bound(max_abs=2e-4, cosine=0.999999),
     "float16": Bound(max_abs=2e-2, cosine=0.9999),
@@ -99,17 +103,17 @@ class Parity:
 
     max_abs: float
     mean_abs: float
-    cosine_min: float  # of a picture's whole visual query
+    cosine_min: float  # least cosine of a picture's whole visual query
     num_pictures: int
-    tolerance: float  # for max_abs, at the magnitude of this encoder's queries
+    tolerance: float  # limit of max_abs, at the magnitude of this encoder's queries
     ok: bool
 
 
 def compare(onnx_path: str | os.PathLike[str], encoder: PictureEncoder, pixels_BHWC: NDArray[np.uint8]) -> Parity:
-    """Run the graph in onnxruntime and `encoder`, in float32, in torch.
+    """Run the graph in onnxruntime and `encoder` in torch, and compare their results. `encoder` is float32.
 
-    `pixels_BHWC` is (B, S, S, 3) RGB with B at least 1. Raises GraphError without onnxruntime and when the graph
-    cannot be loaded or run, ValueError without pictures.
+    `pixels_BHWC` is (B, S, S, 3) RGB with B at least 1. Raises GraphError if onnxruntime is missing or the graph cannot
+    be loaded or run, and ValueError without pictures.
     """
     if not len(pixels_BHWC):
         raise ValueError("at least one picture is needed to compare with")
@@ -121,7 +125,7 @@ def compare(onnx_path: str | os.PathLike[str], encoder: PictureEncoder, pixels_B
 
 
 def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound: Bound) -> Parity:
-    """Compare R runs over the same pictures with the reference."""
+    """Compare R runs on the same pictures with the reference. Raises GraphError if their shapes differ."""
     runs, reference = runs_RBQD.astype(np.float64), reference_BQD.astype(np.float64)
     if runs.shape[1:] != reference.shape:
         raise GraphError(
@@ -146,6 +150,6 @@ def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound:
 
 
 def _run(exported: ExportedEncoder, pixels_BHWC: NDArray[np.uint8], *, batch_size: int) -> NDArray[Any]:
-    """The graph's visual queries (B, Q, D), in its own type."""
+    """The graph's visual queries (B, Q, D), in the type of the graph."""
     starts = range(0, len(pixels_BHWC), batch_size)
     return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]).numpy() for start in starts])

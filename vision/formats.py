@@ -1,11 +1,11 @@
-"""Which files are pictures, by suffix. Imports no Pillow, so that listing a folder is quick."""
+"""The suffixes of picture files. Imports no Pillow, so that listing a folder is fast."""
 
-# Pillow's names (JPEG covers MPO). Left out on purpose: formats that start other programs (EPS, WMF), that have no
-# signature, so that other bytes pass for them (TGA, DIB), that hide a picture of undeclared size (ICO, ICNS), and
-# scientific containers.
+# Pillow's names (JPEG includes MPO). Deliberately excluded are formats that start other programs (EPS, WMF), formats
+# without a signature, for which other bytes could be taken (TGA, DIB), formats that contain a picture of undeclared
+# size (ICO, ICNS), and scientific containers.
 PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
-# File names taken from a folder, lower case. A file named one by one may have any suffix.
+# Suffixes, in lower case, of the files that are read from a folder. A file that is named itself may have any suffix.
 PICTURE_SUFFIXES = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
@@ -15,5 +15,5 @@ PICTURE_SUFFIXES = frozenset(
     }
 )
 
-# Written by phones, and read with the extra `heif`. Without it each one in a folder gets its error.
+# Suffixes of pictures from phones, which need the extra `heif`. Without it, each such file in a folder gets an error.
 PHONE_SUFFIXES = frozenset({".heic", ".heif"})

@@ -23,11 +23,11 @@ Result = TypeVar("Result")
 Orientation = Literal["upright", "ignore"]
 PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
 
-DEFAULT_MAX_PIXELS: Final = 128_000_000  # takes the 108-megapixel pictures of phones; about 0.5 GB decoded
+DEFAULT_MAX_PIXELS: Final = 128_000_000  # includes the 108-megapixel pictures of phones; about 0.5 GB decoded
 DEFAULT_MAX_BYTES: Final = 256 * 2**20
 
-# Pillow warns of odd metadata and large pictures, which are either harmless or refused below. `warnings.catch_warnings`
-# changes state of the whole process and is not safe under threads; a filter is.
+# Pillow warns about unusual metadata and large pictures, which are either harmless or refused below.
+# `warnings.catch_warnings` changes the state of the whole process and is not thread-safe; a filter is.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
@@ -51,12 +51,12 @@ _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPicture:
-    """A decoded picture in the colour mode its file has."""
+    """A decoded picture in the colour mode of its file."""
 
     image: Image.Image
-    name: str  # what messages call it, in backticks where it is the name of a file
-    digest: str  # SHA-256 in hex: of the file's bytes; of mode, size, palette and pixels for a PIL image
-    width: int  # of the whole picture in pixels, after orientation; `image` is smaller with `least_side`
+    name: str  # name in messages, in backticks if it is a file's name
+    digest: str  # SHA-256 in hexadecimal: of the file's bytes; for a PIL image, of mode, size, palette and pixels
+    width: int  # of the whole picture in pixels, after orientation; `image` may be smaller with `least_side`
     height: int
 
 
@@ -70,17 +70,22 @@ def load_picture(
     least_side: int | None = None,
     digest: str | None = None,
 ) -> LoadedPicture:
-    """Read and decode one picture; of an animation, the first frame.
+    """Read and decode one picture. For an animation, this is the first frame.
 
-    `source` is a path, the bytes of a file, or a PIL image; messages call bytes and images by `name`, where given.
-    `orientation="upright"` applies the EXIF orientation; "ignore" gives the pixels as Pillow returns them, which is
-    CLIP's own rule (Pillow itself turns TIFF files upright). `max_bytes` is compared with the size on disk before
-    reading, `max_pixels` with the header before decoding; Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
-    179 million), holds as well. With `least_side`, in pixels, a grey or RGB JPEG may be decoded at a half, a quarter or
-    an eighth of its size while both sides keep that many pixels: several times faster, with slightly other values.
-    `digest` is that of the given bytes, where it is known.
+    Parameters:
+        source: a path, the bytes of a file, or a PIL image.
+        name: the name in messages, for bytes and PIL images.
+        orientation: "upright" applies the EXIF orientation. "ignore" returns the pixels as Pillow does, which is CLIP's
+            rule (Pillow itself turns TIFF files upright).
+        max_pixels: checked in the header before decoding. Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
+            179 million), applies as well.
+        max_bytes: compared with the size on disk before reading.
+        least_side: if given, in pixels, a grey or RGB JPEG may be decoded at a half, a quarter or an eighth of its size
+            as long as both sides have at least this length. This is several times faster, with slightly different
+            values.
+        digest: the SHA-256 of the given bytes, if it is known.
 
-    Raises `PictureError`, and nothing else, for whatever is wrong with the picture; ValueError for an unknown
+    Raises `PictureError`, and no other error, for all faults of the picture, and ValueError for an unknown
     `orientation`.
     """
     if orientation not in get_args(Orientation):
@@ -123,7 +128,10 @@ def load_picture(
 def read_picture_file(
     source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> bytes:
-    """The bytes of a regular file of at most `max_bytes`; never waits on a pipe or a device. Raises `PictureError`."""
+    """The content of a regular file of at most `max_bytes`.
+
+    Never waits for a pipe or a device. Raises `PictureError`.
+    """
     try:
         path: str | bytes = os.fspath(source)
     except TypeError:
@@ -132,14 +140,15 @@ def read_picture_file(
     name = f"`{shown_name(path)}`"
     try:
         _check_regular(os.stat(path), path=path, name=name)
-        # The file may be swapped for a pipe after that check: opening must not block, and the open file is asked again.
+        # The file may be replaced by a pipe after this check, so opening must not block, and the open file is
+        # checked again.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
         with open(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             _check_regular(status, path=path, name=name)
             _check_bytes(status.st_size, name=name, max_bytes=max_bytes)
             data = file.read(status.st_size + 1)
-            if len(data) > status.st_size:  # a growing file, or one that cannot tell its size (/proc)
+            if len(data) > status.st_size:  # a growing file, or one of unknown size (/proc)
                 data += file.read(max_bytes + 1 - len(data))
     except (FileNotFoundError, NotADirectoryError):
         raise PictureError("missing", f"Wanted a picture file, found no file {name}; check the path.") from None
@@ -152,7 +161,7 @@ def read_picture_file(
             raise PictureError("missing", f"Wanted a picture file, but the name {name} is too long.") from None
         reason = error.strerror or type(error).__name__
         raise PictureError("unreadable", f"Wanted to read {name}, but the system says: {reason}.") from error
-    except ValueError:  # a name no file can have: a null character, or not encodable
+    except ValueError:  # a name that no file can have: with a null character, or not encodable
         raise PictureError("missing", f"Wanted a picture file, but {name} cannot be the name of a file.") from None
     except MemoryError:
         raise _out_of_memory(name) from None
@@ -168,8 +177,8 @@ def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> N
             raise PermissionError
         raise PictureError(
             "not_a_file",
-            f"Wanted a picture file, got the folder {name} (a folder stands for the picture files in it, "
-            "and this one has none or was not to be searched); name a file.",
+            f"Wanted a picture file, got the folder {name} (folders are replaced by the picture files in them, "
+            "and this one has none or is not searched); name a file.",
         )
     raise PictureError("not_a_file", f"Wanted a picture file, but {name} is a pipe, socket or device; name a file.")
 
@@ -197,7 +206,7 @@ def _check_pixels(size: tuple[int, int], *, name: str, max_pixels: int) -> None:
 
 @cache
 def _available_formats() -> tuple[str, ...]:
-    Image.init()  # registers every format of this Pillow; AVIF or WebP may be missing from its build
+    Image.init()  # registers all formats of this build of Pillow, which may lack AVIF or WebP
     return tuple(name for name in PICTURE_FORMATS if name in Image.OPEN)
 
 
@@ -209,12 +218,12 @@ def _reads_heic() -> bool:
     except ImportError:
         return False
     pillow_heif.register_heif_opener()
-    pillow_heif.options.DECODE_THREADS = 1  # pictures are read side by side
+    pillow_heif.options.DECODE_THREADS = 1  # pictures are already read in parallel
     return True
 
 
 def _open(data: bytes, *, name: str) -> Image.Image:
-    """Read the header."""
+    """Read the header. Raises `PictureError`."""
     formats = _available_formats()
     if is_heic(data) and _reads_heic():
         formats += ("HEIF",)
@@ -231,7 +240,7 @@ def _open(data: bytes, *, name: str) -> Image.Image:
 
 
 def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
-    """Let a JPEG's decoder leave out the highest frequencies."""
+    """Let the decoder of a JPEG decode it at a smaller size, without its highest frequencies."""
     if image.format == "JPEG" and image.mode in ("L", "RGB"):
         image.draft(image.mode, (least_side, least_side))
 
@@ -242,9 +251,9 @@ def _decoded(image: Image.Image) -> Image.Image:
 
 
 def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Result:
-    """Run one step on an opened picture; Pillow's decoders fail with many types, all of them the picture's fault.
+    """Run one step on an opened picture. Pillow's decoders raise errors of many classes; all are faults of the picture.
 
-    `data` is the file, where a failure may mean that Pillow does not decode this kind of picture.
+    `data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
     """
     try:
         return step()
@@ -266,14 +275,17 @@ def _out_of_memory(name: str) -> PictureError:
 
 
 def _in_words(error: Exception) -> str:
-    """The decoder's own words on one line of bounded length: they may quote bytes of the file."""
+    """The decoder's message on one line of limited length, because it may quote bytes of the file."""
     words = " ".join(str(error).split()) or type(error).__name__
     words = words.encode(errors="backslashreplace").decode()
     return words if len(words) <= 120 else words[:117] + "..."
 
 
 def _orientation_tag(image: Image.Image) -> int:
-    """1 to 8, or 1 where the metadata is absent or damaged: the pixels are usable without it."""
+    """The EXIF orientation, 1 to 8.
+
+    It is 1 if the metadata is missing or damaged, because the pixels are usable without it.
+    """
     try:
         tag = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:
@@ -311,7 +323,7 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
             "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
         )
     head = data[:1024].lower()
-    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is none that is known"
+    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is of no known format"
     return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; check the file.")
 
 

@@ -1,4 +1,4 @@
-"""The encoder in its fastest form on a CPU: the same mathematics in fewer passes. Not for training or export."""
+"""The fastest form of the encoder on a CPU: the same function in fewer passes. Not for training or export."""
 
 # B pictures, H x W x C pixels, T patches, F numbers of a patch (rows, columns, colours), W width, N heads, H head size
 
@@ -12,13 +12,13 @@ from llama_adapter.runtime.operators import Linear
 from llama_adapter.vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
 from llama_adapter.vision.encoder import PictureEncoder
 
-BYTE_RANGE = 255.0  # pixels are bytes, normalisation is meant for 0..1
+BYTE_RANGE = 255.0  # pixels are bytes, but CLIP's normalisation is for 0..1
 
 
 class FoldedPatches(nn.Module):
-    """Normalisation and patch embedding as one linear layer, in float32 whatever the type of the encoder.
+    """Normalisation and patch embedding as one linear layer, in float32 for any dtype of the encoder.
 
-    A patch embedding has no padding, so that W ((x / 255 - mean) / std) is a linear layer of x with a bias.
+    A patch embedding has no padding, so W ((x / 255 - mean) / std) is a linear function of x with a bias.
     """
 
     def __init__(self, encoder: PictureEncoder) -> None:
@@ -26,7 +26,7 @@ class FoldedPatches(nn.Module):
         weight_WCPP = encoder.clip.patch_embedding.weight.detach().float()
         scaled_WCPP = weight_WCPP / encoder.std.float()
         if encoder.config.channel_order == "bgr":
-            # The weights of what training called the first colour belong to the last one of RGB pixels.
+            # The weights of the first channel in training belong to the last channel of RGB pixels.
             scaled_WPPC = scaled_WCPP.flip(1).permute(0, 2, 3, 1)
         else:
             scaled_WPPC = scaled_WCPP.permute(0, 2, 3, 1)
@@ -43,7 +43,7 @@ class FoldedPatches(nn.Module):
         num_pictures, side, patch = len(pixels_BHWC), pixels_BHWC.shape[1] // self.patch_size, self.patch_size
         patches_BTF = (
             pixels_BHWC.reshape(num_pictures, side, patch, side, patch, 3)
-            .transpose(2, 3)  # while they are bytes: a quarter of the memory to move
+            .transpose(2, 3)  # done while they are bytes, which is a quarter of the memory traffic
             .reshape(num_pictures, side * side, patch * patch * 3)
         )
         patches_BTW: Tensor = self.linear(patches_BTF.float())
@@ -51,9 +51,9 @@ class FoldedPatches(nn.Module):
 
 
 class HostEncoder(nn.Module):
-    """A `PictureEncoder` for inference on the host; the answer differs by rounding only.
+    """A `PictureEncoder` for inference on the host. The result differs only by rounding.
 
-    Shares the tensors of `encoder`, not its modules: that one stays as it is.
+    It shares the tensors of `encoder`, but not its modules, so `encoder` is not changed.
     """
 
     def __init__(self, encoder: PictureEncoder) -> None:
@@ -77,7 +77,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def _modules_copied(module: ModuleT) -> ModuleT:
-    """Modules that can be changed without changing those of `module`, with the same tensors."""
+    """A copy of the modules that shares their tensors, so that it can be changed without changing `module`."""
     own = copy.copy(module)
     own._parameters, own._buffers = module._parameters.copy(), module._buffers.copy()
     own._modules = {name: child and _modules_copied(child) for name, child in module._modules.items()}
@@ -85,21 +85,21 @@ def _modules_copied(module: ModuleT) -> ModuleT:
 
 
 def quick_gelu_(x: Tensor) -> Tensor:
-    """CLIP's activation, x * sigmoid(1.702 x), in place: memory that was just written is in the caches."""
+    """CLIP's activation, x * sigmoid(1.702 x), in place, because memory that was just written is in the caches."""
     return torch.nn.functional.silu(x.mul_(1.702), inplace=True).mul_(1 / 1.702)
 
 
 def attention_for(dtype: torch.dtype) -> AttentionFunction:
-    """The fastest attention on this host. In float16, plain products take six times as long as fused."""
+    """The fastest attention on this host. In float16, plain products take six times as long as fused attention."""
     has_instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     return bfloat16_attention if dtype == torch.bfloat16 and has_instructions() else fused_attention
 
 
 def bfloat16_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
-    """Softmax attention by two plain products, for processors that have instructions for bfloat16.
+    """Softmax attention as two plain products, for processors with bfloat16 instructions.
 
-    torch's fused attention on the host computes them in float32. Here the scores are rounded to bfloat16, as everything
-    between two layers is.
+    torch's fused attention on the host computes the products in float32. Here scores are rounded to bfloat16, like all
+    values between layers.
     """
     q_BNTH = (q_BNTH * q_BNTH.shape[-1] ** -0.5).contiguous()
     scores_BNTT = q_BNTH @ k_BNTH.contiguous().transpose(-1, -2)

@@ -1,8 +1,8 @@
 """The picture encoder as MindSpore cells.
 
-Importing this module imports MindSpore: do it inside of functions. Parameters hold no values and have the names of the
-state dict of `PictureEncoder`; only `patches` stands for the patch embedding with the normalisation folded into it, as
-in `vision/inference.py`.
+Importing this module imports MindSpore, so import it inside of functions only. Parameters have no values, and the names
+of the state dict of `PictureEncoder`. The exception is `patches`: the patch embedding with the normalisation folded
+into it, as in `vision/inference.py`.
 """
 
 # B pictures, T tokens (class token first, then patches row by row), W width, N heads, H head size, D output width.
@@ -37,7 +37,7 @@ class SelfAttention(nn.Cell):  # type: ignore[misc]
 
 
 class Mlp(nn.Cell):  # type: ignore[misc]
-    """Two linear layers around CLIP's quick GELU, or around the exact one."""
+    """Two linear layers around CLIP's quick GELU or the exact GELU."""
 
     def __init__(self, width: int, hidden: int, dtype: Any, *, is_quick: bool) -> None:
         super().__init__()
@@ -148,5 +148,5 @@ class Encoder(nn.Cell):  # type: ignore[misc]
 
 
 def prepend(tokens: Any, x: Any) -> Any:
-    """[tokens ; x] for every picture; the batch comes by broadcasting."""
+    """[tokens ; x] for every picture. Broadcasting adds the batch dimension."""
     return ops.concat((x[:, :1] * 0 + tokens, x), 1)

@@ -1,7 +1,7 @@
-"""Names files that Pillow does not decode: other kinds of files, and rare kinds of JPEG, TIFF, BMP and PNG.
+"""Identifies files that Pillow does not decode: other kinds of files, and rare kinds of JPEG, TIFF, BMP and PNG.
 
-`rare_kind` distinguishes a rare kind from a damaged file without a decoder: the file has its end marker or all the
-bytes that its header declares, and its header names a feature that is not decoded here.
+`rare_kind` distinguishes a rare kind from a damaged file without a decoder. A rare kind has its end marker or all bytes
+that its header declares, and its header names a feature that cannot be decoded here.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Files that are kept among pictures. Longest signatures first.
+# Offset, signature and kind of files that are often stored with pictures. Longest signatures first.
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
@@ -41,14 +41,15 @@ _SIGNATURES: Final = (
 
 
 def is_heic(data: bytes) -> bool:
-    """Whether these bytes begin as a HEIC picture does."""
+    """Whether these bytes begin like a HEIC picture."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC_BRANDS
 
 
 def begins_like(data: bytes) -> str | None:
-    """The format whose signature these bytes carry, or None.
+    """The format whose signature these bytes begin with, or None.
 
-    Two letters (BM, P6) are too few, since plain text may have them: a BMP needs a plausible header as well.
+    Signatures of two letters (BM, P6) are too short, because plain text may begin with them. Therefore a BMP also needs
+    a plausible header.
     """
     if data.startswith(b"RIFF") and b"WEBP".startswith(data[8:12]):
         return "WEBP"
@@ -77,10 +78,11 @@ def other_file(data: bytes) -> str | None:
 
 
 def rare_kind(data: bytes, *, was_opened: bool) -> str | None:
-    """The kind of a whole file that is not decoded here, such as "a JPEG with 12 bits per value", or None.
+    """The kind of a complete file that cannot be decoded here, such as "a JPEG with 12 bits per value", or None.
 
-    None means that the file is damaged, or of a kind that is decoded. `was_opened` says whether Pillow understood the
-    header and failed later. Call this only after a failure: rare features that Pillow does decode are named too.
+    None means that the file is damaged, or of a kind that can be decoded. `was_opened` says whether Pillow read the
+    header and failed later. Call this function only after a failure, because it also names rare features that
+    Pillow does decode.
     """
     match begins_like(data):
         case "JPEG":
@@ -131,8 +133,8 @@ def _rare_jpeg(data: bytes) -> str | None:
 # TIFF
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES, _SAMPLE_FORMAT = 256, 257, 258, 259, 262, 277, 339
-_DATA_PLACES: Final = ((273, 279), (324, 325))  # offsets and sizes in bytes: of strips, of tiles
-_TIFF_TYPES: Final = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # of the entries that are looked at here
+_DATA_PLACES: Final = ((273, 279), (324, 325))  # tags with offsets and sizes in bytes: of strips, of tiles
+_TIFF_TYPES: Final = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # types of the entries that are read here
 _MOST_ENTRIES: Final = 65_535
 _OLD_JPEG, _JPEG, _YCBCR = 6, 7, 6
 _COMPRESSIONS: Final = {
@@ -176,10 +178,11 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
 
 
 def _first_page(data: bytes) -> dict[int, NDArray[np.unsignedinteger]] | None:
-    """The tags of whole numbers of a TIFF's first page; None where they lie outside the file."""
+    """The integer tags of a TIFF's first page; None if they are outside the file."""
     order = "<" if data.startswith(b"II") else ">"
     is_big = b"+" in data[2:4]
-    # Of BigTIFF and of TIFF: where the page's place is, and how the number of entries, an entry and a place are packed.
+    # For BigTIFF and TIFF: the position of the first page's offset, and the formats of the number of entries, of an
+    # entry and of an offset.
     at_place, num_format, entry_format, place_format = (8, "Q", "HHQ", "Q") if is_big else (4, "H", "HHI", "I")
     tags = {}
     try:
@@ -201,7 +204,7 @@ def _first_page(data: bytes) -> dict[int, NDArray[np.unsignedinteger]] | None:
 
 
 def _has_all_data(data: bytes, tags: dict[int, NDArray[np.unsignedinteger]]) -> bool:
-    """Whether the page has a size, and all its strips or tiles lie in the file."""
+    """Whether the page has a size, and all its strips or tiles are inside the file."""
     if not all(tag in tags and tags[tag][0] > 0 for tag in (_WIDTH, _HEIGHT)):
         return False
     for offsets_tag, sizes_tag in _DATA_PLACES:
@@ -225,7 +228,7 @@ _RLE_END: Final = b"\x00\x01"
 
 
 def _bmp_header(data: bytes) -> tuple[int, int, int, int, int, int] | None:
-    """Size of the header, width, height, bits per pixel, compression and bytes of pixels; None where it is no BMP."""
+    """Header size, width, height, bits per pixel, compression and bytes of pixels; None if it is not a BMP."""
     if not data.startswith(b"BM") or len(data) < 26:
         return None
     header_size = struct.unpack_from("<I", data, 14)[0]
@@ -233,7 +236,7 @@ def _bmp_header(data: bytes) -> tuple[int, int, int, int, int, int] | None:
         width, height, planes, bits = struct.unpack_from("<4H", data, 18)
         compression = num_bytes = 0
     elif header_size in _BMP_HEADER_SIZES and len(data) >= 14 + header_size:
-        # A header of OS/2 may end early; what it leaves out is 0.
+        # A header of OS/2 may be shorter; missing fields are 0.
         fields = data[18 : 14 + header_size].ljust(20, b"\0")
         width, height, planes, bits, compression, num_bytes = struct.unpack_from("<iiHHII", fields)
     else:

@@ -1,8 +1,8 @@
 """Out-of-distribution detection by Mahalanobis distances of the visual queries, with one class.
 
-As in Lee et al., 2018 (arXiv:1807.03888). A model's owner fits the detector on pictures like the training data
-(`scripts/train_embedded/familiar.py` is an example) and stores it in the bundle. It does not say whether an answer is
-right.
+The method is that of Lee et al., 2018 (arXiv:1807.03888). A model's owner fits the detector on pictures like the
+training data (`scripts/train_embedded/familiar.py` is an example) and stores it in the bundle. The detector does not
+say whether an answer is correct.
 """
 
 from dataclasses import dataclass, replace
@@ -21,23 +21,23 @@ from llama_adapter.runtime.tensor_files.arrays import read_arrays
 
 Floats = NDArray[np.float32]
 
-_LEAST_SHARE: Final = 0.01  # of the mean variance: the lower bound of a direction's variance
+_LEAST_SHARE: Final = 0.01  # lower bound of a direction's variance, as a share of the mean variance
 _TENSORS: Final = ("mean", "directions", "variances", "least_variance", "threshold")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OodDetector:
-    """Distribution of the visual queries of familiar pictures, and the largest distance that counts as familiar.
+    """The distribution of the visual queries of familiar pictures, and the largest distance of a familiar picture.
 
     The distance of a picture is the squared Mahalanobis distance of its visual queries from their mean over familiar
-    pictures, summed over the queries. `least_variance` bounds variances from below, so that the noise of another number
-    type does not count.
+    pictures, summed over the queries. `least_variance` is a lower bound of variances, so that rounding noise of another
+    dtype has little effect.
     """
 
     mean_QD: Floats
-    directions_QKD: Floats  # orthonormal for each query; zeros where a query has fewer
-    variances_QK: Floats  # along them, at least `least_variance`
-    least_variance: float  # along all others
+    directions_QKD: Floats  # orthonormal for each query; zeros if a query has fewer than K
+    variances_QK: Floats  # along these directions, at least `least_variance`
+    least_variance: float  # along all other directions
     threshold: float
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class OodDetector:
     def fit(cls, visual_query_BQD: Floats) -> Self:
         """Fit to the visual queries of familiar pictures, float32 (B, Q, D), with an unlimited threshold.
 
-        Memory grows with Q D². Raises ValueError for fewer than two pictures, or if all are equal.
+        Memory grows with Q D². Raises ValueError for fewer than two pictures, or if all visual queries are equal.
         """
         if visual_query_BQD.ndim != 3 or len(visual_query_BQD) < 2:
             raise ValueError(f"wanted visual queries (B, Q, D) of two pictures or more, got {visual_query_BQD.shape}")
@@ -83,7 +83,7 @@ class OodDetector:
         )
 
     def with_threshold(self, visual_query_BQD: Floats, *, quantile: float) -> Self:
-        """The same with the `quantile` (between 0 and 1) of the distances of other familiar pictures as threshold."""
+        """A copy whose threshold is the `quantile` (between 0 and 1) of the distances of other familiar pictures."""
         if not 0 < quantile < 1:
             raise ValueError(f"quantile must be between 0 and 1, got {quantile}")
         return replace(self, threshold=float(np.quantile(self.distances(visual_query_BQD), quantile)))
@@ -94,7 +94,7 @@ class OodDetector:
             raise ValueError(f"wanted visual queries (B, Q, D) with {self.mean_QD.shape}, got {visual_query_BQD.shape}")
         offset_QBD = (visual_query_BQD - self.mean_QD).swapaxes(0, 1)
         along_QBK = offset_QBD @ self.directions_QKD.swapaxes(1, 2)
-        # All other directions have the least variance.
+        # All other directions have the variance `least_variance`.
         gain_QK = 1 / self.variances_QK - 1 / self.least_variance
         total_B = np.square(offset_QBD, dtype=np.float64).sum((0, 2)) / self.least_variance
         distances: NDArray[np.float64] = total_B + (np.square(along_QBK, dtype=np.float64) * gain_QK[:, None]).sum(
@@ -103,12 +103,15 @@ class OodDetector:
         return distances
 
     def unfamiliar(self, visual_query_BQD: Floats) -> list[bool]:
-        """Whether each picture exceeds the threshold; infinite and NaN distances do."""
+        """Whether the distance of each picture exceeds the threshold, is infinite or is NaN."""
         return [not distance <= self.threshold for distance in self.distances(visual_query_BQD)]
 
     def save(self, path: Path) -> None:
-        """Write as safetensors, float32: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
-        threshold (1,). Atomic; raises OSError."""
+        """Write the detector as safetensors, atomically. Raises OSError.
+
+        The file has float32 tensors: mean (Q, D), directions (Q, K, D), variances (Q, K), least_variance and
+        threshold (1,).
+        """
         numbers = (self.mean_QD, self.directions_QKD, self.variances_QK, [self.least_variance], [self.threshold])
         tensors = zip(_TENSORS, numbers, strict=True)
         content = {name: np.array(value, dtype=np.float32, order="C") for name, value in tensors}
@@ -117,7 +120,7 @@ class OodDetector:
 
 
 def read_familiarity(path: Path, *, num_queries: int, width: int) -> OodDetector:
-    """Read a file of `OodDetector.save`. Raises CheckpointError if it is damaged or of other sizes."""
+    """Read a file of `OodDetector.save`. Raises CheckpointError if it is damaged or has other sizes."""
     hint = "the bundle is damaged or was changed by hand; copy the whole folder again, or fit it again"
     tensors = read_arrays(path)
     if tensors.keys() != set(_TENSORS) or any(tensor.dtype != np.float32 for tensor in tensors.values()):

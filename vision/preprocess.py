@@ -8,11 +8,11 @@ from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 
-# Largest ratio of long to short side at which the whole picture is resized and then cropped, as CLIP does. Beyond it
-# the resized picture is enormous and most of it is cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
+# Up to this ratio of long to short side, the whole picture is resized and then cropped, as CLIP does. Beyond it, the
+# resized picture would be very large, and most of it would be cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
 MAX_ASPECT_RESIZED_WHOLE: Final = 64
 
-# Modes that Pillow cannot resize, or resizes in another way than common ones -> the common equivalent.
+# Modes that Pillow cannot resize, or resizes differently from common modes -> the equivalent common mode.
 _COMMON_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 Reading = Literal["exact", "fast"]
@@ -28,24 +28,25 @@ def preprocess(
 ) -> NDArray[np.uint8]:
     """Resize the shorter side to `size`, crop the centre, convert to RGB: uint8 (size, size, 3), 0..255, contiguous.
 
-    The result equals CLIP's own transform with the installed Pillow: bicubic, antialiased, in the picture's own mode,
-    converted last. Alpha affects the resampling and is then dropped; palette and 1-bit pictures are resampled with
-    nearest neighbour. Pillow 13 changed the order of passes for some tall pictures, so versions may differ in rounding.
+    The result is the same as that of CLIP's transform with the installed Pillow: bicubic, antialiased, in the picture's
+    own mode, with conversion last. Alpha affects the resampling and is then dropped. Palette and 1-bit pictures are
+    resampled with nearest neighbour. Pillow 13 changed the order of passes for some tall pictures, so results of
+    different versions may differ in rounding.
 
     There are two differences from CLIP:
 
-    - Values of more than 8 bits are scaled, where Pillow clips at 255. 16 bits keep their high byte. 32-bit integers
-      count as 8 bits if all fit, else as 16 bits; floats as 0..1 if all fit, else as 0..255.
-    - Beyond a ratio of sides of 64, only the neighbourhood of the centre is resampled, which may change the rounding.
+    - Values of more than 8 bits are scaled, while Pillow clips them at 255. 16-bit values keep their high byte. 32-bit
+      integers are treated as 8 bits if all fit, else as 16 bits; floats as 0..1 if all fit, else as 0..255.
+    - If the ratio of sides exceeds 64, only the neighbourhood of the centre is resampled, which may alter rounding.
 
-    `convert="first"` converts to RGB before resizing, as programs that use OpenCV do; the released adapters were
-    trained this way. It differs for pictures with alpha, a palette or 1 bit.
+    `convert="first"` converts to RGB before resizing, as programs with OpenCV do. The released adapters were trained
+    this way. The result differs for pictures with alpha, a palette or 1 bit.
 
-    `reading="fast"` resamples grey and RGB pictures with torch; few values differ, by a level, or by more in noisy
-    tall pictures. Other modes, and pictures that need no resampling, are as with "exact".
+    `reading="fast"` resamples grey and RGB pictures with torch. Few values differ, by one level, or by more in noisy
+    tall pictures. Other modes, and pictures that need no resampling, are the same as with "exact".
 
-    Raises `PictureError`: unsupported for values outside those ranges or a mode that cannot become RGB, too_large when
-    memory runs out, truncated if `image` is not decoded yet and cannot be. Messages call the picture `name`.
+    Raises `PictureError`: unsupported for values outside these ranges or a mode that cannot become RGB, too_large if
+    memory runs out, truncated if `image` is not decoded yet and decoding fails. `name` is used in messages.
     """
     try:
         image.load()
@@ -86,10 +87,10 @@ def _resize_and_crop(image: Image.Image, *, size: int, reading: Reading) -> Imag
 
 
 def _resize(image: Image.Image, size: tuple[int, int], *, reading: Reading) -> Image.Image:
-    """`size` is (width, height). Pillow resizes all modes with alpha or a palette."""
+    """Resize to `size`, (width, height). Pillow resizes all modes other than grey and RGB."""
     if reading == "exact" or image.mode not in ("L", "RGB"):
         return image.resize(size, Image.Resampling.BICUBIC)
-    import torch  # here, because exact reading needs no torch
+    import torch  # imported here, because exact reading needs no torch
     from torch.nn.functional import interpolate
 
     width, height = size
@@ -100,18 +101,19 @@ def _resize(image: Image.Image, size: tuple[int, int], *, reading: Reading) -> I
 
 
 def _crop_offset(length: int, *, size: int) -> int:
-    return round((length - size) / 2)  # halves to the even number, as CLIP's crop
+    return round((length - size) / 2)  # rounds halves to the even number, as CLIP does
 
 
 def _resample_centre(image: Image.Image, *, size: int) -> Image.Image:
-    """The same as resizing and cropping, without the pixels that would be cropped away."""
+    """The result of resizing and cropping, without computing the pixels that would be cropped away."""
     short, long = sorted(image.size)
     resized_long = size * long // short
     scale = long / resized_long  # source pixels per pixel of the result
     start = _crop_offset(resized_long, size=size) * scale
     stop = start + size * scale
-    # Crop to whole pixels first: Pillow stores a box in single precision, too coarse a million pixels from the edge.
-    reach = int(2 * max(scale, 1.0)) + 2  # of the bicubic kernel, so that the new edges do not matter
+    # Crop to whole pixels first, because Pillow stores a box in single precision, which is too coarse a million pixels
+    # from the edge.
+    reach = int(2 * max(scale, 1.0)) + 2  # reach of the bicubic kernel, so that the new edges have no effect
     first, last = max(0, int(start) - reach), min(long, int(stop) + reach)
     if image.width < image.height:
         image = image.crop((0, first, image.width, last))

@@ -1,4 +1,4 @@
-"""From the tensors of CLIP and adapters, under their own names, to the encoder's configuration and state dict."""
+"""Converts the tensors of CLIP and adapter files to the encoder's configuration and state dict."""
 
 import os
 import re
@@ -23,24 +23,27 @@ from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
-CLIP_HEAD_DIM = 64  # all CLIP models of OpenAI
-KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> heads; no file stores it
+CLIP_HEAD_DIM = 64  # in all CLIP models of OpenAI
+KNOWN_VISUAL_HEADS = {768: 16}  # width of the visual blocks -> number of heads, which no file stores
 
 Names = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """How a file names the tensors of a module: our name -> theirs."""
+    """The names of a module's tensors in a file: our name -> the file's name."""
 
     tensors: Mapping[str, str]
     parts: Mapping[str, str]  # each with a weight and a bias
-    blocks: str  # their prefix of numbered blocks
+    blocks: str  # the file's prefix of numbered blocks
     block_parts: Mapping[str, str]
-    qkv: tuple[str, ...]  # their parts of the packed projection; `{}` stands for weight or bias
+    qkv: tuple[str, ...]  # the file's parts of the packed projection; `{}` stands for weight or bias
 
     def names(self, num_blocks: int) -> Names:
-        """The names of all tensors; several of theirs are joined along their rows."""
+        """Our name -> the file's names of all tensors.
+
+        Several tensors of the file are concatenated along their rows.
+        """
         names: Names = {ours: (theirs,) for ours, theirs in self.tensors.items()}
         for kind in ("weight", "bias"):
             names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in self.parts.items()}
@@ -106,7 +109,7 @@ _QUERY = _Layout(
     },
     qkv=("attn.qkv.{}",),
 )
-# CLIP's text tower and sizes: known, and not used by this model.
+# Tensors of CLIP's text tower and CLIP's sizes, which this model does not use.
 _UNUSED_OPENAI = re.compile(
     r"transformer\.resblocks\.\d+\.(attn\.(in_proj_weight|in_proj_bias|out_proj\.(weight|bias))|"
     r"ln_[12]\.(weight|bias)|mlp\.c_(fc|proj)\.(weight|bias))|"
@@ -123,7 +126,7 @@ _MEANING = "the file is damaged, or another model; the adapters want OpenAI's Vi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSource:
-    """An opened CLIP: its sizes, and the picture tower's tensors as `PictureEncoder` names them (`clip.*`)."""
+    """An opened CLIP: its sizes, and the vision tower's tensors with the names of `PictureEncoder` (`clip.*`)."""
 
     name: str  # for messages: the path
     config: ClipConfig
@@ -131,10 +134,10 @@ class ClipSource:
 
 
 def clip_file(path: str | os.PathLike[str]) -> Path:
-    """The file of a CLIP at `path`: the file itself, or the weights in Hugging Face's folder.
+    """The weight file of a CLIP at `path`, which is this file or a folder in Hugging Face's format.
 
-    A config beside it is looked at. Raises CheckpointError where there is none, and for a config of a CLIP that
-    computes differently.
+    A `config.json` in the same folder is checked. Raises CheckpointError if there is no CLIP, or if the config is that
+    of a CLIP that computes differently.
     """
     place = Path(path)
     if not place.exists():
@@ -153,10 +156,10 @@ def clip_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_clip(tensors: Mapping[str, Tensor], *, name: str) -> ClipSource:
-    """The picture tower among a CLIP's tensors, in OpenAI's or Hugging Face's names; `name` is for messages.
+    """The vision tower from a CLIP's tensors with OpenAI's or Hugging Face's names. `name` is used in messages.
 
-    The text tower is known and left aside. Raises CheckpointError for a ResNet and for tensors that are missing,
-    unknown, misshapen or no CLIP's.
+    Tensors of the text tower are ignored. Raises CheckpointError for a ResNet, for other models, and for missing,
+    unknown or misshapen tensors.
     """
     keys = list(tensors)
     if any(key.startswith("vision_model.") for key in keys):
@@ -191,11 +194,10 @@ def build_vision(
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
     """Configuration and state dict of `PictureEncoder`, from a CLIP and an adapter's visual tensors.
 
-    Tensors are in `dtype`; without one in that of their files.
-
-    `visual` has the adapter file's own names (`visual_blocks.*`, `clip_proj.*`, ...), `name` is that file for
-    messages. `visual_heads` is stored in no file: 16 at width 768, else it must be given. Raises
-    CheckpointError if something is missing, unknown or does not fit.
+    The result's tensors are in `dtype`, or in the dtypes of their files if it is None. `visual` has the names of the
+    adapter's file (`visual_blocks.*`, `clip_proj.*`, ...), and `name` is this file's name in messages. No file stores
+    `visual_heads`; it is 16 at width 768, and must be given otherwise. Raises CheckpointError for missing, unknown or
+    unsuitable tensors.
     """
     if clip is None:
         raise CheckpointError(
@@ -218,19 +220,22 @@ def build_vision(
 def read_query(
     visual: Mapping[str, Tensor], *, name: str, visual_heads: int | None = None
 ) -> tuple[QueryConfig, dict[str, Tensor]]:
-    """The visual-query blocks alone, as `VisualQueryBlocks` names them; raises as `build_vision`."""
+    """Configuration and state dict of `VisualQueryBlocks` only. Raises as `build_vision`."""
     depth = count_blocks(visual, _QUERY.blocks, what=f"`{name}`")
     state = _translate(visual, _QUERY.names(depth), what=f"The visual part of `{name}`")
     return _query_config(state, depth=depth, name=name, visual_heads=visual_heads), state
 
 
 def visual_tensors(state: Mapping[str, Tensor], *, depth: int) -> dict[str, Tensor]:
-    """Inverse of `read_query`: the state dict of `VisualQueryBlocks` under an adapter file's names."""
+    """Inverse of `read_query`: the state dict of `VisualQueryBlocks` with the names of an adapter's file."""
     return {theirs: state[ours] for ours, (theirs,) in _QUERY.names(depth).items()}
 
 
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
-    """Our names for exactly the tensors listed in `names`; several parts are joined along their rows."""
+    """The tensors listed in `names`, and no others, under our names.
+
+    Several parts are concatenated along their rows.
+    """
     wanted = [theirs for parts in names.values() for theirs in parts]
     check_names(found, wanted, what=what, meaning=_MEANING)
     check_dense({theirs: found[theirs] for theirs in wanted}, what=what)
@@ -304,7 +309,7 @@ def _query_config(state: Mapping[str, Tensor], *, depth: int, name: str, visual_
 
 
 def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: str) -> None:
-    """Compare with the module that is to take these tensors."""
+    """Raise CheckpointError unless the shapes are those of the module that gets these tensors."""
     with torch.device("meta"):
         wanted = PictureEncoder(config).state_dict()
     if state.keys() != wanted.keys():
@@ -315,7 +320,7 @@ def _check_shapes(state: Mapping[str, Tensor], config: VisionConfig, *, what: st
 
 
 def _check_huggingface_config(path: Path) -> None:
-    """CLIPs trained elsewhere keep OpenAI's tensors and change the arithmetic, which only their config tells."""
+    """Raise CheckpointError for a CLIP with another activation, epsilon or head size; only its config shows these."""
     try:
         config = read_json(path)
     except CheckpointError:

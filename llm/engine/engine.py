@@ -1,4 +1,7 @@
-"""The engine: requests in, `step()` after `step()`, tokens out. Read `submit`, `step`, `_settle` and `_end` in turn."""
+"""The engine: `submit` takes requests, and each `step` returns tokens.
+
+To understand it, read `submit`, `step`, `_settle` and `_end` in this order.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,11 +18,11 @@ from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 
 
 class Engine:
-    """Continuous batching on one runner. Not thread-safe: one thread submits and steps."""
+    """Continuous batching on one runner. Not thread-safe: one thread must call all methods."""
 
     def __init__(self, runner: Runner, *, eos_id: int) -> None:
-        """`eos_id` ends an answer."""
-        # Called when a stage of a step begins: `pre`, `forward`, `post`.
+        """`eos_id` is the token that ends an answer."""
+        # Called when a stage of a step begins, with `pre`, `forward` or `post`.
         self.enter_stage: Callable[[str], None] = lambda stage: None
         self._runner = runner
         self._eos_id = eos_id
@@ -33,7 +36,7 @@ class Engine:
 
     @property
     def num_rows(self) -> int:
-        """Most rows that run at once now: all slots, or what `limit_rows` left of them."""
+        """Most rows that run at once now: all slots, or the limit of `limit_rows`."""
         return self._scheduler.num_rows
 
     @property
@@ -46,17 +49,17 @@ class Engine:
         return self._runner.project_prefix(visual_query_BQD)
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
-        """The prefix of a picture whose keys and gated values were projected before."""
+        """The prefix of a picture whose keys and gated values were computed earlier."""
         return self._runner.stored_prefix(k_ANQH, v_ANQH)
 
     def learned_prefix(self) -> Prefix:
-        """The prefix of the adapter's own queries, without a visual query: that of an adapter for texts."""
+        """The prefix of the adapter's learned queries, without a visual query, for adapters trained on texts."""
         sizes = self._runner.config.decoder
         [prefix] = self._runner.project_prefix(np.zeros((1, sizes.num_queries, sizes.dim), np.float32))
         return prefix
 
     def empty_prefix(self) -> Prefix:
-        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+        """The prefix of a request without a picture. Its values are zero, so adapter attention adds exactly zero."""
         return self._runner.empty_prefix()
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
@@ -69,7 +72,7 @@ class Engine:
         return self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def check(self, prompt_ids: tuple[int, ...], continuations: Iterable[tuple[int, ...]] = ()) -> None:
-        """Raise PromptTooLongError or PromptError if the model cannot answer such a request."""
+        """Raise PromptTooLongError or PromptError if the model cannot answer a request with this prompt."""
         config = self._runner.config
         vocab_size = config.decoder.vocab_size
         if not prompt_ids:
@@ -104,9 +107,9 @@ class Engine:
         self._scheduler.add(request, max_new_tokens=max_new_tokens)
 
     def step(self) -> list[Output]:
-        """Run one program on the device and return its events; an idle engine returns none.
+        """Run one program on the device and return its events. An idle engine returns an empty list.
 
-        On a device with a queue, events come one step late.
+        On a device with a queue, events are returned one step late.
         """
         self.enter_stage("pre")
         if self._early:
@@ -119,7 +122,7 @@ class Engine:
         return self._settle(self._runner.run(plan))
 
     def _settle(self, result: Result) -> list[Output]:
-        """Turn what was read into events; rows that end leave their slots."""
+        """Turn a result into events. Rows that end leave their slots."""
         self.enter_stage("post")
         if isinstance(result, Scores):
             return [
@@ -134,7 +137,7 @@ class Engine:
         ended: list[tuple[Sequence, bool]] = []
         for index, (row, token_id) in enumerate(zip(result.rows, result.token_ids, strict=True)):
             sequence = self._scheduler.find(row)
-            if sequence is None:  # it ended or was cancelled while this step was on its way
+            if sequence is None:  # it ended or was cancelled after this step was started
                 continue
             finish = sequence.take(token_id, eos_id=self._eos_id)
             text_id = None if finish in ("not_finite", "stop") else token_id
@@ -143,13 +146,13 @@ class Engine:
             outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish, logprobs=logprobs))
             if finish is not None:
                 ended.append((sequence, finish != "not_finite"))
-        # From the last slot down, so that a row that moves into a freed slot is never one that ends too.
+        # From the last slot to the first, so that a row that moves into a freed slot never ends in the same step.
         for sequence, is_finite in sorted(ended, key=lambda pair: pair[0].slot, reverse=True):
             self._end(sequence, is_finite=is_finite)
         return outputs
 
     def _end(self, sequence: Sequence, *, is_finite: bool = True) -> None:
-        """The one place where a row ends: its slot is left clean, and the last running row takes it."""
+        """End a row; no other method does. Its slot is cleaned, and the last running row moves into it."""
         if is_finite:
             self._clean_unread(sequence, slot=sequence.slot)
         else:
@@ -161,25 +164,28 @@ class Engine:
             self._clean_unread(moved, slot=source)
 
     def _clean_unread(self, sequence: Sequence, *, slot: int) -> None:
-        """Undo what an unread step of a sequence wrote to a slot: it may prove not finite when another row is there."""
+        """Clear what an unread step of a sequence wrote to a slot.
+
+        Its numbers may turn out not to be finite after another row has taken the slot.
+        """
         if sequence.has_unread_step:
-            # Before its first token is read, nothing is known of its prompt and picture either.
+            # Before the first token is read, the numbers of prompt and picture are not known to be finite either.
             self._runner.clear(slot, position=sequence.num_cached_tokens - 1 if sequence.token_ids else None)
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request, waiting or running; its slot is free at once. Unknown ids are ignored."""
+        """Remove a waiting or running request. Its slot is free at once. Unknown ids are ignored."""
         self._early = [output for output in self._early if output.request_id != request_id]
         for sequence in self._scheduler.cancel(request_id):
             self._end(sequence)
 
     def limit_rows(self, num_rows: int) -> None:
-        """From now on run or score at most `num_rows` at once. Raises ValueError outside 1..num_slots."""
+        """Run or score at most `num_rows` rows at once from now on. Raises ValueError outside 1..num_slots."""
         self._scheduler.limit_rows(num_rows)
 
     def reset(self) -> None:
-        """Forget all requests and clear all slots, after a step that raised.
+        """Remove all requests and clear all slots, after a step that raised an exception.
 
-        Unfinished requests have to be submitted again, with the tokens received so far as `known_ids`.
+        The caller must submit unfinished requests again, with the tokens received so far as `known_ids`.
         """
         self._early.clear()
         self._scheduler.clear()

@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers."""
+"""The engine's requests and its output events."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 
-# "scored" ends a ScoreRequest. "not_finite": the model's numbers overflowed, so there is no answer.
+# "scored" ends a ScoreRequest. "not_finite" means that the model's numbers overflowed, so there is no answer.
 Finish = Literal["stop", "length", "scored", "not_finite"]
 
 
@@ -14,8 +14,8 @@ Finish = Literal["stop", "length", "scored", "not_finite"]
 class GenerateRequest:
     """Continue a prompt about one picture.
 
-    `known_ids` is the beginning of the answer from an earlier attempt. Generation resumes after it: these tokens are
-    not output again, count as new tokens, and consume their random draws, so that a seed gives the same answer.
+    `known_ids` is the beginning of the answer from an earlier attempt. Generation resumes after it. These tokens are
+    not output again, but they count as new tokens and consume random numbers, so that a seed gives the same answer.
     """
 
     id: int
@@ -37,7 +37,7 @@ class ScoreRequest:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens of the row of its forward pass; the last of each continuation is not fed."""
+        """Tokens of its row in the forward pass. The last token of each continuation is not fed."""
         return len(self.prompt_ids) + sum(len(continuation) - 1 for continuation in self.continuations)
 
 
@@ -51,5 +51,6 @@ class Output:
     request_id: int
     token_id: int | None = None
     finish: Finish | None = None
-    # With finish "scored": of each continuation, not normalised. Else of the token, if the request wants it.
+    # If finish is "scored": the log-probability of each continuation, not normalised by length. Otherwise that of the
+    # token, if the request has `with_logprobs`.
     logprobs: tuple[float, ...] = ()

@@ -5,23 +5,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-# Without slots, so that a default can be read off the class: SamplingParams.top_p.
+# Without slots, so that defaults can be read from the class: SamplingParams.top_p.
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. The default is greedy, where top_p and top_k have no effect.
+    """How the tokens of one request are chosen.
 
-    `stop` also takes one text or any sequence. Raises ValueError for values out of range.
+    The default is greedy decoding, in which top_p and top_k have no effect. `stop` may be one text or any sequence of
+    texts. Raises ValueError for values out of range.
     """
 
     max_new_tokens: int = 64
-    temperature: float = 0.0  # below 1e-6 means greedy: dividing by it would leave float32's range
+    temperature: float = 0.0  # below 1e-6 means greedy, because dividing by it would exceed float32's range
     top_p: float = 0.75  # 0..1, the reference's default
     top_k: int = 0  # 0 keeps every token
     seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
     repetition_penalty: float = 1.0  # of tokens of prompt and answer: divides positive logits, multiplies negative ones
     stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
-    max_length: int | None = None  # tokens of prompt and answer together; None: the context alone limits them
-    max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: it is refused beyond the context
+    max_length: int | None = None  # most tokens of prompt and answer together; None: only the context limits them
+    max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: refused if beyond the context
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -54,11 +55,14 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken without a random draw."""
+        """Whether the token with the highest logit is chosen, without a random number."""
         return self.temperature < 1e-6
 
     def settings(self) -> dict[str, Any]:
-        """JSON values by name, as records and manifests count them; those that came later are absent by default."""
+        """JSON values by name for records and manifests.
+
+        Settings that were added later are absent if they are default.
+        """
         values = asdict(self) | {"stop": list(self.stop)}
         later = {"repetition_penalty": 1.0, "stop": [], "max_length": None, "max_prompt_tokens": None}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}

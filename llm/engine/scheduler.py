@@ -1,6 +1,7 @@
-"""Decides what runs next: waiting and running sequences, and the slots they hold. No tensors.
+"""Decides what runs next: waiting and running sequences, and the slots they have. It uses no tensors.
 
-Running sequences hold slots 0..n-1: the list index is the slot. When one ends, the last takes its place.
+Running sequences have slots 0..n-1: the index in the list is the slot. When a sequence ends, the last one
+takes its slot.
 """
 
 import itertools
@@ -12,24 +13,24 @@ from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, ScorePlan
 
-_rows = itertools.count()  # of all engines: a runner may still return a step of an earlier one
+_rows = itertools.count()  # unique among all engines, because a runner may still return a step of an earlier engine
 
 _Waiting = TypeVar("_Waiting", Sequence, ScoreRequest)
 
 
 class Scheduler:
-    """First come, first served. New sequences are admitted before running ones go on, or in the same program."""
+    """First come, first served. New sequences are admitted before running ones continue, or in the same program."""
 
     def __init__(self, config: EngineConfig, *, mixes: bool) -> None:
-        """`mixes`: running sequences go on while new ones are admitted, by mixed plans."""
+        """With `mixes`, running sequences continue while new ones are admitted, in mixed plans."""
         self._config, self._mixes = config, mixes
         self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
         self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
-        self._by_row: dict[int, Sequence] = {}  # the running ones
+        self._by_row: dict[int, Sequence] = {}  # the running sequences
 
     def limit_rows(self, num_rows: int) -> None:
-        """From now on run at most `num_rows` at once; running sequences are left alone. Raises ValueError."""
+        """Run at most `num_rows` at once from now on. Running sequences are not affected. Raises ValueError."""
         if not 1 <= num_rows <= self._config.num_slots:
             raise ValueError(f"num_rows must lie in 1..{self._config.num_slots}, got {num_rows}")
         self.num_rows = num_rows
@@ -39,7 +40,10 @@ class Scheduler:
         self.waiting.append(Sequence(request, row=next(_rows), max_new_tokens=max_new_tokens))
 
     def schedule(self) -> Plan | None:
-        """The next program, None when idle. Planned sequences are running, and their tokens are counted."""
+        """The next program; None if there is nothing to do.
+
+        Its sequences count as running, and their tokens as planned.
+        """
         if requests := self._take(ScoreRequest, limit=self.num_rows):
             return ScorePlan(
                 rows=[request.id for request in requests],
@@ -55,7 +59,7 @@ class Scheduler:
         return self._prefill(admitted)
 
     def _prefill(self, admitted: list[Sequence]) -> PrefillPlan:
-        """The prefill of sequences that are running from now on."""
+        """The prefill of admitted sequences, which are running from now on."""
         first_slot = len(self.running)
         for slot, sequence in enumerate(admitted, start=first_slot):
             sequence.slot = slot
@@ -72,7 +76,7 @@ class Scheduler:
 
     def _decode(self) -> DecodePlan:
         """A step of all running sequences."""
-        # Without a step where every sequence ends with a token that is not read yet.
+        # No step is computed if every sequence ends with a token that has not been read yet.
         rows = [] if all(sequence.is_complete for sequence in self.running) else self.running
         return DecodePlan(
             rows=[sequence.row for sequence in rows],
@@ -86,7 +90,11 @@ class Scheduler:
         return self._by_row.get(row)
 
     def retire(self, sequence: Sequence) -> Sequence | None:
-        """End a running sequence; returns the one that now has its slot and still lies in slot `len(running)`."""
+        """End a running sequence.
+
+        Returns the sequence that gets its slot and whose data are still in slot `len(running)`; None if the ended
+        sequence had the last slot.
+        """
         del self._by_row[sequence.row]
         last = self.running.pop()
         if last is sequence:
@@ -96,7 +104,7 @@ class Scheduler:
         return last
 
     def cancel(self, request_id: int) -> list[Sequence]:
-        """Remove a request from the queue; returns its running sequences, which have to be retired."""
+        """Remove a request from the queue. Returns its running sequences, which the caller must retire."""
         self.waiting = deque(waiting for waiting in self.waiting if waiting.id != request_id)
         return [sequence for sequence in self.running if sequence.id == request_id]
 
@@ -107,7 +115,10 @@ class Scheduler:
         self._by_row.clear()
 
     def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
-        """From the head of the queue, as many of a kind as fit in `limit` rows and one padded prefill."""
+        """Remove requests of one kind from the head of the queue.
+
+        As many as fit `limit` rows and one padded prefill.
+        """
         taken: list[_Waiting] = []
         widest = 0
         while self.waiting and len(taken) < limit:

@@ -7,28 +7,28 @@ from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
 
 
 class Sequence:
-    """A request on its way to an answer. Its newest token has not been fed to the model yet.
+    """A request that is being answered. Its newest token has not been fed to the model yet.
 
-    Tokens are counted when their step is planned, and enter `token_ids` when they are read.
+    Tokens are counted when their step is planned, and are added to `token_ids` when they are read.
     """
 
     def __init__(self, request: GenerateRequest, *, row: int, max_new_tokens: int) -> None:
-        """`row` is a number of its own; `max_new_tokens` is what request and context leave beyond the known ids."""
+        """`row` is a unique number. `max_new_tokens` is what request and context allow in addition to the known ids."""
         self.request = request
         self.id = request.id
         self.row = row
-        self.slot = -1  # while it waits
-        self.prompt_ids = request.prompt_ids + request.known_ids  # what is fed first
+        self.slot = -1  # -1 while it waits
+        self.prompt_ids = request.prompt_ids + request.known_ids  # the tokens of its prefill
         self.max_new_tokens = max_new_tokens
         self.token_ids: list[int] = []
-        self._num_steps = 0  # planned steps that choose a token of it
+        self._num_steps = 0  # number of planned steps that choose a token of this sequence
         self._random = random.Random(request.sampling.seed)
         for _ in request.known_ids:
             self._uniform()
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens of the row of its first forward pass."""
+        """Tokens of its row in its first forward pass."""
         return len(self.prompt_ids)
 
     @property
@@ -38,21 +38,24 @@ class Sequence:
 
     @property
     def has_unread_step(self) -> bool:
-        """Whether a step of it is planned whose token was not read."""
+        """Whether a step is planned whose token has not been read."""
         return self._num_steps > len(self.token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Positions of its slot in use: the prompt and every chosen token but the newest."""
+        """Number of used positions of its slot: the prompt and all chosen tokens except the newest."""
         return len(self.prompt_ids) + max(min(self._num_steps, self.max_new_tokens) - 1, 0)
 
     @property
     def next_position(self) -> int:
-        """Where its newest token is fed. A complete sequence stays where it is, within the context."""
+        """The position at which its newest token is fed.
+
+        A complete sequence repeats its last position, so that it stays within the context.
+        """
         return self.num_cached_tokens - (1 if self.is_complete else 0)
 
     def next_draw(self) -> Draw | None:
-        """How its next token is drawn, None for greedy. Counts the token and advances the random numbers."""
+        """How its next token is drawn; None for greedy. Counts the token and advances the random numbers."""
         self._num_steps += 1
         sampling = self.request.sampling
         if sampling.repetition_penalty == 1.0:
@@ -66,7 +69,7 @@ class Sequence:
         return Draw(*drawn, sampling.repetition_penalty, seen)
 
     def take(self, token_id: int, *, eos_id: int) -> Finish | None:
-        """Append the token that was read; returns why the sequence ends with it, or None."""
+        """Append a token that was read. Returns why the sequence ends with it, or None if it continues."""
         if token_id == NO_TOKEN:
             return "not_finite"
         self.token_ids.append(token_id)

@@ -1,5 +1,6 @@
-"""The decoder as static graphs: their export, the steps that they take, and a runner without torch.
+"""The decoder as static graphs: their export, their steps, and a runner without torch.
 
-`step.py` has the ports of the graphs, `onnx_graph.py` builds them, `weights_file.py` writes their weights. `runner.py`
-runs them behind the protocol of all runners; `onnx_program.py` and `host_program.py` keep the cache for it.
+`step.py` has the ports of the graphs, `onnx_graph.py` builds them, and `weights_file.py` writes their weights.
+`runner.py` implements the protocol of all runners. `onnx_program.py` and `host_program.py` run the graphs and
+keep the cache.
 """

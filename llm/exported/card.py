@@ -1,4 +1,4 @@
-"""The card of an exported decoder: `decoder.json`, which says what the folder's graphs compute and of which files."""
+"""The card of an exported decoder: `decoder.json`, which describes the folder's graphs and lists their files."""
 
 import hashlib
 import json
@@ -28,22 +28,22 @@ _HINT: Final = "export it again with `llama-adapter export decoder`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportCard:
-    """What an exported decoder is. All values are plain JSON."""
+    """The description of an exported decoder. All values are plain JSON."""
 
     format: str  # onnx, om or mindir
-    name: str  # of the model, for people
-    digest: str  # of the model, as records count it
+    name: str  # the model's name, for people
+    digest: str  # the model's digest in records
     decoder: Mapping[str, Any]  # a DecoderConfig
     dtype: str  # of activations and cache: float32 or float16
     precision: str  # of the linear layers' weights: float, int8 or int4
-    has_sampling: bool  # whether the graph draws tokens; else it takes the best ones, and the host draws
-    prompt: str  # of captions
+    has_sampling: bool  # whether the graph draws tokens; otherwise it returns the best tokens, and the host draws
+    prompt: str  # for captions
     channel_order: str  # of the pixels that the model was trained on
-    fingerprint: Mapping[str, str]  # of the picture half, see runtime/graphs/card.py; empty for models without one
+    fingerprint: Mapping[str, str]  # of the vision half, see runtime/graphs/card.py; empty for models without one
     files: Mapping[str, str]  # name in the folder -> `file_mark`
-    gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; none: it takes any
+    gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; empty: any size
     template: Template = "instruction"  # of prompts
-    settings: Mapping[str, Any] | None = None  # of the format
+    settings: Mapping[str, Any] | None = None  # settings of the format
 
     @property
     def config(self) -> DecoderConfig:
@@ -51,14 +51,14 @@ class ExportCard:
         return DecoderConfig.from_dict(self.decoder)
 
     def write(self, folder: Path) -> None:
-        """Write the card into `folder`, last of all files."""
+        """Write the card into `folder`. It must be the last file of an export."""
         values = {"version": VERSION, **asdict(self)}
         values["mark"] = _mark(values)
         (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def read_card(folder: Path) -> ExportCard:
-    """The card of a folder. Raises GraphError where there is none, or a damaged one."""
+    """The card of a folder. Raises GraphError if it is missing or damaged."""
     path = folder / CARD_FILE
     try:
         values = read_object(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def read_card(folder: Path) -> ExportCard:
             raise ValueError(f"its version is {version!r}, and this program reads {VERSION}")
         if values.pop("mark", None) != _mark({"version": version, **values}):
             raise ValueError("it was changed after the export")
-        values.setdefault("template", "instruction")  # of exports that know no other
+        values.setdefault("template", "instruction")  # early exports do not have it
         check_fields(values, _FIELDS, what="the card")
         if values["template"] not in get_args(Template):
             raise ValueError(f"its template is {values['template']!r}, which this program does not know")
@@ -87,12 +87,12 @@ def read_card(folder: Path) -> ExportCard:
 
 
 def _mark(values: Mapping[str, Any]) -> str:
-    """SHA-256 of a card's values. What they say of the graphs cannot all be checked against these."""
+    """SHA-256 of a card's values. It is needed because not all values can be checked against the graphs."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def check_files(card: ExportCard, folder: Path) -> None:
-    """Raise GraphError for a file that is missing or differs from the one that was exported. See `file_mark`."""
+    """Raise GraphError for a file that is missing or differs from the exported one. See `file_mark`."""
     for name, mark in card.files.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:

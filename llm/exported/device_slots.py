@@ -18,7 +18,7 @@ Allocate = Callable[[Sequence[int], np.dtype], Any]
 
 
 class Buffer(NamedTuple):
-    """An array of a device as IO binding takes it."""
+    """An array in device memory, with the arguments that onnxruntime's IO binding needs."""
 
     device: str
     device_id: int
@@ -28,12 +28,12 @@ class Buffer(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Buffer":
-        """A contiguous array of the host, which the caller keeps alive."""
+        """The buffer of a contiguous array of the host. The caller must keep the array alive."""
         return cls("cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 class DeviceSlots:
-    """`HostSlots` on a device. Rows move there by a graph; the rare rest goes over the host."""
+    """`HostSlots` on a device. A graph moves rows on the device. Rare operations copy the data to the host and back."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeviceSlots:
         mover: Any,
         past: PastKeyValues | None = None,
     ) -> None:
-        """`mover` is an onnxruntime session of the graph `slots.onnx`, `device` onnxruntime's name."""
+        """`mover` is an onnxruntime session of the graph `slots.onnx`. `device` is onnxruntime's name of the device."""
         self._host = HostSlots(
             config, num_slots=num_slots, dtype=dtype, past=past
         )  # prefixes, and the shapes of the cache
@@ -63,7 +63,7 @@ class DeviceSlots:
         return self._host.capacity
 
     def reserve(self, num_places: int) -> None:
-        """See `DecoderProgram.reserve`. A larger cache is filled over the host."""
+        """See `DecoderProgram.reserve`. A larger cache is filled through the host."""
         if num_places <= self.capacity:
             return
         self._host.cache = [value.numpy() for value in self._cache]
@@ -76,11 +76,11 @@ class DeviceSlots:
         self._upload_prefixes()
 
     def prefix(self, rows: slice) -> list[Buffer]:
-        """The prefixes of rows, by ports."""
+        """The prefixes of rows, in the order of the ports."""
         return [self._rows(value, rows) for value in self._prefix]
 
     def cache(self, rows: slice) -> list[Buffer]:
-        """The cache of rows, by ports."""
+        """The cache of rows, in the order of the ports."""
         return [self._rows(value, rows) for value in self._cache]
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
@@ -112,7 +112,7 @@ class DeviceSlots:
         return self._host.fresh(num_rows, num_places)
 
     def _upload_cache(self) -> None:
-        """Allocate the cache in the sizes of the host's, which it takes over."""
+        """Allocate the cache on the device, copy the host's cache into it, and release the host's cache."""
         whole_arrays, self._host.cache, self._cache = self._host.cache, [], []
         for whole in whole_arrays:
             self._cache.append(self._allocate(whole.shape, whole.dtype))
@@ -132,5 +132,5 @@ class DeviceSlots:
 
 
 def bind(bind_port: Any, name: str, buffer: Buffer) -> None:
-    """Give a port of an IO binding its array."""
+    """Bind a buffer to the port `name`, by `bind_input` or `bind_output` of an IO binding."""
     bind_port(name, *buffer)

@@ -1,4 +1,4 @@
-"""Writes a decoder as ONNX: one weights file, the graph of a step, and the graph that projects pictures."""
+"""Writes a decoder as ONNX: one weight file, the graph of a step, and the graph that projects pictures."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 DECODER_FILE: Final = "decoder.onnx"
 PREFIX_FILE: Final = "prefix.onnx"
-SLOTS_FILE: Final = "slots.onnx"  # copies rows where the cache is in the memory of a device
+SLOTS_FILE: Final = "slots.onnx"  # the graph that copies rows if the cache is in device memory
 WEIGHTS_FILE: Final = "decoder.weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The files of an export, and the numbers that its graphs compute with."""
+    """The files of an export, and the number formats of its graphs."""
 
     files: tuple[str, ...]
     dtype: str  # of activations and cache
@@ -38,13 +38,13 @@ def export_decoder(
     storing: Storing = "in_place",
     sampling: bool = True,
 ) -> Written:
-    """Write the decoder with these tensors of its state dict, of floats or 8-bit, into an existing folder.
+    """Write the decoder with these tensors of its state dict, plain or quantised, into an existing folder.
 
-    Tensors are read one by one, so memory holds one of them. `storing` is `in_place` for onnxruntime. It is `returned`
-    for a compiler whose runtime copies inputs and outputs; that graph has no branch. `stacked` is the same for ATC: its
-    runtime takes 128 dimensions of all inputs together.
+    Tensors are read one by one, so that memory holds one of them. `storing` is `in_place` for onnxruntime, and
+    `returned` for compilers whose runtime copies inputs and outputs; this graph has no branches. `stacked` is like
+    `returned`, for ATC, whose runtime accepts at most 128 dimensions in all inputs together.
 
-    Raises GraphError without onnx and onnxscript, and for numbers that are not finite in `precision`.
+    Raises GraphError if onnx or onnxscript is missing, and for numbers that are not finite in `precision`.
     """
     require("onnx", "onnxscript")
     import onnx_ir as ir

@@ -13,7 +13,10 @@ from llama_adapter.runtime.graphs.session import GraphSession
 
 
 class HostProgram:
-    """See `DecoderProgram`. The graphs take open sizes; each step copies the cache in and new values out."""
+    """See `DecoderProgram`.
+
+    The graphs have dynamic sizes. Each step copies the cache in, and new keys and values out.
+    """
 
     def __init__(
         self,
@@ -25,12 +28,13 @@ class HostProgram:
         num_slots: int,
         past: PastKeyValues | None = None,
     ) -> None:
-        """`prefill` takes a step without a cache, `increment` with one; `prefix` is None without adapter layers.
+        """`prefill` runs steps without a cache, `increment` steps with a cache.
 
-        Every slot begins with `past`, which is a cache already: then `increment` takes prompts too.
+        `prefix` is None without adapter layers. Every slot begins with `past`. A past is a cache, so `increment` then
+        also runs prompts.
 
-        Without `prefill`, `increment` takes prompts too, behind one place that no token sees: a runtime that does not
-        share weights among graphs then holds them once.
+        If `prefill` is None, `increment` also runs prompts, after one cache place that no token attends to. A runtime
+        that does not share weights among graphs then has them in memory once.
         """
         self.card, self.name = card, increment.info.name
         self._config, self._dtype = card.config, np.dtype(card.dtype)
@@ -56,10 +60,10 @@ class HostProgram:
         rows = slice(first_slot, first_slot + num_rows)
         prefix = [whole[rows] for whole in self._slots.prefix]
         start = self._slots.start
-        if num_tokens > 1 or (step.places_RS == start).all():  # a prompt: nothing is cached but the past
+        if num_tokens > 1 or (step.places_RS == start).all():  # a prompt: only the past is cached
             chosen, new = self._prompt(step, step.mask_RSP[:, :, : start + num_tokens], prefix)
         else:
-            # The step's own token stands behind the cache, not at its place in it.
+            # The step's own token is after the cache, not at its place in the cache.
             is_cached_RSP = np.arange(self.capacity) < step.places_RS[:, :, None]
             own_RSS = np.ones((num_rows, 1, 1), bool)
             mask_RSP = np.concatenate([step.mask_RSP & is_cached_RSP, own_RSS], axis=-1)
@@ -90,7 +94,7 @@ class HostProgram:
         start, (num_rows, num_tokens) = self._slots.start, step.ids_RS.shape
         if self._prefill is not None and not start:
             return self._step(self._prefill, step, mask_RSP, prefix)
-        if not start:  # a cache of one place that no token sees
+        if not start:  # a cache of one place that no token attends to
             mask_RSP = np.concatenate([np.zeros((num_rows, num_tokens, 1), bool), mask_RSP], axis=-1)
         return self._step(self._increment, step, mask_RSP, [*prefix, *self._slots.fresh(num_rows, max(start, 1))])
 

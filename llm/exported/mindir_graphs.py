@@ -1,4 +1,4 @@
-"""Writes the decoder's graphs as MindIR files over one file of weights; no tensor is loaded."""
+"""Writes the decoder's graphs as MindIR files that share one weight file. No tensor is loaded."""
 
 # R rows, S tokens of the step per row, P cached positions per row, T wanted tokens, N heads, H head size,
 # Q adapter queries, D model width, V vocabulary
@@ -24,15 +24,16 @@ from llama_adapter.llm.exported.weights_file import Stored
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, write_mindir
 
-# The graphs of a card's settings.
+# Names of the graphs in a card's settings.
 PREFILL, INCREMENT, PREFIX, ENCODER = "prefill", "increment", "prefix", "encoder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MindirDecoder:
-    """A decoder to write: its sizes, the type of its numbers, and where its weights are.
+    """A decoder to write: its sizes, its dtype, and the locations of its weights.
 
-    `weights` has the tensors of the state dict, and `rotary_cos` and `rotary_sin`, in `weights_file` of `folder`.
+    `weights` locates the tensors of the state dict, `rotary_cos` and `rotary_sin` in the file
+    `weights_file` of `folder`.
     """
 
     config: DecoderConfig
@@ -86,9 +87,9 @@ class MindirDecoder:
 
 
 def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampling: bool) -> tuple[Port, ...]:
-    """Inputs of a prefill without `has_cache`, else of an increment; R, S, P and T are open.
+    """Inputs of an increment if `has_cache`, else of a prefill. R, S, P and T are dynamic.
 
-    Prefixes are (R, N, Q, H), of the adapter layers; caches (R, N, P, H), of all layers.
+    Prefixes of the adapter layers are (R, N, Q, H), and caches of all layers (R, N, P, H).
     """
     heads, size = config.num_heads, config.head_dim
     ports = [

@@ -17,9 +17,9 @@ from llama_adapter.runtime.graphs.session import GraphSession
 def open_mindir_program(
     card: ExportCard, folder: Path, runtime: MindirRuntime, *, num_slots: int, past: PastKeyValues | None = None
 ) -> HostProgram:
-    """The decoder of a folder. Raises GraphError for graphs that cannot be run, or that are not those of the card.
+    """Open the decoder of a folder. Raises GraphError for graphs that cannot be run or do not fit the card.
 
-    MindSpore holds the weights of every graph that it opens, so there the increment takes prompts too.
+    MindSpore keeps separate weights for every graph that it opens, so the increment graph also runs prompts there.
     """
     graphs: Mapping[str, Any] = card.settings or {}
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def open_mindir_program(
 
 
 def _check_inputs(graph: GraphSession, card: ExportCard, *, has_cache: bool) -> None:
-    """MindSpore Lite has names of its own, so types and sizes are compared."""
+    """Raise GraphError if types and sizes do not fit. Names are not compared, because MindSpore Lite changes them."""
     ports = step_inputs(card.config, dtype=card.dtype, has_cache=has_cache, has_sampling=card.has_sampling)
     wanted = [(port.dtype, port.shape) for port in ports]
     if [(port.dtype, port.shape) for port in graph.info.inputs] != wanted:

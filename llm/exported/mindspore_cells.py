@@ -1,7 +1,7 @@
-"""The decoder as MindSpore cells: one step with a returned cache, and the adapter prefix.
+"""The decoder as MindSpore cells: one step that returns its keys and values, and the adapter prefix.
 
-Importing this module imports MindSpore: do it inside of functions. Parameters have the names of the state dict of
-`LlamaAdapterDecoder` and no values.
+Importing this module imports MindSpore, so import it inside of functions only. Parameters have the names of the state
+dict of `LlamaAdapterDecoder`, and no values.
 """
 
 # R rows, S tokens of the step per row, P cached positions per row, T wanted tokens, N heads, H head size,
@@ -36,7 +36,7 @@ class RmsNorm(nn.Cell):  # type: ignore[misc]
 class Attention(nn.Cell):  # type: ignore[misc]
     """Causal attention over the cache and the step's own tokens, plus the gated adapter attention.
 
-    Scores over both are one softmax. The cache is read where it is: only probabilities are cut in two.
+    One softmax covers the scores of both. The cache is not copied: only the probabilities are divided into two parts.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any, *, has_cache: bool, has_prefix: bool) -> None:
@@ -116,9 +116,9 @@ class Layer(nn.Cell):  # type: ignore[misc]
 
 
 class Step(nn.Cell):  # type: ignore[misc]
-    """One step of the decoder: a prefill without `has_cache`, else an increment.
+    """One step of the decoder: an increment if `has_cache`, else a prefill.
 
-    Inputs and outputs are those of `mindir_graphs.py`.
+    `mindir_graphs.py` defines its inputs and outputs.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any, *, has_cache: bool, has_sampling: bool) -> None:
@@ -164,7 +164,7 @@ class Step(nn.Cell):  # type: ignore[misc]
 
 
 class Choose(nn.Cell):  # type: ignore[misc]
-    """The next token of each row of logits, as `llm/runners/sampler.py` defines it; -1 where they are not finite."""
+    """The next token of each row of logits, as in `llm/runners/sampler.py`; -1 for rows that are not finite."""
 
     def __init__(self, vocab_size: int, *, has_sampling: bool) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Choose(nn.Cell):  # type: ignore[misc]
         probabilities = self.softmax(logits / ops.expand_dims(divisor, -1))
         ranked, order = self.sort(probabilities, self.vocab_size)
         zeros = ops.zeros_like(ranked)
-        # Top-k first; top-p then sees renormalised probabilities.
+        # Top-k is applied first. Top-p uses the renormalised probabilities.
         top_k = ops.expand_dims(top_k, -1)
         places = ops.arange(0, self.vocab_size, 1)
         limited = ops.select(ops.expand_dims(places, 0) >= top_k, zeros, ranked)
@@ -200,7 +200,7 @@ class Choose(nn.Cell):  # type: ignore[misc]
         cumulative = ops.cumsum(kept, -1)
         target = ops.expand_dims(uniform, -1) * cumulative[:, -1:]
         place = self.total_kept(ops.cast(cumulative <= target, mindspore.float32), -1)
-        # Rounding may put the target at the very end: stay on the last token that is kept.
+        # Rounding may place the target beyond the end. The last kept token is then used.
         last = self.total_kept(ops.cast(kept > 0, mindspore.float32), -1) - 1
         place = ops.cast(ops.minimum(place, last), mindspore.int32)
         return ops.cast(ops.gather_elements(order, 1, place), mindspore.int32)[:, 0]

@@ -1,4 +1,4 @@
-"""`llm/runners/sampler.py` in numpy: tokens that a graph does not choose itself, and log-probabilities."""
+"""`llm/runners/sampler.py` in numpy: chooses tokens that a graph does not choose, and computes log-probabilities."""
 
 # T rows, V vocabulary
 
@@ -10,9 +10,9 @@ from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
 
 
 def choose(logits_TV: np.ndarray, draws: Sequence[Draw | None]) -> list[int]:
-    """The next token of each row from float32 logits; a row whose draw is None takes its best token.
+    """The next token of each row from float32 logits. A row whose draw is None gets its best token.
 
-    NO_TOKEN where a row's logits are not finite.
+    NO_TOKEN for rows whose logits are not finite.
     """
     return [_choose(logits_V, draw) for logits_V, draw in zip(logits_TV, draws, strict=True)]
 
@@ -47,5 +47,5 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     kept_V = np.where(before_V > np.float32(draw.top_p), np.float32(0), sorted_V)
     cumulative_V = np.cumsum(kept_V)
     place = int(np.searchsorted(cumulative_V, np.float32(draw.uniform) * cumulative_V[-1], side="right"))
-    # Rounding may put the target at the very end: stay on the last token that is kept.
+    # Rounding may place the target beyond the end. The last kept token is then used.
     return int(order_V[min(place, int((kept_V > 0).sum()) - 1)])

@@ -20,9 +20,9 @@ PREFIX_OM: Final = "prefix.om"
 def open_om_program(
     card: ExportCard, folder: Path, *, device_id: int, num_slots: int, past: PastKeyValues | None = None
 ) -> tuple[HostProgram, int]:
-    """The decoder of a folder, and the most tokens of a row, with those of `past`, that its gears take.
+    """Open the decoder of a folder; also returns the most tokens of a row, including `past`, that its gears allow.
 
-    Raises GraphError where the OMs are missing, or are not those of the folder's graphs.
+    Raises GraphError if the OMs are missing or were not compiled from the folder's graphs.
     """
     config = card.config
     names = {DECODER_OM: DECODER_FILE, **({PREFIX_OM: PREFIX_FILE} if num_prefix_layers(config) else {})}
@@ -42,6 +42,6 @@ def open_om_program(
         prefix = OmPrefix(opened[PREFIX_OM]) if PREFIX_OM in opened else None
         program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots, past=past)
         stack.pop_all()
-    # A prompt is one step behind the past; the tokens behind it attend to a cache.
+    # A prompt is one step after the past. The tokens after a prompt attend to a cache.
     num_past = 0 if past is None else len(past)
     return program, min(config.context, num_past + step.most("S"), step.most("P") + 1)

@@ -1,4 +1,4 @@
-"""An exported decoder's graphs as OMs with gears: steps of any size are padded to a gear, and layers are stacked."""
+"""An exported decoder's graphs as OMs with gears: pads steps of any size to a gear, and stacks layers."""
 
 # R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, Q queries, B pictures
 
@@ -18,14 +18,14 @@ _HINT: Final = "export the decoder again"
 
 
 class OmStep:
-    """The graph of a step, stored as `stacked`, as a `GraphSession` of the `returned` form with open sizes.
+    """The graph of a step in the form `stacked`, as a `GraphSession` of the form `returned` with dynamic sizes.
 
-    One OM runs steps with and without a cache. The host copies the cache once more than ais_bench does: from an array
-    per layer into one for all.
+    One OM runs steps with and without a cache. In addition to the copy by ais_bench, the host copies the cache from
+    arrays per layer into one array for all layers.
     """
 
     def __init__(self, session: OmDimsSession, config: DecoderConfig) -> None:
-        """`session` is closed with this."""
+        """`close` also closes `session`."""
         self._session, self._config = session, config
         self._ports = {port.name: port for port in session.inputs}
         self._num_settings = sum(name in self._ports for name in SAMPLING)
@@ -37,10 +37,10 @@ class OmStep:
         return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """ids, positions, mask, wanted, settings, prefixes, and keys and values if there are any -> as the graph gives.
+        """Run a step: ids, positions, mask, wanted, settings, prefixes, and cached keys and values if there are any.
 
-        A step of more rows or wanted tokens than a gear has is run in parts. Raises GraphError for a row that is longer
-        than every gear, and if ais_bench fails.
+        Returns tokens, logits, and the new keys and values of each layer. A step with more rows or wanted tokens than
+        any gear is run in parts. Raises GraphError for a row that is longer than every gear, and if ais_bench fails.
         """
         inputs = self._trimmed(inputs)
         if max(len(inputs[0]), len(inputs[3])) > 1 and not self._has_gear(inputs):
@@ -81,7 +81,7 @@ class OmStep:
         ]
 
     def most(self, name: str) -> int:
-        """The largest size of an open dimension in any gear."""
+        """The largest size of a dynamic dimension in any gear."""
         return max(gear[name] for gear in self._session.gears)
 
     def close(self) -> None:
@@ -89,12 +89,12 @@ class OmStep:
         self._session.close()
 
     def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Without the places of the cache behind the last one that a token attends to."""
+        """The inputs without the cache places after the last one that a token attends to."""
         ids_RS, positions_RS, mask_RSP, *rest = inputs
         num_cached = mask_RSP.shape[2] - ids_RS.shape[1]
         cached_RSP, own_RSS = np.split(mask_RSP, [num_cached], axis=2)
         num_used = int(np.flatnonzero(cached_RSP.any((0, 1))).max(initial=-1)) + 1
-        first = 1 + self._num_settings + 2 * num_prefix_layers(self._config)  # of the cache, behind `wanted`
+        first = 1 + self._num_settings + 2 * num_prefix_layers(self._config)  # index of the cache in `rest`
         mask_RSP = np.concatenate([cached_RSP[..., :num_used], own_RSS], axis=2)
         return [ids_RS, positions_RS, mask_RSP, *rest[:first], *(part[:, :, :num_used] for part in rest[first:])]
 
@@ -102,7 +102,7 @@ class OmStep:
         return any(all(gear[name] >= size for name, size in _needed(inputs).items()) for gear in self._session.gears)
 
     def _in_parts(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the first half of the rows, then the others; or one row for each half of its wanted tokens."""
+        """Run the first half of the rows, then the second. A single row is run for each half of its wanted tokens."""
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
         if len(ids_RS) == 1:
@@ -126,7 +126,7 @@ class OmStep:
         return [joined[0][order], joined[1][order], *joined[2:]]
 
     def _stacked(self, name: str, layers: Sequence[np.ndarray], *, num_rows: int, gear: Gear) -> list[np.ndarray]:
-        """k and v of layers in turn, (R, N, P, H) -> all k and all v in a gear, (R, layers * N, P, H)."""
+        """k and v of layers in turn, (R, N, P, H) -> all k and all v, padded to a gear, (R, layers * N, P, H)."""
         num_heads, stacked = self._config.num_heads, []
         for first, port in enumerate(stacked_ports(name)):
             if (found := self._ports.get(port)) is None:  # a decoder without adapter
@@ -140,16 +140,16 @@ class OmStep:
 
 
 class OmPrefix:
-    """The graph that projects pictures, as a `GraphSession`; any number of pictures is padded to a gear, or split."""
+    """The graph that projects pictures, as a `GraphSession`. Any number of pictures is padded to a gear, or split."""
 
     def __init__(self, session: OmDimsSession) -> None:
-        """`session` is closed with this."""
+        """`close` also closes `session`."""
         self._session, self.info = session, _info(session)
         self._sizes = tuple(sorted(gear["B"] for gear in session.gears))
 
     @property
     def device_ms(self) -> float | None:
-        """Of the last call on the device; see `GraphSession.device_ms`."""
+        """Milliseconds of the last call of the OM only; see `GraphSession.device_ms`."""
         return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -162,14 +162,14 @@ class OmPrefix:
 
 
 def _needed(inputs: Sequence[np.ndarray]) -> dict[str, int]:
-    """The sizes of a step by the names of open dimensions."""
+    """The sizes of a step by the names of the dynamic dimensions."""
     ids_RS, _, mask_RSP, wanted_T, *_ = inputs
     num_rows, num_tokens = ids_RS.shape
     return {"R": num_rows, "S": num_tokens, "P": max(mask_RSP.shape[2] - num_tokens, 1), "T": len(wanted_T)}
 
 
 def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The array in the corner of zeros."""
+    """The array, padded with zeros at the end of each dimension."""
     padded = np.zeros(shape, array.dtype)
     padded[tuple(map(slice, array.shape))] = array
     return padded

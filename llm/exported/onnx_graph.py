@@ -1,7 +1,7 @@
-"""Builds the decoder's graphs as ONNX from its sizes and its weights file; no tensor is loaded.
+"""Builds the decoder's graphs as ONNX from its sizes and its weight file. No tensor is loaded.
 
-The operators are ONNX's own in opset 17, which ATC knows, apart from those of quantised weights (`MatMulNBits` of
-onnxruntime) and the branch around sampling.
+The operators are those of ONNX opset 17, which ATC supports, except `MatMulNBits` of onnxruntime for quantised weights
+and the branch for sampling.
 """
 
 # R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, D width, Q queries
@@ -34,18 +34,19 @@ from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile,
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Where a step's keys and values go: into the cache, or out of the graph for the host to store. `stacked` is the latter
-# with one input and one output for the keys of all layers, and one for the values: (R, layers * N, P, H).
+# How a step's keys and values are stored: in place in the cache, or returned by the graph, so that the host stores
+# them. `stacked` also returns them, but has one input and one output for the keys of all layers, and the same for the
+# values: (R, layers * N, P, H).
 Storing = Literal["in_place", "returned", "stacked"]
 
 OPSET: Final = 17
 _IR_VERSION: Final = 8
-_MASKED: Final = -30000.0  # a score that softmax turns into 0, and that float16 holds
+_MASKED: Final = -30000.0  # a score that float16 can represent and softmax turns into 0
 _CONTRIB: Final = "com.microsoft"
 
 
 class GraphBuilder:
-    """Makes the graphs of a decoder over the weights in `folder / location`."""
+    """Builds the graphs of a decoder that read their weights from `folder / location`."""
 
     def __init__(
         self, config: DecoderConfig, weights: WeightsFile, *, folder: Path, location: str, storing: Storing
@@ -57,7 +58,11 @@ class GraphBuilder:
         self._initializers: dict[str, ir.Value] = {}
 
     def step(self, *, sampling: Literal["branch", "always", "never"]) -> "ir.Model":
-        """The graph of a step. With sampling it has the ports SAMPLING; `branch` skips it where all are greedy."""
+        """The graph of a step.
+
+        Unless `sampling` is `never`, it has the ports SAMPLING. With `branch`, it does not compute sampling if all
+        rows are greedy.
+        """
         config, dtype = self._config, self._weights.float_dtype
         self._begin()
         ids_RS, positions_RS = self._input(IDS, "int32", "RS"), self._input(POSITIONS, "int32", "RS")
@@ -181,7 +186,7 @@ class GraphBuilder:
         q_RNHS = self._op("Transpose", q_RSNH, perm=[0, 2, 3, 1])
         k_RNSH, v_RNSH = (self._op("Transpose", part, perm=[0, 2, 1, 3]) for part in (k_RSNH, v_RSNH))
         if indices is None:
-            # Scores of cached and new tokens are joined, not the keys themselves: they are few.
+            # The scores of cached and new tokens are concatenated instead of the keys, because scores are much smaller.
             scores = [self._scores(cache[0], q_RNHS), self._scores(k_RNSH, q_RNHS)]
             weights_RNSP = self._softmax(self._op("Concat", *scores, axis=3), mask_R1SP)
             num_cached = self._op("Slice", self._op("Shape", cache[0]), self._ints(2), self._ints(3))
@@ -204,7 +209,7 @@ class GraphBuilder:
         return self._linear_with_bias(flat_TD, f"{name}.attention.out"), stored
 
     def _scores(self, k_RNPH: "ir.Value", q_RNHS: "ir.Value") -> "ir.Value":
-        """K q transposed, (R, N, S, P): the keys, which are many, stay as they lie."""
+        """K q transposed, (R, N, S, P), so that the large keys need not be transposed."""
         products = self._op("MatMul", k_RNPH, self._op("Mul", q_RNHS, self._scalar(self._config.head_dim**-0.5)))
         return self._op("Transpose", products, perm=[0, 1, 3, 2])
 
@@ -223,7 +228,7 @@ class GraphBuilder:
         return self._linear_with_bias(self._op("Mul", activated, up), f"{name}.feed_forward.down")
 
     def _norm(self, x: "ir.Value", name: str) -> "ir.Value":
-        """RMSNorm in float32, in the operators that onnxruntime fuses."""
+        """RMSNorm in float32, written with the operators that onnxruntime fuses."""
         wide = self._cast(x, "float32")
         squares = self._op("ReduceMean", self._op("Pow", wide, self._scalar(2.0, "float32")), axes=[-1], keepdims=1)
         root = self._op("Sqrt", self._op("Add", squares, self._scalar(self._config.norm_eps, "float32")))
@@ -270,9 +275,9 @@ class GraphBuilder:
         return self._op("Concat", *(self._op("Expand", part, shape) for part in parts), axis=3)
 
     def _choose(self, logits_TV: "ir.Value", settings: "Sequence[ir.Value]", *, sampling: str) -> "ir.Value":
-        """The token of each row, -1 where its logits are not finite."""
+        """The token of each row; -1 for rows whose logits are not finite."""
         best_T = self._op("ArgMax", logits_TV, axis=1, keepdims=0)
-        # A NaN or an infinity times 0 is NaN, which equals nothing.
+        # NaN or infinity times 0 is NaN, which is not equal to 0.
         vanishing = self._op(
             "ReduceSum", self._op("Mul", logits_TV, self._scalar(0.0, "float32")), self._ints(1), keepdims=0
         )
@@ -287,7 +292,7 @@ class GraphBuilder:
         return self._op("Cast", self._op("Where", is_finite_T, best_T, self._int(-1)), to=6)
 
     def _sampled(self, logits_TV: "ir.Value", best_T: "ir.Value", settings: "Sequence[ir.Value]") -> "ir.Value":
-        """As llm/runners/sampler.py draws: temperature, top-k, then top-p as in the LLaMA reference."""
+        """Draw as in llm/runners/sampler.py: temperature, top-k, then top-p as in the LLaMA reference."""
         temperature_T, top_p_T, top_k_T, uniform_T = settings
         is_greedy_T = self._op("Equal", temperature_T, self._scalar(0.0, "float32"))
         safe_T = self._op("Where", is_greedy_T, self._scalar(1.0, "float32"), temperature_T)
@@ -308,7 +313,7 @@ class GraphBuilder:
         cumulative_TV = self._op("CumSum", kept_TV, self._int(1))
         sum_T1 = self._op("Slice", cumulative_TV, self._ints(size - 1), self._ints(size), one)
         target_T1 = self._op("Mul", self._column(uniform_T), sum_T1)
-        # The first place whose cumulative probability exceeds the target, and no place beyond those that are kept.
+        # The first place whose cumulative probability exceeds the target, but at most the last kept place.
         passed = self._op("Cast", self._op("GreaterOrEqual", target_T1, cumulative_TV), to=7)
         kept = self._op("Cast", self._op("Greater", kept_TV, zero), to=7)
         last_T1 = self._op("Sub", self._op("ReduceSum", kept, one, keepdims=1), self._int(1))
@@ -329,7 +334,7 @@ class GraphBuilder:
             name = "sampled" if is_sampled else "greedy"
             for number, node in enumerate(self._tape.nodes):
                 for index, value in enumerate(node.outputs):
-                    value.name = f"{name}_{number}_{index}"  # names are unique beyond a branch
+                    value.name = f"{name}_{number}_{index}"  # names must be unique in all branches
             branches.append(ir.Graph([], [inner], nodes=self._tape.nodes, name=name))
         self._tape = outer
         chosen: ir.Value = outer.op(
@@ -374,7 +379,7 @@ class GraphBuilder:
         return self._op("Unsqueeze", value_T, self._ints(1))
 
     def _cast(self, value: "ir.Value", dtype: str) -> "ir.Value":
-        """To a float type; nothing in a graph of float32."""
+        """Cast to a float type; does nothing in a float32 graph."""
         if self._weights.float_dtype == "float32":
             return value
         return self._op("Cast", value, to=1 if dtype == "float32" else 10)

@@ -1,4 +1,4 @@
-"""An exported decoder in onnxruntime, whose cache is written in place."""
+"""An exported decoder in onnxruntime, which writes its cache in place."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from llama_adapter.runtime.graphs.onnx_provider import CPU, KINDS, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import open_inference_session, zeros_on_device
 from llama_adapter.runtime.text import one_line
 
-_DEVICES: Final = {  # onnxruntime's names of the memory that a provider computes in
+_DEVICES: Final = {  # execution provider -> onnxruntime's name of its memory
     CPU.name: "cpu",
     KINDS["cuda"].name: "cuda",
     KINDS["npu"].name: "cann",
@@ -53,9 +53,9 @@ class OnnxProgram:
         on_device: bool = False,
         past: PastKeyValues | None = None,
     ) -> None:
-        """On an accelerator the cache is in its memory; `on_device` treats the host as one. Slots begin with `past`.
+        """On an accelerator, the cache is in device memory; with `on_device`, the host is treated as an accelerator.
 
-        Raises GraphError for graphs that onnxruntime cannot open, and for those of another form than the card's.
+        Slots begin with `past`. Raises GraphError for graphs that onnxruntime cannot open or that do not fit the card.
         """
         self.card, self._config, self._folder = card, card.config, folder
         self.name = f"onnxruntime ({provider.name})"
@@ -75,7 +75,7 @@ class OnnxProgram:
             )
         self._prefix: Any = None
         if self._prefix_ports:
-            # Its matrices are those of the step's graph: read from the mapped file, not packed a second time.
+            # The matrices are those of the step's graph. They are read from the mapped file, not packed a second time.
             entries = {**provider.session_entries, "session.disable_prepacking": "1"}
             mapped = dataclasses.replace(provider, session_entries=entries)
             self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
@@ -120,9 +120,9 @@ class OnnxProgram:
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
         num_rows, _, num_places = step.mask_RSP.shape
-        if num_places > step.ids_RS.shape[1]:  # behind a past, which differs from layer to layer
+        if num_places > step.ids_RS.shape[1]:  # after a past, which differs between layers
             cache = self._slots.fresh(num_rows, num_places)
-        else:  # one pair for all layers: each layer reads what it wrote before the next one writes
+        else:  # one pair for all layers: each layer reads its values before the next layer writes
             shape = (num_rows, self._config.num_heads, num_places, self._config.head_dim)
             cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
@@ -147,7 +147,7 @@ class OnnxProgram:
             WANTED: step.wanted_T,
             **(dict(zip(SAMPLING, step.sampling, strict=True)) if self.card.has_sampling else {}),
         }
-        kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # alive until the step has run
+        kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # kept alive until the step has run
         for name, array in kept.items():
             bind(binding.bind_input, name, Buffer.of(array))
         for name, buffer in zip((*self._prefix_ports, *self._cache_ports), (*prefix, *cache), strict=True):

@@ -1,4 +1,4 @@
-"""Compares an exported decoder with torch's: logits of the same tokens, and the tokens that both would choose."""
+"""Compares an exported decoder with torch's: logits of the same tokens, and the tokens that both choose."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,14 +12,14 @@ from llama_adapter.llm.runners.eager import EagerRunner
 
 _LENGTHS: Final = (3, 9, 17)  # tokens of the prompts, which are random
 _NUM_STEPS: Final = 12
-# float32: other orders of summation. float16: rounding of activations. 8 and 4 bits: rounding of weights; how much a
-# model bears differs, so these are only reported.
-BOUNDS: Final = {"float32": 1e-3, "float16": 5e-2}  # of the largest difference, at logits of magnitude 1
+# Differences come from the order of summation (float32), rounding of activations (float16) and rounding of weights (8
+# and 4 bits). How much the latter changes the logits depends on the model, so it has no bound and is only reported.
+BOUNDS: Final = {"float32": 1e-3, "float16": 5e-2}  # of the largest difference, for logits of magnitude 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderParity:
-    """Differences of logits over all steps, and how often both choose the same token."""
+    """Differences of logits over all steps, and the number of tokens that are the same."""
 
     max_abs: float
     mean_abs: float
@@ -28,13 +28,13 @@ class DecoderParity:
     num_tokens: int
 
     def is_ok(self, precision: str) -> bool:
-        """Whether the difference is what `precision`, a number format of an export, explains."""
+        """Whether the largest difference is within the bound of `precision`, a number format of an export."""
         limit = BOUNDS.get(precision, np.inf) * self.magnitude
         return bool(np.isfinite(self.max_abs)) and self.max_abs <= limit
 
 
 def compare(program: DecoderProgram, reference: EagerRunner) -> DecoderParity:
-    """Feed both the same ragged prompts, pictures and tokens. Both have 3 slots at least."""
+    """Compare both on the same prompts of different lengths, pictures and tokens. Both must have at least 3 slots."""
     sizes, rng = reference.config.decoder, np.random.default_rng(0)
     prompts = [rng.integers(0, sizes.vocab_size, min(length, sizes.context // 2)).tolist() for length in _LENGTHS]
     query_BQD = rng.standard_normal((len(prompts), sizes.num_queries, sizes.dim)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the runner needs of an exported decoder's graphs, and the arrays in which they keep keys and values."""
+"""The interface of the runner to an exported decoder's graphs, and the arrays that hold keys and values."""
 
 # A adapter layers, R rows, S step tokens, N heads, H head size, Q queries, D width, B pictures, T wanted, V vocabulary
 
@@ -13,30 +13,30 @@ from llama_adapter.llm.exported.step import Step, num_prefix_layers
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 
-LEAST_CAPACITY = 64  # places of a fresh cache; it doubles when a row needs more
+LEAST_CAPACITY = 64  # places of a new cache; the number is doubled when a row needs more
 
 
 class Chosen(NamedTuple):
-    """Of each wanted token: what follows it, by the draws of the step, and the logits."""
+    """For each wanted token: the next token, chosen by the draws of the step, and the logits."""
 
-    tokens_T: np.ndarray  # int32, NO_TOKEN where the logits are not finite
+    tokens_T: np.ndarray  # int32; NO_TOKEN if the logits are not finite
     logits_TV: np.ndarray  # float32
 
 
 class DecoderProgram(Protocol):
-    """The graphs of a decoder, with slots for the keys, values and prefixes of rows. One thread only."""
+    """The graphs of a decoder, with slots for the keys, values and prefixes of rows. Not thread-safe."""
 
     @property
     def card(self) -> ExportCard: ...
 
     @property
     def name(self) -> str:
-        """What runs the graphs, for people."""
+        """The runtime of the graphs, for people."""
         ...
 
     @property
     def capacity(self) -> int:
-        """Places of a slot now; the mask of a step has as many."""
+        """Current number of places of a slot. The mask of a step must have this number of places."""
         ...
 
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
@@ -44,19 +44,19 @@ class DecoderProgram(Protocol):
         ...
 
     def reserve(self, num_places: int) -> None:
-        """Make room for `num_places` places in every slot; what they hold stays."""
+        """Enlarge every slot to at least `num_places` places. Their content is kept."""
         ...
 
     def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Copy prefixes, (A, 1, N, Q, H) each, into slots `first_slot` and up."""
+        """Copy prefixes, (A, 1, N, Q, H) each, into slots from `first_slot` on."""
         ...
 
     def run(self, step: Step, *, first_slot: int) -> Chosen:
-        """Run a step of slots `first_slot` and up, whose keys and values are stored at its places."""
+        """Run a step of slots from `first_slot` on, and store its keys and values at its places."""
         ...
 
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
-        """Logits (T, V) of a step with places of its own behind the past; no slot is used."""
+        """Logits (T, V) of a step that uses temporary places after the past, and no slot."""
         ...
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
@@ -64,7 +64,7 @@ class DecoderProgram(Protocol):
         ...
 
     def clear(self, slot: int) -> None:
-        """Zero a slot, all but the past."""
+        """Set a slot to zero, except the past."""
         ...
 
     def close(self) -> None:
@@ -73,9 +73,9 @@ class DecoderProgram(Protocol):
 
 
 class HostSlots:
-    """Keys, values and prefixes of all slots in numpy, by the order of the graph's ports.
+    """Keys, values and prefixes of all slots in numpy, in the order of the graph's ports.
 
-    Rows stand first, so that slots that follow each other are one piece of memory.
+    Rows are the first dimension, so that consecutive slots are contiguous in memory.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class HostSlots:
                 self.prefix[2 * layer + 1][slot] = prefix.v[layer, 0]
 
     def store(self, new: Sequence[np.ndarray], step: Step, *, first_slot: int) -> None:
-        """Write a step's keys and values (R, N, S, H), by ports, to its places."""
+        """Write a step's keys and values (R, N, S, H), in the order of the ports, to its places."""
         num_rows, num_tokens = step.places_RS.shape
         rows = np.arange(first_slot, first_slot + num_rows)
         if num_tokens > 1:  # a prompt
@@ -143,17 +143,17 @@ class HostSlots:
             whole[slot] = 0
 
     def fresh(self, num_rows: int, num_places: int) -> list[np.ndarray]:
-        """A cache (R, N, P, H) by ports, which begins with the past and goes on with zeros."""
+        """A new cache (R, N, P, H) for each port, which has the past followed by zeros."""
         config = self._config
         shape = (num_rows, config.num_heads, num_places, config.head_dim)
         made = [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
-        for whole, part_NCH in zip(made, self.past, strict=False):  # without a past there are no parts
+        for whole, part_NCH in zip(made, self.past, strict=False):  # without a past, there are no parts
             whole[:, :, : self.start] = part_NCH
         return made
 
 
 def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:
-    """Prefixes (A, 1, N, Q, H) of rows as the graph's ports take them: (R, N, Q, H) for each layer's k and v."""
+    """Prefixes (A, 1, N, Q, H) of rows in the form of the graph's ports: (R, N, Q, H) for each layer's k and v."""
     layers = range(len(prefixes[0].k) if prefixes[0].k.size else 0)
     return [np.concatenate([getattr(prefix, part)[layer] for prefix in prefixes]) for layer in layers for part in "kv"]
 

@@ -1,4 +1,4 @@
-"""The runner of exported decoders: plans in, tokens out, in numpy alone."""
+"""The runner of exported decoders. It uses numpy and no torch."""
 
 import time
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from llama_adapter.llm.runners.score_layout import lay_out_rows
 
 
 class ExportedRunner:
-    """See `Runner`. Tokens are read in the step that makes them."""
+    """See `Runner`. Tokens are read in the step that chooses them."""
 
     def __init__(self, program: DecoderProgram, config: EngineConfig) -> None:
-        """`program` has at least `config.num_slots` slots, which begin with `config.past`."""
+        """`program` must have at least `config.num_slots` slots, which begin with `config.past`."""
         self.config = config
         self.program = program
         self._start = config.past_length  # place at which prompts begin
@@ -78,7 +78,10 @@ class ExportedRunner:
         self._newest[target] = self._newest[source]
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
-        """The whole slot: no step is on its way, so nothing but a row that is not finite is cleared."""
+        """Clear the whole slot for any `position`.
+
+        No step is ever unread, so only rows that are not finite are cleared.
+        """
         self.program.clear(slot)
 
     def reset(self) -> None:
@@ -115,7 +118,7 @@ class ExportedRunner:
         return self.program.run(step, first_slot=0)
 
     def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
-        """The draws that the graph makes: penalties are applied on the host, so such rows are drawn there."""
+        """The draws that the graph makes. Rows with a penalty are drawn on the host, where penalties are applied."""
         return [None if draw is None or draw.penalty != 1.0 else draw for draw in draws]
 
     def _choose(self, plan: PrefillPlan | DecodePlan, chosen: Chosen, *, first_slot: int) -> Tokens:
@@ -131,7 +134,7 @@ class ExportedRunner:
         return Tokens(plan.rows, token_ids, logprobs.tolist())
 
     def _score(self, plan: ScorePlan) -> list[list[float]]:
-        most_tokens = self.config.context  # compiled graphs take no longer rows
+        most_tokens = self.config.context  # compiled graphs do not accept longer rows
         questions = [
             lay_out_rows(*question, most_tokens=most_tokens)
             for question in zip(plan.prompts, plan.continuations, strict=True)

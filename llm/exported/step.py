@@ -1,7 +1,7 @@
-"""What the graphs of an exported decoder take and give: names of their ports, and the arrays of a step.
+"""Inputs and outputs of the graphs of an exported decoder: names of their ports, and the arrays of a step.
 
-One graph computes every step. A step feeds S tokens to each of R rows: all of a prompt, one token of an answer, or a
-prompt with the continuations to score. The mask says what each token attends to.
+One graph computes every step. A step feeds S tokens to each of R rows: all tokens of a prompt, one token of an answer,
+or a prompt with the continuations to score. The mask determines which tokens each token attends to.
 """
 
 # R rows, S step tokens, P cached positions, T wanted tokens, A adapter layers, L layers, B pictures, Q queries, D width
@@ -18,7 +18,7 @@ from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, lay
 
 IDS: Final = "ids"  # int32 (R, S)
 POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
-PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only of graphs that store them
+PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only in graphs that store them
 MASK: Final = "mask"  # bool (R, S, P), or (R, S, P + S) if the step's own tokens are not in the cache
 WANTED: Final = "wanted"  # int32 (T,), row * S + place of each token whose logits are computed
 SAMPLING: Final = (
@@ -27,15 +27,15 @@ SAMPLING: Final = (
     "top_k",
     "uniform",
 )  # (T,), float32, and int32 for top_k; temperature 0: greedy
-TOKENS: Final = "tokens"  # int32 (T,), -1 where logits are not finite
+TOKENS: Final = "tokens"  # int32 (T,), -1 if logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
-SOURCE: Final = "source"  # int64 (1,), slots of the graph that copies one over another
+SOURCE: Final = "source"  # SOURCE and TARGET: int64 (1,), slots of the graph that copies one slot over another
 TARGET: Final = "target"
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
 
 
 def num_prefix_layers(config: DecoderConfig) -> int:
-    """Layers with prefix ports: none where there are no queries to attend to."""
+    """Number of layers with prefix ports: 0 if there are no queries."""
     return config.num_adapter_layers if config.num_queries else 0
 
 
@@ -51,7 +51,7 @@ def stacked_ports(name: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """The arrays of one step; `mask_RSP` is over the places of the cache, where the step's tokens are stored too."""
+    """The arrays of one step. `mask_RSP` covers the places of the cache, in which the step's tokens are stored too."""
 
     ids_RS: np.ndarray
     positions_RS: np.ndarray
@@ -75,9 +75,9 @@ class Step:
 def prefill_step(
     prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None], *, capacity: int, start: int = 0
 ) -> Step:
-    """All tokens of each prompt, at places from `start`; each token attends to those before it and to itself.
+    """All tokens of each prompt, at places from `start` on. Each token attends to earlier tokens and to itself.
 
-    Padding stands behind a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
+    Padding follows a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
     """
     width = max(map(len, prompts))
     ids_RS = np.array([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], np.int32)
@@ -110,9 +110,9 @@ def decode_step(
 
 
 def score_step(layouts: Sequence[ScoreLayout], *, start: int = 0) -> Step:
-    """Prompts with their continuations, one row each, at places from `start`.
+    """Prompts with their continuations, one row each, at places from `start` on.
 
-    Wanted are the predictors of all targets.
+    The wanted tokens are the predictors of all targets.
     """
     width = max(len(layout.token_ids) for layout in layouts)
 

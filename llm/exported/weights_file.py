@@ -1,4 +1,4 @@
-"""The weights of exported graphs in one file that all graphs read, written tensor by tensor."""
+"""Writes the weights of exported graphs, tensor by tensor, into one file that all graphs read."""
 
 # O outputs, I inputs, G groups of inputs
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 ExportPrecision = Literal["float32", "float16", "int8", "int4"]
 PRECISIONS: Final = ("float32", "float16", "int8", "int4")
-GROUP: Final = 32  # weights that share a scale in int4; int8 too, unless the model has scales of its own
+GROUP: Final = 32  # weights that share a scale, in int4 and int8
 _ALIGNMENT: Final = 64
-_SCALE = "_scale"  # of the stored schemes
+_SCALE = "_scale"  # suffix of scales in the schemes int8 and int4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Where a tensor lies in the file."""
+    """The location of a tensor in the file."""
 
     name: str
     dtype: str  # numpy's name
@@ -32,11 +32,11 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Length in the file."""
+        """Number of bytes in the file."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def rows(self, start: int, stop: int) -> "Stored":
-        """Rows of it, which need no copy."""
+        """Rows start..stop-1, which are contiguous in the file."""
         row_bytes = self.num_bytes // self.shape[0]
         return Stored(
             name=f"{self.name}[{start}:{stop}]",
@@ -62,7 +62,7 @@ class Linear:
         return self.weight.shape[0]
 
     def rows(self, start: int, stop: int) -> "Linear":
-        """Some of its outputs."""
+        """Outputs start..stop-1."""
         scales = None if self.scales is None else self.scales.rows(start, stop)
         return Linear(
             weight=self.weight.rows(start, stop),
@@ -74,20 +74,20 @@ class Linear:
 
 
 class WeightsFile:
-    """Writes tensors one behind the other and remembers where they are."""
+    """Writes tensors one after the other, and records their locations."""
 
     def __init__(self, file: BinaryIO, *, precision: ExportPrecision) -> None:
         self.precision = precision
-        self.float_dtype = "float16" if precision == "float16" else "float32"  # of activations, cache and all else
+        self.float_dtype = "float16" if precision == "float16" else "float32"  # of activations, cache and float tensors
         self.linears: dict[str, Linear] = {}  # by the name of the weight
         self.tensors: dict[str, Stored] = {}  # all others
         self._file = file
 
     def write(self, tensors: "Iterable[tuple[str, Tensor]]", *, linears: Iterable[str]) -> None:
-        """Write a decoder's state dict; `linears` are the names of matrices that may be quantised.
+        """Write a decoder's state dict. `linears` are the names of matrices that may be quantised.
 
-        Holds one tensor at a time, two where the model is quantised already. Raises GraphError for values that the
-        precision cannot hold.
+        One tensor is in memory at a time; two if the model is already quantised. Raises GraphError for values that the
+        precision cannot represent.
         """
         import torch
 
@@ -126,7 +126,10 @@ class WeightsFile:
         self._write_codes(name, groups.numpy(), steps.numpy(), num_inputs=num_inputs, bits=4)
 
     def _write_quantised(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
-        """A weight that is quantised already: exactly its values, where the export has as many bits."""
+        """Write a weight that is already quantised.
+
+        If the export has the same precision, its values are kept exactly.
+        """
         from llama_adapter.runtime.schemes.scheme import scheme_of
 
         scheme = scheme_of(weight.dtype)
@@ -135,9 +138,9 @@ class WeightsFile:
             self._write_linear(name, scheme.dequantise({"": weight, _SCALE: scales}))
             return
         if scheme.name == "int4":
-            # A byte has two codes, and 8 is that of 0.
+            # A byte holds two codes, and 8 is the code of 0.
             codes, steps = _in_groups(weight.numpy(), filler=0x88, size=GROUP // 2), scales.numpy()
-        else:  # the scale of a row stands in every group
+        else:  # the scale of a row is repeated for every group
             codes = _in_groups((weight.numpy().astype(np.int16) + 128).astype(np.uint8), filler=128)
             steps = np.repeat(scales.float().numpy()[:, None], codes.shape[1], axis=1)
         bits, num_inputs = (4, 2 * weight.shape[1]) if scheme.name == "int4" else (8, weight.shape[1])
@@ -170,8 +173,8 @@ class WeightsFile:
 def quantise_to_8_bits(weight_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matrix (O, I) -> codes uint8 (O, G, group) and scales (O, G) in float32.
 
-    W = (code - 128) * scale, rounded to nearest. A scale is the largest magnitude of its group over the largest code,
-    with its sign where that uses the code 0: one more step of range.
+    W = (code - 128) * scale, rounded to nearest. The weight of largest magnitude in a group gets the code 0, so a scale
+    is minus this weight divided by 128. This gives one more step of range than the largest code would.
     """
     weight_OGI = _in_groups(weight_OI, filler=0)
     places = np.abs(weight_OGI).argmax(-1)
@@ -182,7 +185,7 @@ def quantise_to_8_bits(weight_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_groups(weight_OI: np.ndarray, *, filler: int, size: int = GROUP) -> np.ndarray:
-    """(O, I) -> (O, G, size), the last group filled up."""
+    """(O, I) -> (O, G, size), the last group padded with `filler`."""
     num_outputs, num_inputs = weight_OI.shape
     missing = -num_inputs % size
     if missing:
@@ -197,7 +200,7 @@ def _finite(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def external(stored: Stored, *, location: str, folder: Path) -> Any:
-    """The tensor for an ONNX graph: a reference into the file `location` of `folder`."""
+    """The tensor for an ONNX graph, as a reference into the file `location` of `folder`."""
     import onnx_ir as ir
 
     return ir.ExternalTensor(

@@ -15,8 +15,8 @@ from llama_adapter.runtime.operators import Linear, random_parameter
 class Adapter(nn.Module):
     """Learned queries and folded gates of the adapter layers (LLaMA-Adapter, Zhang et al., 2023).
 
-    `gates` holds tanh(gate) * new_gate, (A, N). If LoRA is merged into the token projections, `kv` holds the K/V
-    weights without it, since LoRA does not apply to the adapter.
+    `gates` is tanh(gate) * new_gate, (A, N). If LoRA is merged into the token projections, `kv` has the K/V weights
+    without LoRA, because LoRA does not apply to the adapter.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -36,8 +36,8 @@ class Adapter(nn.Module):
     def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[Callable[[Tensor], Tensor]]) -> Prefix:
         """Project P_j = queries_j + visual query through wk and wv of each adapter layer j.
 
-        `token_projections` are the packed q, k, v projections of those layers, used if `kv` is None. The bias of their
-        k and v parts is zero, so their last two parts are products without bias.
+        `token_projections` are the packed q, k, v projections of those layers, which are used if `kv` is None. The bias
+        of their k and v parts is zero, so these two parts of the result are products without bias.
         """
         keys, values = [], []
         gates_AN11 = self.folded_gates()[:, :, None, None]

@@ -1,6 +1,6 @@
-"""Keys and values of past tokens: the slots, and the views of them that prefills and decode steps use.
+"""Keys and values of earlier tokens: the slots, and the views of them that prefills and decode steps use.
 
-The decoder calls a view's `update` once per layer and attends to what it returns.
+The decoder calls a view's `update` once per layer, and attends to the keys and values that it returns.
 """
 
 # L layers, B rows, N heads, S step tokens, P positions, H head size
@@ -17,11 +17,11 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.operators import StoreFunction, store
 
-Past = tuple[Tensor, Tensor]  # keys and values in front of every prompt, (L, N, C, H) each
+Past = tuple[Tensor, Tensor]  # keys and values before every prompt, (L, N, C, H) each
 
 
 class KVView(Protocol):
-    """Stores the keys and values of a forward pass, and says which ones it attends to."""
+    """Stores the keys and values of a forward pass, and returns those that it attends to."""
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
         """Store this step's keys and values; return those to attend to, (B, N, P, H) each."""
@@ -40,7 +40,7 @@ class NoCache:
 
 
 class PrefillView:
-    """New rows, written behind the past; they attend to it and to their own tokens.
+    """New rows, written after the past. They attend to the past and to their own tokens.
 
     A single row of keys and values, (1, N, S, H), is written to all rows.
     """
@@ -57,7 +57,7 @@ class PrefillView:
 
 
 def _behind(past_NCH: Tensor, own_BNSH: Tensor) -> Tensor:
-    """Both together, (B, N, C + S, H)."""
+    """The past followed by the row's own keys or values, (B, N, C + S, H)."""
     return torch.cat([past_NCH.expand(len(own_BNSH), -1, -1, -1), own_BNSH], dim=2)
 
 
@@ -65,7 +65,7 @@ LayerViews = Sequence[tuple[Tensor, Tensor]]  # k and v of each layer, (B, N, co
 
 
 class DecodeView:
-    """Running rows, one token each at its position; they attend to positions 0..length-1."""
+    """Running rows, with one token each at its position. They attend to positions 0..length-1."""
 
     def __init__(self, layers: LayerViews, *, positions_B: Tensor, length: int, store: StoreFunction = store) -> None:
         self._layers, self._positions, self._length, self._store = layers, positions_B, length, store
@@ -78,7 +78,7 @@ class DecodeView:
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU, pages that take memory and time once they are written, so slots without rows cost nothing."""
+    """Zeros. On the CPU, the pages take memory and time only when they are written, so unused slots cost nothing."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -88,7 +88,7 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
 class KVCache:
     """Slots at fixed addresses: k and v are (L, slots, N, context, H). Each slot begins with the past, if there is one.
 
-    Rows in use are always slots 0..n-1, so that every step uses a view.
+    Rows in use are always slots 0..n-1, so that every step can use a view.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class KVCache:
         past: PastKeyValues | None = None,
     ) -> None:
         shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
-        # Zeros, not empty memory: a masked place is multiplied by 0, which does not remove a NaN.
+        # Zeros, not uninitialised memory: masked places are multiplied by 0, which does not remove a NaN.
         self.k, self.v = (_zeros(shape, dtype=dtype, device=torch.device(device)) for _ in range(2))
         self.past: Past | None = None
         self._start = 0
@@ -119,7 +119,7 @@ class KVCache:
     def layers(self, num_rows: int) -> LayerViews:
         """Slots 0..num_rows-1 of each layer, for decode steps.
 
-        They are inputs of a graph: compilers copy slices that the graph takes itself.
+        They are inputs of a graph, because compilers copy slices that are taken inside a graph.
         """
         return [(k[:num_rows], v[:num_rows]) for k, v in zip(self.k.unbind(), self.v.unbind(), strict=True)]
 
@@ -129,7 +129,7 @@ class KVCache:
             whole[:, target, :, :num_places] = whole[:, source, :, :num_places]
 
     def clear(self, slot: int, *, place: int | None = None) -> None:
-        """Zero a slot behind the past, or one place of it."""
+        """Set a slot after the past, or one of its places, to zero."""
         places = slice(self._start, None) if place is None else place
         for whole in (self.k, self.v):
             whole[:, slot, :, places] = 0

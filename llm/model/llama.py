@@ -27,10 +27,10 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention plus, with a prefix, the gated adapter attention.
+    """Causal attention; with a prefix, plus the gated adapter attention.
 
-    Rows of the packed projection are wq, wk, wv; q and k rows are in half-split order. The k and v parts of its
-    bias are zero in all checkpoints with an adapter prefix.
+    Rows of the packed projection are wq, wk, wv. q and k rows are in half-split order. The k and v parts of its bias
+    are zero in all checkpoints with an adapter prefix.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -58,14 +58,17 @@ class Attention(nn.Module):
         k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
         heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
         if prefix is not None:
-            if len(q_BNSH) < len(prefix[0]):  # one row stands for all; from here each has its own picture
+            if len(q_BNSH) < len(prefix[0]):  # one row stood for all; from here on, rows have different pictures
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
         return self.ranks.sum(self.out(_at(places_B, heads_BNSH.transpose(1, 2).flatten(2))))
 
 
 def _at(places_B: Tensor | None, x_BSD: Tensor) -> Tensor:
-    """The tokens of x at one place of each row, (B, 1, D); all tokens without places. A single row stands for all."""
+    """The token of x at one place of each row, (B, 1, D); all tokens if `places_B` is None.
+
+    One row may stand for all.
+    """
     if places_B is None:
         return x_BSD
     num_rows = len(x_BSD)
@@ -123,7 +126,7 @@ class Layer(nn.Module):
 class LlamaAdapterDecoder(nn.Module):
     """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention.
 
-    With the share of one rank (`DecoderConfig.share`), every rank's decoder is called with the same arguments and
+    If the decoder is split (`DecoderConfig.share`), every rank's decoder must be called with the same arguments and
     returns the same numbers; see `use_ranks`.
     """
 
@@ -162,16 +165,16 @@ class LlamaAdapterDecoder(nn.Module):
         cache: KVView | None = None,
         places_B: Tensor | None = None,
     ) -> Tensor:
-        """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), normed.
+        """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), after the last norm.
 
-        With `places_B` int64, of the S tokens of each row only the one at its place is returned, (B, 1, D), and the end
-        of the last layer is computed for these alone.
+        With `places_B` int64, only the token at this place of each row is returned, (B, 1, D), and the end of the last
+        layer is computed for these tokens only.
 
-        `mask_B1SP` is bool, True where a token may attend; B may be 1 and is broadcast. Without a cache P = S and
-        tokens attend to each other only, with gradients, as in training and scoring.
+        `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. Without a cache, P = S and
+        tokens attend only to each other, with gradients, as in training and scoring.
 
-        If all rows have the same tokens, a single row (1, S) is enough: everything before the first adapter attention
-        is independent of the picture and is computed once. The number of rows B is that of the prefix.
+        If all rows have the same tokens, a single row (1, S) is enough. Everything before the first adapter attention
+        does not depend on the picture and is computed once. The number of rows B is then that of the prefix.
         """
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
@@ -214,14 +217,14 @@ class LlamaAdapterDecoder(nn.Module):
 
 
 def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:
-    """Make every module of `decoder` compute with `operators`."""
+    """Set the operators of every module of `decoder`."""
     for module in decoder.modules():
         if isinstance(module, LlamaAdapterDecoder | RmsNorm | Attention | FeedForward):
             module.operators = operators
 
 
 def use_ranks(decoder: LlamaAdapterDecoder, ranks: Alone) -> None:
-    """Make every module of `decoder`, which has one rank's share, compute its sums with `ranks`."""
+    """Set the ranks with which every module of `decoder`, one rank's share, computes its sums."""
     for module in decoder.modules():
         if isinstance(module, LlamaAdapterDecoder | Attention | FeedForward):
             module.ranks = ranks

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from llama_adapter.runtime.ranks import collective
 
-_HEAD_BYTES: Final = 4096  # length and beginning of a command: nearly all fit into one broadcast
+_HEAD_BYTES: Final = 4096  # size of a command's first broadcast, which is enough for nearly all commands
 _LENGTH_BYTES: Final = 8
 
 
 class Channel:
-    """One rank's end. Every call of the first rank's `send` needs a call of `receive` on each other rank."""
+    """One rank's end of the channel. For every `send` of the first rank, each other rank must call `receive`."""
 
     def __init__(self, group: Any) -> None:
-        """`group` is a process group that computes on the CPU, whatever device the decoder is on."""
+        """`group` is a process group that computes on the CPU, for every device of the decoder."""
         self._group = group
 
     def send(self, command: dict[str, Any]) -> None:
@@ -44,11 +44,11 @@ class Channel:
         return command
 
     def send_numbers(self, values: Tensor) -> None:
-        """Send float32 numbers, whose shape stands in the command before. Raises CollectiveError."""
+        """Send float32 numbers; the previous command contains their shape. Raises CollectiveError."""
         self._broadcast(values.contiguous())
 
     def receive_numbers(self, shape: list[int]) -> Tensor:
-        """The counterpart of `send_numbers`."""
+        """Receive the float32 numbers of `send_numbers`. Raises CollectiveError."""
         values = torch.empty(shape, dtype=torch.float32)
         self._broadcast(values)
         return values

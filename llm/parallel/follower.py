@@ -1,4 +1,4 @@
-"""A rank that is not the first: it does what the first one commands until that one is done."""
+"""The loop of all ranks but the first: they execute the first rank's commands until it stops."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,10 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillP
 
 
 def follow(runner: Runner, channel: Channel) -> None:
-    """Do every command with this rank's share; returns after `stop`. Raises CollectiveError if another rank ends."""
+    """Execute every command with this rank's share; returns after `stop`.
+
+    Raises CollectiveError if another rank ends.
+    """
     prefixes: dict[int, Prefix] = {}
     while (command := channel.receive())["do"] != "stop":
         for number in command["unused"]:
@@ -40,7 +43,7 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
 
 
 def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
-    """The plan of a command. The first rank chooses the tokens of all, so draws are left out."""
+    """The plan of a command. It has no draws, because the first rank chooses the tokens for all."""
     match command["do"]:
         case "prefill":
             rows = range(len(command["prompts"]))

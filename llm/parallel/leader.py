@@ -1,4 +1,4 @@
-"""The first rank's runner: the engine sees one runner, and every call reaches all ranks."""
+"""The runner of the first rank, which forwards every call of the engine to all ranks."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -19,30 +19,31 @@ _Value = TypeVar("_Value")
 
 
 class _Number:
-    """Number under which other ranks keep their part of a prefix, until nobody here needs it."""
+    """The number under which other ranks keep their part of a prefix until the first rank no longer needs it."""
 
     def __init__(self, value: int, unused: list[int]) -> None:
         self.value, self._unused = value, unused
 
     def __del__(self) -> None:
-        self._unused.append(self.value)  # of any thread: appending to a list is atomic
+        self._unused.append(self.value)  # possibly in another thread; appending to a list is atomic
 
 
 class SplitPrefix(Prefix):
-    """This rank's heads of a prefix, and the number of the others'."""
+    """This rank's heads of a prefix, and the number under which other ranks keep theirs."""
 
     number: _Number
 
     def copy(self) -> Prefix:
-        """See `Prefix`: the others keep theirs as long as this rank has one of the two."""
+        """See `Prefix`. The other ranks keep their part as long as the original or the copy exists here."""
         return _numbered([super().copy()], [self.number])[0]
 
 
 class LeadingRunner:
-    """A runner of this rank's share that makes the other ranks do the same. One thread only.
+    """A runner of this rank's share that makes the other ranks execute the same calls. Not thread-safe.
 
-    Tokens are chosen here; the step's own collectives give them to the others. After a failure, or an interrupt amid a
-    call, every call raises the same error: ranks are at different places, and the group has to be opened again.
+    The first rank chooses tokens, and a collective in each step sends them to the other ranks. After a failure, or
+    an interrupt during a call, every call raises the same error: the ranks are no longer in step, and the group must
+    be opened again.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LeadingRunner:
         explain: Callable[[BaseException], LlamaAdapterError],
         watching: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`explain` says which rank failed, and why. Every call runs inside of `watching()`."""
+        """`explain` returns an error that says which rank failed, and why. Every call runs inside `watching()`."""
         self._runner, self._channel, self._explain, self._watching = runner, channel, explain, watching
         self._failure: LlamaAdapterError | None = None
         self._numbers = itertools.count()
@@ -73,7 +74,7 @@ class LeadingRunner:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the other ranks wait for a command."""
+        """Whether the other ranks are waiting for a command, because no call has failed."""
         return self._failure is None
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
@@ -134,7 +135,7 @@ class LeadingRunner:
         except BaseException as error:
             self._failure = self._explain(error)
             raise
-        raise failure  # outside of `except`: its causes would tell the captioner to go on with fewer rows
+        raise failure  # outside of `except`: with a cause, the captioner might retry with fewer rows
 
 
 def _numbered(prefixes: Sequence[Prefix], numbers: Sequence[_Number]) -> list[Prefix]:
@@ -147,7 +148,7 @@ def _numbered(prefixes: Sequence[Prefix], numbers: Sequence[_Number]) -> list[Pr
 
 
 def _command(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values. Draws stay here: others get the tokens."""
+    """A plan as plain values, without draws, because the other ranks receive the chosen tokens."""
     match plan:
         case DecodePlan():
             return {"do": "decode", "positions": list(plan.positions), "with_logprobs": plan.with_logprobs}

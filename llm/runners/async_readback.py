@@ -1,7 +1,8 @@
-"""The newest token of each slot, and its way to the host: at once, or one step late where the device has a queue.
+"""Keeps the newest token of each slot and reads it: at once, or one step late if the device has a queue.
 
-Late reading keeps the device busy: step n + 1 takes its tokens from step n on the device, and the host reads the tokens
-of step n while step n + 1 runs. So a row that step n ended is in step n + 1 too; the engine drops what comes of it.
+Reading late keeps the device busy: step n + 1 takes its tokens from step n on the device, and the host reads the tokens
+of step n while step n + 1 runs. A row that ends in step n is therefore also computed in step n + 1, and the engine
+drops that result.
 """
 
 # R rows
@@ -16,16 +17,16 @@ from llama_adapter.llm.runners.sampler import Prediction, choose, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
 from llama_adapter.runtime.ranks import ALONE, Alone
 
-# Rows; their tokens and, if wanted, the log-probabilities on the way to the host; when they are there.
+# Rows; their tokens and, if wanted, log-probabilities, which are being copied to the host; the mark of the copies' end.
 Unread = tuple[Sequence[int], Tensor, Tensor | None, Mark | None]
 
 
 class Transfer:
-    """Copies of small numbers to and from one device; asynchronous where the device has a queue."""
+    """Copies few numbers to and from one device, asynchronously if the device has a queue."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # A device copies pinned memory asynchronously. The host as its own device needs none.
+        # A device copies pinned memory asynchronously. If the host is the device, pinning is not needed.
         self._pins = backend.capabilities.queued and backend.device.type != "cpu"
 
     def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]]) -> Tensor:
@@ -35,35 +36,38 @@ class Transfer:
         return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
 
     def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
-        """A copy on the host, complete at the mark; with a queue, later work may overwrite int64 `values`."""
+        """A copy on the host, which is complete at the mark. With a queue, later work may overwrite int64 `values`."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
         host.copy_(values, non_blocking=True)
         return host, self._backend.mark()
 
 
 class AsyncReadback:
-    """Chooses tokens and reads them, with at most one step not read yet."""
+    """Chooses tokens and reads them. At most one step has not been read."""
 
     def __init__(self, backend: Backend, *, num_slots: int, ranks: Alone = ALONE) -> None:
-        """With ranks, the first one's tokens are those of all."""
+        """With several ranks, the tokens of the first rank are used by all."""
         self._ranks = ranks
         self.transfer = Transfer(backend)
-        self._unread: Unread | None = None  # stays so on a device without a queue
+        self._unread: Unread | None = None  # always None on a device without a queue
         self._newest: list[int] | Tensor = [0] * num_slots  # of each slot; with a queue, on the device
         if backend.capabilities.queued:
             with torch.inference_mode():
                 self._newest = self.transfer.upload(self._newest)
 
     def newest(self, num_rows: int) -> list[int] | Tensor:
-        """The newest token of each of slots 0..num_rows-1, where the device needs it."""
+        """The newest tokens of slots 0..num_rows-1: on the device if it has a queue, else a list."""
         return self._newest[:num_rows]
 
     def choose(
         self, plan: PrefillPlan | DecodePlan | MixedPlan, prediction: Prediction, *, first_slot: int = 0
     ) -> Tokens:
-        """Choose the tokens of a step in slots `first_slot` and up; returns those that are read now."""
+        """Choose the tokens of a step in slots from `first_slot` on; returns the tokens that are read now.
+
+        These are the tokens of this step or, on a device with a queue, of the previous step.
+        """
         slots = slice(first_slot, first_slot + len(plan.rows))
-        # On a device with a queue, the host may not know the token that this decode step was fed.
+        # On a device with a queue, the host may not know the token that was fed in this decode step.
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
         ids_R = self._ranks.from_first(choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest))
         logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
@@ -72,13 +76,13 @@ class AsyncReadback:
             self._newest[slots] = token_ids
             return Tokens(plan.rows, token_ids, _numbers(logprobs_R))
         with torch.inference_mode():
-            self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed some token until that is known
+            self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed token 0 until the host knows
         on_host = None if logprobs_R is None else self.transfer.fetch(logprobs_R)[0]
-        ids_on_host, mark = self.transfer.fetch(ids_R)  # last: its mark stands behind both copies
+        ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows both copies
         return self.read((plan.rows, ids_on_host, on_host, mark))
 
     def read(self, newer: Unread | None = None) -> Tokens:
-        """Wait for the tokens of the unread step; `newer` is the unread one from now on."""
+        """Wait for the tokens of the unread step, and return them. `newer` becomes the unread step."""
         unread, self._unread = self._unread, newer
         if unread is None:
             return Tokens((), ())
@@ -92,7 +96,7 @@ class AsyncReadback:
         self._unread = None
 
     def move(self, source: int, target: int) -> None:
-        """The row of slot `source` now has slot `target`."""
+        """Copy the newest token of slot `source` to slot `target`."""
         with torch.inference_mode():
             self._newest[target] = self._newest[source]  # type: ignore[assignment]  # a list or a tensor of both
 

@@ -1,4 +1,4 @@
-"""What passes between the engine and a runner: plans in, results out. Plain values, except for prefixes."""
+"""The interface between the engine and a runner: plans and results. They are plain values, except for prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TokenIds = tuple[int, ...]
 class ScorePlan:
     """Compute the log-probabilities of each prompt's continuations. Uses no slot.
 
-    `rows` are numbers that come back with the results; every continuation has at least one token.
+    `rows` are numbers that are returned with the results. Every continuation has at least one token.
     """
 
     rows: Sequence[int]
@@ -28,7 +28,7 @@ class ScorePlan:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Fill slots `first_slot` and up with prompts and pictures, and choose each row's first token."""
+    """Fill slots from `first_slot` on with prompts and pictures, and choose each row's first token."""
 
     rows: Sequence[int]
     prompts: Sequence[TokenIds]
@@ -40,9 +40,9 @@ class PrefillPlan:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Feed each of slots 0..R-1 its newest token at its position, and choose the next.
+    """Feed the newest token of each of slots 0..R-1 at its position, and choose the next token.
 
-    Without rows nothing is computed, and tokens not read so far are read.
+    Without rows, nothing is computed, and the tokens that have not been read are read.
     """
 
     rows: Sequence[int]
@@ -53,7 +53,7 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """A decode step of all running rows and a prefill of the slots behind them, in one program."""
+    """A decode step of all running rows and a prefill of the following slots, in one program."""
 
     decode: DecodePlan
     prefill: PrefillPlan
@@ -70,7 +70,7 @@ class MixedPlan:
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether one of the two wants them."""
+        """Whether one of the two plans needs log-probabilities."""
         return self.decode.with_logprobs or self.prefill.with_logprobs
 
 
@@ -85,11 +85,11 @@ class Scores(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The next token of each row; NO_TOKEN where the logits are not finite."""
+    """The next token of each row; NO_TOKEN for a row whose logits are not finite."""
 
     rows: Sequence[int]
     token_ids: Sequence[int]
-    logprobs: Sequence[float] = ()  # of each token before temperature, top-k and top-p; empty if the plan wants none
+    logprobs: Sequence[float] = ()  # of each token, before temperature, top-k and top-p; empty without `with_logprobs`
 
 
 Result = Scores | Tokens
@@ -103,43 +103,43 @@ class WarmUp(NamedTuple):
 
 
 class Runner(Protocol):
-    """What the engine needs of a device. Rows in use are always slots 0..n-1."""
+    """The operations that the engine needs on a device. Rows in use are always slots 0..n-1."""
 
     @property
     def config(self) -> EngineConfig: ...
 
     @property
     def operators_name(self) -> str:
-        """Name of the operators that the decoder computes with, for people."""
+        """Name of the operators that the decoder uses, for people."""
 
     @property
     def runs_mixed(self) -> bool:
-        """Whether it runs mixed plans. Others are given a prefill and a decode step in turn."""
+        """Whether the runner accepts mixed plans. Otherwise it gets prefills and decode steps in turn."""
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
-        """Visual query (B, Q, D), as the vision backend gives it -> one prefix (A, 1, N, Q, H) per picture."""
+        """Visual query (B, Q, D) from the vision backend -> one prefix (A, 1, N, Q, H) per picture."""
 
     def empty_prefix(self) -> Prefix:
-        """The prefix of a request without a picture: its values are zero, so adapter attention adds exactly nothing."""
+        """The prefix of a request without a picture. Its values are zero, so adapter attention adds exactly zero."""
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
         """Keys and gated values of one picture, float32 (A, N, Q, H) each -> its prefix (A, 1, N, Q, H)."""
 
     def run(self, plan: Plan) -> Result:
-        """Hand a plan to the device; returns its result, or on a device with a queue the previous step's tokens."""
+        """Start a plan on the device; returns its result or, on a device with a queue, the previous step's tokens."""
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the prefix and the first `num_tokens` positions of slot `source` over slot `target`."""
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
-        """Zero a slot, or one position of it: a NaN left there would reach the next row even through the mask."""
+        """Set a slot, or one position of it, to zero. A NaN in it would affect the next row in spite of the mask."""
 
     def reset(self) -> None:
-        """Clear all slots and forget tokens not read so far."""
+        """Clear all slots and drop tokens that have not been read."""
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         """Run the steps that prompts and answers of up to these lengths may need, and wait for the device.
 
-        Where decode steps come in few shapes, all of them run; otherwise the largest. For each number of rows one
-        prefill runs, of equal prompts of that length. No slot may be in use.
+        If decode steps have few shapes, all shapes are run, otherwise the largest. For each number of rows, one prefill
+        of equal prompts of this length is run. No slot may be in use.
         """

@@ -24,7 +24,7 @@ from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators
 
-_MAX_TARGETS = 1 << 20  # scored tokens of one call; never reached
+_MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
 
 # Tokens (R, 1), positions (R,) -> the parts of a Prediction.
 DecodeProgram = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -33,11 +33,11 @@ _Value = TypeVar("_Value")
 
 
 class EagerRunner:
-    """Runs the module as it is.
+    """Runs the decoder's module without compilation.
 
-    Where `shapes` round rows up, the free slots behind the running ones are computed too: a token at position 0, which
-    a later prefill of that slot overwrites. Padding repeats real tokens and rows, so that it is as finite as they are:
-    behind a mask, 0 times NaN would still reach a row.
+    If `shapes` round the number of rows up, the next free slots are computed too, with a token at position 0 that a
+    later prefill of the slot overwrites. Padding repeats real tokens and rows, so that its numbers are finite if theirs
+    are: a mask multiplies by 0, and 0 times NaN would still affect a row.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EagerRunner:
         operators: Operators = ATEN,
         shapes: Shapes = EXACT,
     ) -> None:
-        """`decoder` is on the backend's device, with `config.dtype` weights, and computes with `operators`."""
+        """`decoder` must be on the backend's device, have weights in `config.dtype`, and use `operators`."""
         self.config = config
         self.operators = operators
         self._decoder = decoder
@@ -58,8 +58,8 @@ class EagerRunner:
         self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
-        self._start = config.past_length  # position of the decoder at which prompts begin
-        self._heads = slice(sizes.heads.start, sizes.heads.stop)  # of all ranks' heads
+        self._start = config.past_length  # the decoder's position at which prompts begin
+        self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
         past = None if config.past is None else config.past.of_heads(self._heads)
         self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
@@ -110,7 +110,10 @@ class EagerRunner:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
-        """Fill slots `first_slot` and up with prompts and pictures; what follows each prompt's last token."""
+        """Fill slots from `first_slot` on with prompts and pictures.
+
+        Returns the predictions after each prompt's last token.
+        """
         num_prompts = len(prompts)
         self._place(prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
@@ -133,11 +136,14 @@ class EagerRunner:
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
-        """Feed one token to each of slots 0..R-1 at its position; what follows. A tensor of ids is on the device."""
+        """Feed one token to each of slots 0..R-1 at its position; returns the predictions of the next tokens.
+
+        If `token_ids` is a tensor, it is on the device.
+        """
         num_rows = self._shapes.step_rows(len(positions), limit=self.config.num_slots)
         length = self._length(max(positions) + 1)
         program = self._decode_program(num_rows, length)
-        # A free slot gets a token behind the past, as a running one does.
+        # A free slot gets a token at the first position after the past.
         positions_R = self._column(
             [self._start + position for position in positions], num_rows=num_rows, fill=self._start
         )
@@ -148,11 +154,11 @@ class EagerRunner:
         return Prediction(logits_RV[: len(positions)], best_R[: len(positions)])
 
     def mixed(self, plan: MixedPlan) -> Prediction:
-        """What follows the newest token of each running row, and each prompt. Only where `runs_mixed`."""
+        """Predictions after the newest token of each running row and after each prompt. Only if `runs_mixed`."""
         raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
-        """One step of slots 0..num_rows-1 that attends to positions 0..length-1; all of its shapes are fixed."""
+        """One step of slots 0..num_rows-1 that attends to positions 0..length-1. All its shapes are fixed."""
         decoder, store = self._decoder, self.operators.store
         layers = self._cache.layers(num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
@@ -212,7 +218,7 @@ class EagerRunner:
 
     @torch.inference_mode()
     def kept(self, *, num_tokens: int) -> PastKeyValues:
-        """The past and the first `num_tokens` tokens of slot 0, as a past for other prompts."""
+        """Keys and values of the past and of the first `num_tokens` tokens of slot 0, as a past for other prompts."""
         places = slice(0, self._start + num_tokens)
         k, v = (whole[:, 0, :, places].float().cpu().numpy().copy() for whole in (self._cache.k, self._cache.v))
         return PastKeyValues(k, v)
@@ -242,17 +248,17 @@ class EagerRunner:
         return WarmUp(seconds=time.perf_counter() - started, programs=len(rows) * (1 + len(lengths)))
 
     def _length(self, num_tokens: int) -> int:
-        """Places of the cache that a step attends to: the past, and `num_tokens` behind it."""
+        """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""
         return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
     def _place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Copy pictures into slots `first_slot` and up."""
+        """Copy the prefixes of pictures into slots from `first_slot` on."""
         slots = slice(first_slot, first_slot + len(prefixes))
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
         self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
-        """Ids of `num_rows` rows, or the single row that stands for all, each padded to `width`."""
+        """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""
         filled = [[*row, *[row[-1]] * (width - len(row))] for row in rows]
         missing = num_rows - len(rows) if len(rows) > 1 else 0
         return self._upload([*filled, *[filled[-1]] * missing])
@@ -262,10 +268,10 @@ class EagerRunner:
 
 
 def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:
-    """The first alone if all are equal: the decoder computes what does not depend on the picture once."""
+    """Only the first value if all are equal, so that the decoder computes once what does not depend on the picture."""
     return values[:1] if all(value == values[0] for value in values) else values
 
 
 def _each(sizes: Sequence[int]) -> list[int]:
-    """Every size once, largest first, so that smaller programs reuse the memory of larger ones."""
+    """The distinct sizes, largest first, so that smaller programs reuse the memory of larger ones."""
     return sorted(set(sizes), reverse=True)

@@ -17,15 +17,16 @@ from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
 
-# Far above the programs of one runner, doublings of rows times doublings of positions. torch's own limit is 8, beyond
-# which it runs programs uncompiled, or fails.
+# Far more than the programs of one runner, which are doublings of rows times doublings of positions. torch's default
+# limit is 8; beyond it, programs run uncompiled or fail.
 _MAX_PROGRAMS = 256
 
 
 class GraphRunner(EagerRunner):
-    """As `EagerRunner`, with decode steps compiled by the backend in `config.mode` when their shape first occurs.
+    """As `EagerRunner`, but the backend compiles decode steps in `config.mode` when their shape first occurs.
 
-    Shapes of steps are rounded up to few, and cache and prefix lie at fixed addresses, so that a program stays valid.
+    Steps have few shapes because sizes are rounded up. Cache and prefix have fixed addresses, so that a
+    program stays valid.
     """
 
     def __init__(
@@ -51,13 +52,16 @@ class GraphRunner(EagerRunner):
     def _compile_by_running(
         self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Compilers work at a program's first call; a failure then is the mode's, not the request's."""
+        """Run a program for the first time, which compiles it.
+
+        A failure is then due to the mode, not to the request.
+        """
         try:
             with _many_programs():
                 return compiled(tokens_R1, positions_R)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # compilers raise errors of any kind
+        except Exception as error:  # compilers raise errors of any class
             if explain_device_error(str(error)) is not None:
                 raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -69,7 +73,7 @@ class GraphRunner(EagerRunner):
 
 
 def _many_programs() -> AbstractContextManager[Any]:
-    """Raise the limit of torch's compiler, if the mode uses it: then it is imported by now."""
+    """A context with a higher limit of torch's compiler. If the mode uses the compiler, it is already imported."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     limits = {"recompile_limit": _MAX_PROGRAMS, "accumulated_recompile_limit": _MAX_PROGRAMS}

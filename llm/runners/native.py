@@ -1,4 +1,4 @@
-"""Runs the decoder's programs as single calls of the C kernels: tokens of all rows together, without padding."""
+"""Runs each program of the decoder as one call of the C kernels, with the tokens of all rows and no padding."""
 
 # A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
 
@@ -31,14 +31,14 @@ from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_asid
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.ranks import Alone
 
-# Of the widest instruction set; decoders are required to fit it, so that all sets run the same ones.
+# Sizes of the widest instruction set. Decoders must fit them, so that all instruction sets support the same decoders.
 _BLOCK = 64  # outputs that the kernels compute together
-_LANES = 16  # floats of a vector
-_MAX_TOKENS = 2048  # of one call; more would not be faster, only take memory
+_LANES = 16  # floats in a vector
+_MAX_TOKENS = 2048  # most tokens of one call; more would need memory without being faster
 
 
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
-    """Whether the kernels can run this decoder; its linear layers are prepared already."""
+    """Whether the kernels can run this decoder, whose linear layers must already be prepared."""
     config = decoder.config
     linears = [module for layer in decoder.layers for module in _linears(layer)]  # type: ignore[arg-type]
     return (
@@ -56,7 +56,7 @@ def _linears(layer: Layer) -> tuple[torch.nn.Module, ...]:
 
 @dataclass(slots=True)
 class _Tokens:
-    """Tokens of several rows, one row after another, as batch_t of decoder.h describes them."""
+    """Tokens of several rows, one row after the other; see batch_t of decoder.h."""
 
     ids: list[int] = field(default_factory=list)
     run_rows: list[int] = field(default_factory=list)
@@ -66,10 +66,10 @@ class _Tokens:
     shared_ends: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
-    num_steps: int = 0  # so many of the first runs go on in their row; others are whole rows behind the common past
+    num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
-        """Tokens that attend to places 0..shared_end-1 and, from `place` on, to each other backwards."""
+        """Add tokens from `place` on. They attend to places 0..shared_end-1 and, causally, to each other."""
         count = len(ids)
         self.ids.extend(ids)
         self.places.extend(range(place, place + count))
@@ -85,7 +85,10 @@ class _Tokens:
         self.run_starts.append(len(self.ids))
 
     def num_equal_rows(self) -> int:
-        """All whole rows, if they have the same tokens at the same places: pictures that are asked the same. Else 0."""
+        """The number of whole rows if all have the same tokens at the same places, else 0.
+
+        This is so for one question about several pictures.
+        """
         count = len(self.run_rows) - self.num_steps
         if count < 2:
             return 0
@@ -95,12 +98,12 @@ class _Tokens:
 
 
 class NativeRunner(EagerRunner):
-    """As `EagerRunner`, computed by the kernels; only the picture's prefix is projected by torch's module."""
+    """As `EagerRunner`, computed by the kernels. Only the prefix of pictures is projected by torch's module."""
 
     def __init__(
         self, decoder: LlamaAdapterDecoder, config: EngineConfig, *, backend: Backend, library: Library
     ) -> None:
-        # Plain operators compute what is outside of the kernels.
+        # Plain operators compute everything outside of the kernels.
         operators = dataclasses.replace(ATEN, name=f"native {library.instruction_set}")
         super().__init__(decoder, config, backend=backend, operators=operators)
         self._library = library
@@ -154,7 +157,8 @@ class NativeRunner(EagerRunner):
     def runs_mixed(self) -> bool:
         return not self._backend.capabilities.queued
 
-    # What the engine calls between programs stands aside too: torch's threads would spin during the next one.
+    # The methods that the engine calls between programs also use `torch_stands_aside`, because torch's threads would
+    # spin during the next program.
 
     @torch_stands_aside()
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
@@ -197,8 +201,9 @@ class NativeRunner(EagerRunner):
         return self._fill(prefill.prompts, first_slot=prefill.first_slot, steps=steps)
 
     def _fill(self, prompts: Sequence[Sequence[int]], *, first_slot: int, steps: _Tokens) -> Prediction:
-        """What follows `steps`, tokens of running rows, and each prompt."""
-        # A prompt is packed with one continuation of one token: the logits that predict that token are computed.
+        """Predictions after `steps`, the tokens of running rows, and after each prompt."""
+        # A prompt is laid out with one continuation of one token, so that the logits that predict this
+        # token are computed.
         layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
         rows = enumerate(layouts, start=first_slot)
         portions = _portions(rows, start=self._start, steps=steps)
@@ -232,7 +237,8 @@ class NativeRunner(EagerRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
-        # Of one layer, unless each has a past: no layer reads another's, and nothing is kept beyond this call.
+        # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
+        # needed after this call.
         num_layers = 1 if self._cache.past is None else sizes.num_layers
         shape = (num_layers, len(layouts), sizes.num_heads, self._start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
@@ -246,7 +252,7 @@ class NativeRunner(EagerRunner):
         return sum_scores(logits_TV, targets_T, layouts)
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Keys or values of several pictures as the kernels read them. Raises ValueError for those of another model."""
+        """Keys or values of several pictures in the form that the kernels read. Raises ValueError for other shapes."""
         joined = torch.cat(list(parts), dim=1).to(self.config.dtype).contiguous()
         layers, _, *sizes = self._prefix.k.shape
         if joined.shape != (layers, len(parts), *sizes):
@@ -254,7 +260,7 @@ class NativeRunner(EagerRunner):
         return joined
 
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """What follows each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
+        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
         _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.decoder.context)
         sizes = self.config.decoder
         x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
@@ -287,7 +293,7 @@ class NativeRunner(EagerRunner):
 
 
 class _Sum:
-    """The sum over ranks as a function that the kernels call."""
+    """The sum over ranks, as a function that the kernels can call."""
 
     def __init__(self, ranks: Alone) -> None:
         self._ranks = ranks
@@ -296,7 +302,10 @@ class _Sum:
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def _add(self, address: int, count: int) -> int:
-        """Replace `count` floats at `address` by their sum; an exception cannot pass through the kernels."""
+        """Replace `count` floats at `address` by their sum over ranks.
+
+        Returns 1 if it fails, because an exception cannot pass through C code.
+        """
         try:
             x = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
             total = self._ranks.sum(x)
@@ -309,7 +318,7 @@ class _Sum:
 
     @contextlib.contextmanager
     def failures_raised(self) -> Iterator[None]:
-        """Raises what a sum inside raised, in place of what the kernels say of it."""
+        """Raise the exception of a failed sum, instead of the RuntimeError for the kernels' return value."""
         try:
             yield
         except RuntimeError:
@@ -320,9 +329,10 @@ class _Sum:
 
 
 def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _Tokens) -> Iterable[_Tokens]:
-    """Rows with their numbers, in portions of few enough tokens; logits are those of the layouts' predictors.
+    """Divide numbered rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
 
-    `steps` come first. Rows begin at place and position `start`, behind the past that all their tokens attend to.
+    The tokens that need logits are the layouts' predictors. `steps` come first. Rows begin at place and position
+    `start`, after the past that all their tokens attend to.
     """
     tokens = steps
     for row, layout in rows:
@@ -341,7 +351,7 @@ def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _To
 
 
 def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> None:
-    """Raise IndexError for values out of range: the kernels read and write without bounds checks."""
+    """Raise IndexError for values out of range, because the kernels do not check bounds."""
     num_tokens = len(tokens.ids)
     if len(tokens.places) != num_tokens or len(tokens.positions) != num_tokens:
         raise IndexError(f"{len(tokens.positions)} positions of {num_tokens} tokens")
@@ -361,7 +371,7 @@ def _native(module: torch.nn.Module) -> NativeLinear:
 
 
 def _kept(k: Tensor, v: Tensor) -> KeptStruct:
-    """Keys and values (layers, rows, N, P, H), the last two dense; a single layer serves all."""
+    """Keys and values (layers, rows, N, P, H), the last two dimensions dense. A single layer is used for all layers."""
     strides = k.stride()
     layer_stride = 0 if k.shape[0] == 1 else strides[0]
     return KeptStruct(

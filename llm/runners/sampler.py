@@ -1,4 +1,4 @@
-"""From logits to the next token: greedy, repetition penalty, temperature, top-k and top-p, each row on its own."""
+"""Chooses the next token from logits: greedy, repetition penalty, temperature, top-k and top-p, for each row alone."""
 
 # R rows, V vocabulary, I token ids
 
@@ -12,19 +12,19 @@ from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
 
 
 class Prediction(NamedTuple):
-    """What a step predicts for R rows. The runner's next call may overwrite both tensors."""
+    """The prediction of a step for R rows. The runner's next call may overwrite both tensors."""
 
     logits_RV: Tensor  # float32
-    best_R: Tensor  # int64, NO_TOKEN where a row's logits are not finite
+    best_R: Tensor  # int64; NO_TOKEN for rows whose logits are not finite
 
 
-Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # numbers to the device, int64 or float32
+Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # copies numbers to the device, as int64 or float32
 
 
 def predict(logits_RV: Tensor) -> Prediction:
-    """Prediction of float32 logits. Reads nothing from the device, so it may be part of a graph."""
+    """The prediction from float32 logits. It reads nothing from the device, so it may be part of a graph."""
     highest_R, best_R = logits_RV.max(dim=-1)
-    # `isfinite` in operators that every graph compiler takes; a comparison with NaN is False.
+    # `isfinite`, expressed by operators that every graph compiler supports. A comparison with NaN is False.
     is_finite_R = highest_R.abs() <= torch.finfo(logits_RV.dtype).max
     return Prediction(logits_RV, best_R.where(is_finite_R, NO_TOKEN))
 
@@ -32,10 +32,10 @@ def predict(logits_RV: Tensor) -> Prediction:
 def choose(
     prediction: Prediction, draws: Sequence[Draw | None], *, upload: Upload, newest_R: Tensor | None = None
 ) -> Tensor:
-    """The next token of each row, (R,) int64 on the device; NO_TOKEN where a row's logits are not finite.
+    """The next token of each row, (R,) int64 on the device; NO_TOKEN for rows whose logits are not finite.
 
-    A row whose draw is None takes its best token. Rows are independent, and nothing is read from the device.
-    `newest_R` are tokens that the host does not know yet.
+    A row whose draw is None gets its best token. Rows are independent, and nothing is read from the device. `newest_R`
+    are the rows' newest tokens, for repetition penalties, if the host does not know them yet.
     """
     sampled = [row for row, draw in enumerate(draws) if draw is not None]
     if not sampled:
@@ -50,7 +50,7 @@ def choose(
 
 
 def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newest_R: Tensor | None) -> None:
-    """Apply repetition penalties in place, as CTRL and transformers define them: each seen token once."""
+    """Apply repetition penalties in place, as in CTRL and transformers: once for each token that was seen."""
     rows = [row for row, draw in enumerate(draws) if draw.penalty != 1.0]
     if not rows:
         return
@@ -61,7 +61,7 @@ def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newes
         rows_I, ids_I = torch.cat([rows_I, rows_R]), torch.cat([ids_I, newest_R[rows_R]])
     penalty_I = upload([draw.penalty for draw in draws])[rows_I]
     seen_I = logits_RV[rows_I, ids_I]
-    # A token that occurs twice is written twice with the same value.
+    # A token that occurs twice is written twice, with the same value.
     logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I).nan_to_num()
 
 
@@ -84,16 +84,16 @@ def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor
     cumulative_RV = kept_RV.cumsum(dim=-1)
     targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
     places_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)
-    # Rounding may put the target at the very end: stay on the last token that is kept.
+    # Rounding may place the target beyond the end. The last kept token is then used.
     places_R1 = torch.minimum(places_R1, (kept_RV > 0).sum(dim=-1, keepdim=True) - 1)
     return order_RV.gather(-1, places_R1)[:, 0]
 
 
 def kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Probabilities (R, V) from best to worst, dropped ones set to 0, and the token of each place.
+    """Probabilities (R, V) in descending order, with dropped ones set to 0, and the token of each place.
 
-    Top-p as in the LLaMA reference: a token is dropped if the sum of the probabilities before it exceeds top_p (R, 1).
-    Top-k (R, 1) comes first; top-p then sees renormalised probabilities.
+    Top-p works as in the LLaMA reference: a token is dropped if the sum of the probabilities before it exceeds top_p
+    (R, 1). Top-k (R, 1) is applied first, and top-p uses the renormalised probabilities.
     """
     sorted_RV, order_RV = probabilities_RV.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:

@@ -1,4 +1,7 @@
-"""The row of a prompt with its continuations: which token attends to which, at which position. Imports no torch."""
+"""The layout of a prompt and its continuations in one row: positions, and which token attends to which.
+
+Imports no torch.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,22 +10,22 @@ import numpy as np
 
 
 class ScoreLayout(NamedTuple):
-    """A row of a prompt and, behind it, its continuations.
+    """A row with a prompt followed by its continuations.
 
-    Each continuation attends to the prompt and to itself, at positions that go on from the prompt's end. Its last token
-    predicts nothing that is scored, so it is not fed.
+    Each continuation attends to the prompt and to itself, at positions that continue from the prompt's end. Its last
+    token is not fed, because it does not predict a scored token.
     """
 
     prompt_length: int
-    token_ids: list[int]  # all that is fed
-    spans: list[range]  # of each continuation, the places of its fed tokens in the row
-    predictors: list[int]  # of all continuations' tokens in turn, the places whose logits predict them
-    targets: list[int]  # these tokens
-    lengths: list[int]  # of each continuation
+    token_ids: list[int]  # all tokens that are fed
+    spans: list[range]  # for each continuation, the places of its fed tokens in the row
+    predictors: list[int]  # for each token of all continuations in turn, the place whose logits predict it
+    targets: list[int]  # the tokens of all continuations in turn
+    lengths: list[int]  # number of tokens of each continuation
 
 
 def lay_out(prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> ScoreLayout:
-    """The row of a prompt and its continuations, of at least one token each."""
+    """The row of a prompt and its continuations, which have at least one token each."""
     layout = ScoreLayout(len(prompt), list(prompt), [], [], [], [len(continuation) for continuation in continuations])
     for continuation in continuations:
         start = len(layout.token_ids)
@@ -36,7 +39,7 @@ def lay_out(prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> Sc
 def lay_out_rows(
     prompt: Sequence[int], continuations: Sequence[Sequence[int]], *, most_tokens: int
 ) -> list[ScoreLayout]:
-    """One row or several: as many continuations in each as fit in `most_tokens`, in their order, and at least one."""
+    """One or more rows. Each has as many continuations, in their order, as fit `most_tokens`, and at least one."""
     groups: list[list[Sequence[int]]] = []
     for continuation in continuations:
         if not groups or len(lay_out(prompt, [*groups[-1], continuation]).token_ids) > most_tokens:
@@ -46,7 +49,7 @@ def lay_out_rows(
 
 
 def layout_positions(layout: ScoreLayout, *, start: int = 0) -> list[int]:
-    """The position of each fed token, from `start`: every continuation goes on from the prompt's end."""
+    """The position of each fed token, beginning at `start`. Every continuation begins after the prompt's end."""
     end = start + layout.prompt_length
     positions = list(range(start, end))
     for span in layout.spans:
@@ -55,9 +58,9 @@ def layout_positions(layout: ScoreLayout, *, start: int = 0) -> list[int]:
 
 
 def layout_mask(layout: ScoreLayout, width: int, *, start: int = 0) -> np.ndarray:
-    """(S, start + S) bool for a row padded to `width`: every token attends to the `start` tokens in front of the row.
+    """The attention mask, bool (S, start + S), of a row padded to S = `width`.
 
-    Padding attends to itself, so that its softmax is defined.
+    Every token attends to the `start` tokens before the row. Padding attends to itself, so that its softmax is defined.
     """
     owners = np.full(width, -2)  # the continuation that each token belongs to, -1 for the prompt
     owners[: layout.prompt_length] = -1

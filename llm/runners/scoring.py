@@ -1,4 +1,4 @@
-"""The sums of scored continuations."""
+"""Sums of the log-probabilities of scored continuations."""
 
 # T scored tokens, V vocabulary
 
@@ -11,9 +11,9 @@ from llama_adapter.llm.runners.score_layout import ScoreLayout
 
 
 def sum_scores(logits_TV: Tensor, targets_T: Tensor, layouts: Sequence[ScoreLayout]) -> list[list[float]]:
-    """Log-probability of each layout's continuations, from float32 logits of all targets in turn.
+    """Log-probabilities of each layout's continuations, from float32 logits of all targets in turn.
 
-    Targets behind those of the layouts are padding.
+    Targets after those of the layouts are padding.
     """
     per_token_T = logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0].cpu()
     num_targets = sum(len(layout.targets) for layout in layouts)

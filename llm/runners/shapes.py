@@ -1,4 +1,4 @@
-"""Which shapes programs run in: exactly what is needed, or rounded up to few where every new shape costs."""
+"""The shapes that programs run in: exact, or rounded up to a few shapes if every new shape costs time."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,7 +34,7 @@ def power_of_two(least: int) -> Rounding:
 
 
 def four_per_doubling(needed: int, *, limit: int) -> int:
-    """Exact up to 8, then four sizes for every doubling: at most a fifth of the rows is idle."""
+    """Exact up to 8, then four sizes for every doubling, so that at most a fifth of the rows is unused."""
     return multiple_of(max(_next_power_of_two(needed) // 8, 1))(needed, limit=limit)
 
 
@@ -51,17 +51,17 @@ def _next_power_of_two(number: int) -> int:
 class Shapes:
     """How each size of a program is rounded."""
 
-    are_few: bool = False  # decode steps come in few shapes, so that all of them can run up front
-    rows: Rounding = exact  # of a batch of prompts or pictures
-    step_rows: Rounding = exact  # of a decode step
+    are_few: bool = False  # decode steps have few shapes, so a warm-up can run all of them
+    rows: Rounding = exact  # rows of a batch of prompts or pictures
+    step_rows: Rounding = exact  # rows of a decode step
     prompt: Rounding = exact  # tokens of a padded prompt
     length: Rounding = exact  # positions that a decode step attends to
 
 
 EXACT = Shapes()
-# For devices that compile every shape. Prompts, which cost most, are rounded in steps.
+# For devices that compile every shape. Prompts, which cost most, are rounded to multiples.
 BUCKETED = Shapes(
     are_few=True, rows=power_of_two(1), step_rows=power_of_two(1), prompt=multiple_of(64), length=power_of_two(64)
 )
-# For devices that record decode steps and take any other shape. Fused attention wants its mask aligned to 8.
+# For devices that record decode steps and support any shape otherwise. Fused attention needs a mask aligned to 8.
 STEPPED = Shapes(are_few=True, step_rows=four_per_doubling, prompt=multiple_of(8), length=multiple_of(64))

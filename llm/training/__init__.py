@@ -1,1 +1,1 @@
-"""The decoder in training: frozen weights, and what is trained beside them."""
+"""The decoder in training: frozen weights, and trained parameters in addition to them."""

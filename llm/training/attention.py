@@ -1,4 +1,4 @@
-"""Attention of packed rows: causal among the tokens of a row, and to the adapter's tokens of its picture."""
+"""Attention of packed rows: causal attention within a row, and attention to the adapter's tokens of its picture."""
 
 # B rows, S places of a padded row, P places attended to, T tokens of all rows, N heads, H head size, D model width
 
@@ -14,10 +14,10 @@ from llama_adapter.llm.model.llama import Attention
 from llama_adapter.llm.training.layout import Layout
 from llama_adapter.llm.training.operators import rotate
 
-# Queries (B, N, S, H), keys and values (B, N, P, H), and whether a query sees the keys up to its place alone.
+# Queries (B, N, S, H), keys and values (B, N, P, H), and whether attention is causal -> (B, N, S, H).
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
-_MOST_SCORES = 1 << 22  # at once on a CPU: 16 MiB in float32
+_MOST_SCORES = 1 << 22  # in memory at once on a CPU: 16 MiB in float32
 
 
 def packed_attention(
@@ -29,13 +29,13 @@ def packed_attention(
     prefix: tuple[Tensor, Tensor] | None,
     attend: Attend,
 ) -> Tensor:
-    """The heads side by side, (T, N H), before the projection out of them.
+    """The concatenated heads, (T, N H), before the output projection.
 
-    `rotary` is the table at the tokens' positions, float32 (T, 1, 1, H); `prefix` has keys and gated values of each
+    `rotary` is the table at the tokens' positions, float32 (T, 1, 1, H). `prefix` has keys and gated values of each
     row, (B, N, Q, H).
     """
     qk_T2NH, v_T1NH = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).split((2, 1), dim=1)
-    # Contiguous, because the products of attention would each copy them.
+    # Contiguous, because otherwise each product of attention would copy them.
     q_BNSH, k_BNSH = layout.pad(rotate(qk_T2NH, *rotary)).permute(2, 0, 3, 1, 4).contiguous()
     v_BNSH = layout.pad(v_T1NH.squeeze(1)).transpose(1, 2).contiguous()
     heads_BNSH = attend(q_BNSH, k_BNSH, v_BNSH, True)
@@ -45,22 +45,22 @@ def packed_attention(
 
 
 def attend(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v; the softmax is in float32."""
+    """softmax(q k^T / sqrt(H)) v. The softmax is computed in float32."""
     if q_BNSH.device.type != "cpu":
         return F.scaled_dot_product_attention(q_BNSH, k_BNPH, v_BNPH, is_causal=is_causal)
     return attend_on_cpu(q_BNSH, k_BNPH, v_BNPH, is_causal)
 
 
 def attend_on_cpu(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool) -> Tensor:
-    """As `attend`, with few scores in memory at once."""
+    """As `attend`, on a CPU, with at most _MOST_SCORES scores in memory unless one row has more."""
     heads_BNSH: Tensor = _Attention.apply(q_BNSH, k_BNPH, v_BNPH, is_causal)  # type: ignore[no-untyped-call]
     return heads_BNSH
 
 
 class _Attention(torch.autograd.Function):
-    """For CPUs, where torch's fused backward pass takes several times as long for rows of this length.
+    """Attention for CPUs, where torch's fused backward pass takes several times as long for rows of this length.
 
-    Probabilities are computed again in the backward pass, some rows at a time.
+    The backward pass computes probabilities again, a few rows at a time.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _probabilities(q_BNSH: Tensor, k_BNPH: Tensor, *, is_causal: bool) -> Tensor:
-    """Float32 (B, N, S, P)."""
+    """The attention probabilities, float32 (B, N, S, P)."""
     scores_BNSP, scale = q_BNSH @ k_BNPH.transpose(-1, -2), q_BNSH.shape[-1] ** -0.5
     if not is_causal:
         return scores_BNSP.float().mul_(scale).softmax(-1)
@@ -102,6 +102,6 @@ def _probabilities(q_BNSH: Tensor, k_BNPH: Tensor, *, is_causal: bool) -> Tensor
 
 
 def _parts(q_BNSH: Tensor, k_BNPH: Tensor) -> list[slice]:
-    """Rows whose scores are computed together."""
+    """Slices of rows whose scores are computed together."""
     each = max(1, _MOST_SCORES // (q_BNSH.shape[1] * q_BNSH.shape[2] * k_BNPH.shape[2]))
     return [slice(first, first + each) for first in range(0, len(q_BNSH), each)]

@@ -1,6 +1,6 @@
-"""From a LLaMA and an adapter's file to the decoder that is trained, and from it back to the file's tensors.
+"""Builds the decoder that is trained from a LLaMA and an adapter's file, and converts it back to the file's tensors.
 
-Nothing is merged or folded. Rows of q and k are in half-split order here, and in Meta's order in the file.
+Nothing is merged or folded. Rows of q and k are in half-split order in the decoder, and in Meta's order in the file.
 """
 
 # A adapter layers, Q queries, D model width, P parts of a packed layer, O outputs of a part, R rank, I inputs
@@ -42,11 +42,11 @@ def build_decoder(
     seed: int,
     kernels: Library | None = None,
 ) -> TrainableDecoder:
-    """The decoder of `source` and `adapter` on `device`, frozen weights in `dtype`, and what is `trained` in float32.
+    """The decoder of `source` and `adapter` on `device`, with frozen weights in `dtype` and `trained` kinds in float32.
 
-    `config` is that of `plan_decoder`. Biases that the adapter lacks begin at 0 if they are trained, and so do low-rank
-    updates, of rank `lora_rank`; those of the file keep its rank. With `kernels`, frozen weights of linear layers are
-    packed for them, and not kept beside.
+    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin at 0. If LoRA factors
+    are trained and the adapter has none, updates of rank `lora_rank` begin at 0; factors of the file keep their rank.
+    With `kernels`, frozen weights of linear layers are packed for the kernels, and the plain weights are not kept.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
@@ -58,7 +58,7 @@ def build_decoder(
         place, _, own = name.rpartition(".")
         module = decoder.get_submodule(place)
         if place == "adapter" or own == "bias":
-            continue  # read from the file below
+            continue  # read from the adapter's file below
         if isinstance(module, nn.Linear):
             tensor = tensor.to(device, dtype)
             weight: FrozenWeight = tensor
@@ -96,7 +96,7 @@ def build_decoder(
 
 
 def kind_of(name: str) -> Kind | None:
-    """What a parameter of the decoder is, by its name; None for what is never trained."""
+    """The kind of a parameter of the decoder, by its name; None for parameters that are never trained."""
     own = name.rpartition(".")[2]
     if own in ("lora_in", "lora_out"):
         return "LoRA factors"
@@ -172,9 +172,9 @@ def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
 
 
 def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
-    """What the adapter's file holds of the LLaMA part, by its names without `llama.`: float32 on the CPU.
+    """The tensors of the LLaMA part of the adapter's file, by their names without `llama.`, float32 on the CPU.
 
-    Gates of layers without adapter are zeros. Norms are there if they are trained.
+    They include all norms. Gates of layers without adapter are zeros.
     """
     return dict(_llama_tensors(trainable.decoder))
 

@@ -1,4 +1,4 @@
-"""The decoder as it is trained: the layers of `llm.model` over frozen weights, and the loss of labelled tokens."""
+"""The decoder in training: the layers of `llm.model` with frozen weights, and the loss of labelled tokens."""
 
 # B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
 
@@ -21,8 +21,8 @@ from llama_adapter.llm.training.operators import TRAINING
 class TrainableDecoder(nn.Module):
     """A decoder whose linear layers are `AdaptedLinear` and whose adapter is `TrainableAdapter`.
 
-    Rows begin at position 0 and are padded behind their tokens; padding is not computed. `checkpoint_layers` computes
-    each layer again in the backward pass (Chen et al., 2016), so that memory holds the activations of one layer.
+    Rows begin at position 0, and padding follows their tokens. Padding is not computed. With `checkpoint_layers`, each
+    layer is computed again in the backward pass (Chen et al., 2016), so that memory holds the activations of one layer.
     """
 
     def __init__(self, decoder: LlamaAdapterDecoder) -> None:
@@ -34,25 +34,28 @@ class TrainableDecoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the frozen weights and the activations."""
+        """The dtype of the frozen weights and the activations."""
         return self.decoder.embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.decoder.embedding.weight.device
 
     def release(self) -> None:
-        """Free the memory of packed weights, which no device takes over; afterwards nothing can be computed."""
+        """Free the memory of packed weights, which cannot be moved to a device.
+
+        The decoder cannot be used afterwards.
+        """
         for layer in self.modules():
             if isinstance(layer, AdaptedLinear) and not isinstance(layer.weight, Tensor):
                 del layer.weight
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor) -> tuple[Tensor, Tensor]:
-        """The float32 sums of the loss over all counted labels, and over those of each row, (B).
+        """Float32 sums of the loss over all counted labels, (), and over those of each row, (B,).
 
-        Logits at t are scored against labels at t + 1; label 0 does not count. The visual query may have one row for
-        all.
+        Logits at t are scored against labels at t + 1. Label 0 does not count. The visual query may have one
+        row for all rows.
         """
         layout = layout_of(tokens_BS, labels_BS)
         hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
@@ -66,7 +69,7 @@ class TrainableDecoder(nn.Module):
         return self.decoder.logits(hidden_TD).view(*tokens_BS.shape, -1)
 
     def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
-        """Final hidden states, normed, of the packed tokens `kept`, or of all."""
+        """Final hidden states, after the last norm, of the packed tokens `kept`, or of all if it is None."""
         decoder = self.decoder
         prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
         tables = (decoder.rotary_cos, decoder.rotary_sin)
@@ -93,7 +96,7 @@ class TrainableDecoder(nn.Module):
 
 
 class _Run:
-    """A layer as a function of what gradients go through: the tokens, and keys and values of the picture."""
+    """A layer as a function of the tensors with gradients: the tokens, and the picture's keys and values."""
 
     def __init__(
         self,
@@ -104,7 +107,10 @@ class _Run:
         kept: Tensor | None,
         attend: Attend,
     ) -> None:
-        """Behind attention only the tokens `kept` go on, if there are some: after the last layer no others are read."""
+        """If `kept` is not None, only these tokens are computed after attention.
+
+        It is used in the last layer, after which no other tokens are read.
+        """
         self._layer, self._layout, self._rotary, self._kept, self._attend = layer, layout, rotary, kept, attend
 
     def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Frozen weights: plain ones, which torch multiplies by, and packed ones, which the C kernels do in both passes."""
+"""Frozen weights: plain weights, which torch uses, and packed weights, which the C kernels use in both passes."""
 
 # T tokens, O outputs, I inputs
 
@@ -10,17 +10,17 @@ from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.operators import Linear
 
-_BLOCK = 64  # outputs, the largest block of all instruction sets
+_BLOCK = 64  # outputs; the largest block of any instruction set
 
 
 class PackedWeight:
-    """A weight (O, I) that is packed twice, plain for the forward and transposed for the backward pass.
+    """A weight (O, I) that is packed twice: as it is for the forward pass, and transposed for the backward pass.
 
-    The tensor itself is not kept. A packed weight can be neither moved nor saved, and has no gradient.
+    The original tensor is not kept. A packed weight can be neither moved nor saved, and has no gradient.
     """
 
     def __init__(self, weight_OI: Tensor, *, library: Library) -> None:
-        """The kernels must take the weight, see `fits`."""
+        """The kernels must support the weight, see `fits`."""
         self.dtype, self.shape = weight_OI.dtype, weight_OI.shape
         self._ahead = NativeLinear(_layer(weight_OI), library=library)
         self._back = NativeLinear(_layer(weight_OI.T), library=library)
@@ -53,22 +53,22 @@ def times_back(grad_TO: Tensor, weight: FrozenWeight) -> Tensor:
 
 
 def find_kernels(device_type: str, dtype: torch.dtype) -> Library | None:
-    """The kernels that multiply faster than torch by frozen weights of a type, in both passes.
+    """The kernels if they multiply by frozen weights of this dtype faster than torch, in both passes; else None.
 
-    In float32 they do, on all CPUs that have them. In bfloat16 torch is as fast, and takes half the memory.
+    In float32 they are faster, on all CPUs that have kernels. In bfloat16 torch is as fast, and needs half the memory.
     """
     return find_library().library if device_type == "cpu" and dtype == torch.float32 else None
 
 
 def fits(shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Whether the kernels take a weight of a shape and its transpose."""
+    """Whether the kernels support a weight of this shape and its transpose."""
     return all(
         can_take(_layer(torch.empty(one, dtype=dtype, device="meta")), activations=dtype) for one in _ways(shape)
     )
 
 
 def packed_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Of a `PackedWeight`, at most."""
+    """An upper limit of the bytes of a `PackedWeight`."""
     return sum(-(-outputs // _BLOCK) * _BLOCK * inputs for outputs, inputs in _ways(shape)) * dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""Rows of different lengths, packed: every layer computes the tokens that the loss depends on, and no padding."""
+"""Packs rows of different lengths, so that layers compute only the tokens that the loss depends on, and no padding."""
 
 # B rows, S places of a padded row, T tokens of all rows together, L labelled positions
 
@@ -14,15 +14,15 @@ IGNORED = 0  # label of a position that does not count, as in the reference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where the tokens of padded rows stand in the packed ones, and back. Indices are int64."""
+    """The mapping between padded rows and packed tokens, in both directions. Indices are int64."""
 
     num_rows: int
     length: int  # places of a padded row
-    from_padded_T: Tensor  # place of each token, row after row
-    to_padded: Tensor  # (B * S) the token at each place; the first one stands for padding
-    labelled_L: Tensor  # tokens whose successor has a label
-    row_L: Tensor
-    target_L: Tensor
+    from_padded_T: Tensor  # index in the flattened padded rows of each token
+    to_padded: Tensor  # (B * S): index of the token at each place; padding refers to the first token
+    labelled_L: Tensor  # tokens whose next token has a label
+    row_L: Tensor  # row of each of them
+    target_L: Tensor  # label of each of them
 
     @property
     def place_T(self) -> Tensor:
@@ -30,7 +30,7 @@ class Layout:
         return self.from_padded_T % self.length
 
     def pad(self, x: Tensor) -> Tensor:
-        """(T, ...) -> (B, S, ...). What stands in padding is read by no token."""
+        """(T, ...) -> (B, S, ...). No token reads the values in padding."""
         padded: Tensor = _Pad.apply(x, self.to_padded, self.from_padded_T)  # type: ignore[no-untyped-call]
         return padded.view(self.num_rows, self.length, *x.shape[1:])
 
@@ -42,7 +42,7 @@ class Layout:
 def layout_of(tokens_BS: Tensor, labels_BS: Tensor | None) -> Layout:
     """The layout of rows that begin at their first column.
 
-    A row ends with the last position that has something to predict. Without labels all positions are kept.
+    A row ends at its last position that predicts a counted label. Without labels, all positions are kept.
     """
     num_rows, length = tokens_BS.shape
     if labels_BS is None:

@@ -1,6 +1,6 @@
 """A linear layer with a frozen weight, a bias and low-rank updates."""
 
-# P parts, one below the other, each with O outputs; I inputs, T tokens, R rank, M biased outputs
+# P parts along the rows of a weight, each with O outputs; I inputs, T tokens, R rank, M biased outputs
 
 import math
 from typing import Any
@@ -16,15 +16,15 @@ from llama_adapter.llm.training.frozen import FrozenWeight, times, times_back
 class AdaptedLinear(nn.Module):
     """y = W x + b + L2 (L1 x), with a frozen W of several parts, such as wq, wk and wv, each with its own L1 and L2.
 
-    LoRA (Hu et al., 2022) with scale 1, as LLaMA-Adapter V2 has it. Factors of all parts are stacked: `lora_in`
-    (P R, I), `lora_out` (P, O, R). The bias has the first M outputs: those of wq alone in a layer of wq, wk, wv.
-    `weight` has the type of the activations; bias and factors are float32 where they are trained.
+    LoRA (Hu et al., 2022) with scale 1, as in LLaMA-Adapter V2. Factors of all parts are stacked: `lora_in` (P R, I),
+    `lora_out` (P, O, R). The bias covers the first M outputs; in a layer of wq, wk and wv these are the outputs of wq.
+    `weight` has the type of the activations. Bias and factors are float32 if they are trained.
     """
 
     weight: FrozenWeight
 
     def __init__(self, weight: FrozenWeight, *, bias: Tensor | None, lora: tuple[Tensor, Tensor] | None) -> None:
-        """`lora` are `lora_in` and `lora_out`. Nothing is trained before `requires_grad_`."""
+        """`lora` is (`lora_in`, `lora_out`). No parameter is trained until `requires_grad_` is called."""
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False) if isinstance(weight, Tensor) else weight
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -39,7 +39,7 @@ class AdaptedLinear(nn.Module):
         return out
 
     def bare(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., 2 O): the last two parts of three alone, without bias and low-rank updates."""
+        """(..., I) -> (..., 2 O): only the last two of three parts, without bias and low-rank updates."""
         rows, x = len(self.weight) // 3, x.to(self.weight.dtype)
         if isinstance(self.weight, Tensor):
             return F.linear(x, self.weight[rows:])
@@ -48,7 +48,7 @@ class AdaptedLinear(nn.Module):
 
 
 def new_factors(inputs: int, outputs: int, *, parts: int, rank: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`lora_in` as torch initialises linear layers, and `lora_out` of zeros, as the reference does; float32."""
+    """As in the reference, `lora_in` initialised as torch's linear layers, and `lora_out` of zeros; both float32."""
     bound = 1 / math.sqrt(inputs)
     factors = torch.empty(parts * rank, inputs).uniform_(-bound, bound, generator=random)
     return factors, torch.zeros(parts, outputs, rank)
@@ -99,7 +99,7 @@ class _Adapted(torch.autograd.Function):
                 low.copy_(grads @ factor.to(grad.dtype))
                 if grad_out is not None:
                     first = part * lora_out.shape[2]
-                    # The other way round, `grads.T @ low`, takes torch twice as long in float32.
+                    # In float32, `grads.T @ low` takes torch twice as long.
                     grad_out[part] = (low_TR[:, first : first + lora_out.shape[2]].T @ grads).T
             if grad_x is not None:
                 grad_x.addmm_(grad_low, lora_in.to(grad.dtype))

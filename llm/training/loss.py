@@ -1,6 +1,7 @@
-"""The loss at labelled positions. The head is frozen, so its gradient is computed on the way, some positions at a time.
+"""The loss at labelled positions, computed for some positions at a time.
 
-Memory holds the logits of one part of the positions, as in Liger Kernel's fused cross entropy (Hsu et al., 2024).
+The head is frozen, so the gradient of the hidden states is computed in the forward pass. Memory then holds the logits
+of one part of the positions only, as in Liger Kernel's fused cross entropy (Hsu et al., 2024).
 """
 
 # L labelled positions, D model width, V vocabulary
@@ -13,11 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from llama_adapter.llm.training.frozen import FrozenWeight, times, times_back
 
-_MOST_LOGITS = 1 << 24  # at once: 64 MiB in float32
+_MOST_LOGITS = 1 << 24  # in memory at once: 64 MiB in float32
 
 
 def cross_entropy(hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor) -> Tensor:
-    """Negative log-likelihood of each label, float32 (L). Gradients go to `hidden_LD` alone."""
+    """Negative log-likelihood of each label, float32 (L,). Only `hidden_LD` gets a gradient."""
     loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)  # type: ignore[no-untyped-call]
     return loss_L
 

@@ -1,6 +1,7 @@
-"""The decoder's operators for training: those of `runtime.operators` with backward passes that keep little.
+"""The decoder's operators for training: those of `runtime.operators`, with backward passes that keep few tensors.
 
-What autograd would keep of a float32 computation is computed again from its inputs, which have the type of the weights.
+Autograd would keep float32 intermediate results. Here they are computed again from the inputs, which have the type
+of the weights.
 """
 
 # H head size

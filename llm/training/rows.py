@@ -1,4 +1,4 @@
-"""What training computes row by row, by the C kernels: the norm and the gated activation."""
+"""The row-wise operations of training with the C kernels: RMS norm and SwiGLU."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class RowKernels:
-    """Forward without a gradient of the result, else backward. Tensors are contiguous and of one type."""
+    """Methods run forward if `grad` is None, else backward. Tensors must be contiguous and have the same dtype."""
 
     library: Library
 
     def swiglu(self, gate_up: Tensor, grad: Tensor | None) -> Tensor:
-        """(..., 2 F) -> (..., F): silu of the first half times the second; backward the gradient (..., 2 F)."""
+        """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`."""
         width = gate_up.shape[-1] // 2
         out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
         count = gate_up.shape[:-1].numel()
@@ -27,9 +27,9 @@ class RowKernels:
         return out
 
     def rms_norm(self, x: Tensor, grad: Tensor | None, weight: Tensor, inverse: Tensor, eps: float) -> Tensor:
-        """(..., D) -> (..., D), or the gradient of x.
+        """(..., D) -> (..., D): the norm. Backward: the gradient of x.
 
-        `inverse`, float32 (..., 1), is written forward and read backward.
+        `inverse`, float32 (..., 1), is written by the forward pass and read by the backward pass.
         """
         out, weight = torch.empty_like(x), weight.detach().float().contiguous()
         addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())
@@ -39,7 +39,7 @@ class RowKernels:
 
 
 def row_kernels(x: Tensor) -> RowKernels | None:
-    """The kernels, if there are some that take rows of this type on this device."""
+    """The kernels if they support the type and the device of `x`, else None."""
     library = find_library().library if x.is_cpu and x.dtype in _TYPES else None
     return None if library is None else RowKernels(library)
 

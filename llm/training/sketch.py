@@ -1,4 +1,4 @@
-"""The decoder in training without numbers, on torch's meta device: what its memory and work are counted with."""
+"""The decoder in training on torch's meta device, without values, to count its memory and its work."""
 
 # A adapter layers, Q queries, N heads, D model width, P parts, R rank, B rows, S tokens, H head size
 
@@ -26,7 +26,7 @@ _META = torch.device("meta")
 def sketch_decoder(
     config: DecoderConfig, *, trained: Collection[Kind], lora_rank: int, dtype: torch.dtype, device_type: str
 ) -> TrainableDecoder:
-    """As `build_decoder` over a LLaMA and a new adapter that sees pictures, for a type of device such as `cuda`."""
+    """As `build_decoder` for a LLaMA and a new adapter with pictures, for a type of device such as `cuda`."""
     plain = dataclasses.replace(config, separate_adapter_kv=False)
     with _META:
         decoder = LlamaAdapterDecoder(plain)
@@ -83,19 +83,19 @@ def _adapted(
 
 
 def frozen_weights(decoder: nn.Module) -> list[Tensor]:
-    """The weights of linear layers."""
+    """The frozen weights of linear layers."""
     weights = [layer.weight for layer in decoder.modules() if isinstance(layer, AdaptedLinear)]
     return [weight for weight in weights if isinstance(weight, Tensor)]
 
 
 def packed_more(decoder: nn.Module) -> int:
-    """Bytes that the weights of linear layers take more if they are packed for the kernels, see `PackedWeight`."""
+    """Additional bytes of the weights of linear layers if they are packed for the kernels, see `PackedWeight`."""
     weights = [weight for weight in frozen_weights(decoder) if fits(weight.shape, weight.dtype)]
     return sum(packed_bytes(weight.shape, weight.dtype) - weight.nbytes for weight in weights)
 
 
 class _Fused(torch.autograd.Function):
-    """Attention as fused kernels keep it: inputs, output and a sum for each query (Dao et al., 2022)."""
+    """Keeps the tensors that fused attention kernels keep: inputs, output and a sum per query (Dao et al., 2022)."""
 
     @staticmethod
     def forward(ctx: Any, q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor) -> Tensor:
@@ -116,6 +116,6 @@ class _Fused(torch.autograd.Function):
 
 
 def attend_fused(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool = False) -> Tensor:
-    """Attention without numbers, of devices with fused kernels."""
+    """Attention without values, for devices with fused kernels."""
     heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BNPH, v_BNPH)  # type: ignore[no-untyped-call]
     return heads_BNSH

@@ -1,4 +1,4 @@
-"""Opens adapter files, releases and trainer checkpoints, splits them by owner and checks the LLaMA part.
+"""Opens adapter files (releases and trainer checkpoints), splits their tensors by owner, and checks the LLaMA part.
 
 `vision.weights` reads the visual part.
 """
@@ -44,11 +44,11 @@ _VISUAL = (
     "visual_query.",
 )
 _GATE = re.compile(r"layers\.\d+\.attention\.gate")
-TEXT_QUERIES = 10  # per layer of an adapter of LLaMA-Adapter V1, whose program has it as a constant
+TEXT_QUERIES = 10  # per layer of an adapter of LLaMA-Adapter V1; a constant in its program
 _MATRIX = r"layers\.\d+\.(?:attention\.w[qkvo]|feed_forward\.w[123])"
 _NORM = r"(?:layers\.\d+\.(?:attention|ffn)_norm|norm)"
 _BASE = re.compile(rf"(?:{_MATRIX}|{_NORM}|tok_embeddings|output)\.weight")
-_CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, times its inputs
+_CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, multiplies its inputs
 _MEANING = "the file is damaged, or belongs to another version of the adapter"
 
 
@@ -57,12 +57,12 @@ class AdapterFile:
     """An adapter file. Every tensor of the file is in exactly one of the four parts."""
 
     name: str  # path, for messages
-    queries: Tensor  # `adapter_query.weight`, (adapter layers * num_queries, dim); for chat (0, dim)
+    queries: Tensor  # `adapter_query.weight`, (adapter layers * num_queries, dim); for chat adapters (0, dim)
     visual: Mapping[str, Tensor]  # names as in the file
     llama: Mapping[str, Tensor]  # names without the prefix `llama.`
     clip: Mapping[str, Tensor]  # names without the prefix `clip.`
-    declares: Mapping[str, Any]  # config in the file; empty if it has none
-    is_chat: bool = False  # LLaMA-Adapter V2's for chat, which has nothing to attend to
+    declares: Mapping[str, Any]  # the config in the file; empty if it has none
+    is_chat: bool = False  # whether it is a chat adapter of LLaMA-Adapter V2, which has no queries
 
     @property
     def dim(self) -> int:
@@ -71,33 +71,36 @@ class AdapterFile:
 
     @property
     def sees_pictures(self) -> bool:
-        """Whether it has a visual part; else it is for texts: LLaMA-Adapter V1's, or V2's for chat."""
+        """Whether it has a visual part.
+
+        Otherwise it is an adapter for texts: of LLaMA-Adapter V1, or a chat adapter.
+        """
         return bool(self.visual)
 
     @property
     def num_queries(self) -> int:
-        """Query tokens per layer; 0 for chat."""
+        """Query tokens per layer; 0 for chat adapters."""
         if self.sees_pictures:
             return int(self.visual["visual_query.weight"].shape[0])
         return 0 if self.is_chat else TEXT_QUERIES
 
     @property
     def num_adapter_layers(self) -> int:
-        """Number of adapter layers, the last ones of the model; 0 for chat."""
+        """Number of adapter layers, which are the last layers of the model; 0 for chat adapters."""
         return 0 if self.is_chat else int(self.queries.shape[0]) // self.num_queries
 
     @property
     def has_lora(self) -> bool:
-        """Whether the file holds low-rank updates."""
+        """Whether the file has low-rank updates."""
         return any(".lora_" in name for name in self.llama)
 
 
 def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> AdapterFile:
     """Open an adapter release ({"model", "config"}), a trainer checkpoint, or a plain dictionary of tensors.
 
-    `for_texts` also takes adapters without a visual part: the queries and gates of LLaMA-Adapter V1, and the biases,
-    scales and norms of LLaMA-Adapter V2 for chat. Raises CheckpointError if the file is missing, damaged, or no such
-    adapter, or if it has unknown tensors.
+    With `for_texts`, adapters without a visual part are accepted too: the queries and gates of LLaMA-Adapter V1, and
+    the biases, scales and norms of chat adapters of LLaMA-Adapter V2. Raises CheckpointError if the file is missing,
+    damaged or not an accepted adapter, or if it has unknown tensors.
     """
     file = read_tensor_file(Path(path))
     return adapter_of(file.tensors, name=str(Path(path)), declares=file.config, for_texts=for_texts)
@@ -106,7 +109,7 @@ def open_adapter(path: str | os.PathLike[str], *, for_texts: bool = False) -> Ad
 def adapter_of(
     tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any], for_texts: bool = False
 ) -> AdapterFile:
-    """As `open_adapter`, of the tensors and the config of a file; messages call it `name`."""
+    """As `open_adapter`, from the tensors and the config of a file. `name` is used in messages."""
     if for_texts and any(map(_CHAT.fullmatch, tensors)):
         return _chat_adapter(tensors, name=name, declares=declares)
     if for_texts and "adapter_query.weight" in tensors and any(map(_GATE.fullmatch, tensors)):
@@ -137,9 +140,9 @@ def adapter_of(
 
 
 def _text_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
-    """An adapter of LLaMA-Adapter V1, whose tensors have the names of Meta's LLaMA.
+    """An adapter of LLaMA-Adapter V1, whose tensors have names as in Meta's LLaMA.
 
-    A checkpoint of its trainer has the LLaMA's own tensors too.
+    A checkpoint of its trainer also contains the tensors of the LLaMA.
     """
     queries = tensors["adapter_query.weight"]
     llama = _of_llama({key: value for key, value in tensors.items() if key != "adapter_query.weight"}, name=name)
@@ -153,7 +156,7 @@ def _text_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping
 
 
 def _chat_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, Any]) -> AdapterFile:
-    """An adapter of LLaMA-Adapter V2 for chat. One file holds whole vectors, whatever the number of devices."""
+    """A chat adapter of LLaMA-Adapter V2. One file has the whole vectors for any number of devices."""
     if "adapter_query.weight" in tensors:
         raise CheckpointError(
             f"`{name}` has adaption prompts (`adapter_query.weight`) beside the biases and scales of a chat adapter, "
@@ -170,9 +173,9 @@ def _chat_adapter(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping
 
 
 def _of_llama(tensors: Mapping[str, Tensor], *, name: str) -> dict[str, Tensor]:
-    """The tensors of a file whose names are those of Meta's LLaMA, gates, biases and scales.
+    """The tensors of a file with names of Meta's LLaMA, gates, biases and scales.
 
-    Raises CheckpointError for tensors of other names.
+    Raises CheckpointError for tensors with other names.
     """
     check_dense(tensors, what=f"`{name}`")
     known = (_GATE, _BASE, _CHAT)
@@ -208,8 +211,8 @@ def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, A
 def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
     """Raise CheckpointError unless the LLaMA part of the adapter is complete and fits this LLaMA.
 
-    Gates are required, for chat biases and scales. Biases, norms, LoRA, new gates and base matrices are optional, each
-    kind as a whole.
+    Gates are required; in chat adapters, biases and scales are. Biases, norms, LoRA, new gates and base matrices are
+    optional, but each kind must be complete.
     """
     dim, num_layers = llama.dim, llama.num_layers
     if adapter.dim != dim:
@@ -239,13 +242,13 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
 
 
 def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, num_heads: int) -> dict[str, Shape]:
-    """Names and shapes of all kinds of tensors that the file holds or declares."""
+    """Names and shapes of all kinds of tensors that the file contains or declares."""
     found = adapter.llama
     has_lora = adapter.has_lora or adapter.declares.get("w_lora") is True
     has_biases = adapter.declares.get("w_bias") is True or any(name.endswith(".bias") for name in found)
     has_new_gates = has_lora and any(name.endswith(".new_gate") for name in found)
     has_layer_norms = any("_norm." in name for name in found)
-    # The trainer of chat adapters leaves the last norm alone.
+    # The trainer of chat adapters does not train the last norm.
     has_norm = "norm.weight" in found or (has_layer_norms and not adapter.is_chat)
     has_layer_norms = has_layer_norms or (has_norm and not adapter.is_chat)
     rank = _rank(found)
@@ -274,7 +277,7 @@ def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, 
 
 
 def lora_names(matrix: str) -> tuple[str, str]:
-    """Names of the two low-rank factors of `layers.N.attention.wq` and the like."""
+    """Names of the two low-rank factors of a matrix such as `layers.N.attention.wq`."""
     head, _, name = matrix.rpartition(".")
     return f"{head}.lora_{name}_l1.weight", f"{head}.lora_{name}_l2.weight"
 

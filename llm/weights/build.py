@@ -1,6 +1,6 @@
 """Builds the configuration and the state dict of a decoder from a LLaMA and an adapter, on the CPU.
 
-LoRA is merged and gates are folded in float32; the cast to the target dtype comes last.
+LoRA is merged and gates are folded in float32. The cast to the target dtype comes last.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ def plan_decoder(
 ) -> DecoderConfig:
     """The configuration of the decoder. No tensor is read.
 
-    Without an adapter it is a plain LLaMA. `vocab_size` is that of the tokenizer, `context` is in tokens. Raises
-    CheckpointError if tokenizer, LLaMA and adapter do not fit together, or if the adapter is incomplete.
+    Without an adapter, the decoder is a plain LLaMA. `vocab_size` is that of the tokenizer, `context` is in tokens.
+    Raises CheckpointError if tokenizer, LLaMA and adapter do not fit together, or if the adapter is incomplete.
     """
     if source.vocab_size != vocab_size:
         raise CheckpointError(
@@ -66,15 +66,15 @@ def decoder_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """The state dict tensor by tensor, so that memory holds one matrix at a time.
 
-    `config` must come from `plan_decoder` with the same source and adapter. With `share`, one rank's share of it, only
-    that rank's rows and columns are read. Without `dtype` a tensor has that of its
-    file, or float32 where it is computed.
+    `config` must come from `plan_decoder` with the same source and adapter. `share` is one rank's share of `config`;
+    only this rank's rows and columns are then read. Without `dtype`, a tensor has the dtype of its file, or float32 if
+    it is computed.
     """
     return _Merge(config, config if share is None else share, source, adapter, dtype).tensors()
 
 
 class _Merge:
-    """Merges LLaMA and adapter. Tensors are computed in float32 and given away in `dtype`, see `decoder_tensors`."""
+    """Merges LLaMA and adapter. Tensors are computed in float32 and yielded in `dtype`, see `decoder_tensors`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Merge:
         self.source = source
         self.adapter = adapter.llama if adapter else {}
         self.queries = adapter.queries if adapter else None
-        # The program of LLaMA-Adapter V1 multiplies by the gate as it is.
+        # LLaMA-Adapter V1 multiplies by the gate itself, without tanh.
         self.has_tanh = adapter is not None and adapter.sees_pictures
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -103,7 +103,7 @@ class _Merge:
     def _head(self) -> Tensor:
         embedding, head = self._base("tok_embeddings.weight"), self._base("output.weight")
         is_tied, cast = head.data_ptr() == embedding.data_ptr(), self._cast(head)
-        # Tied weights become two parameters: training must not change one through the other.
+        # Tied weights become two parameters, so that training one does not change the other.
         return cast.clone() if is_tied and cast.data_ptr() == embedding.data_ptr() else cast
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class _Merge:
             yield f"{prefix}{target}.bias", self._cast(torch.cat([self._bias(prefix, name) for name in names]))
 
     def _stacked(self, prefix: str, names: Sequence[str], *, with_lora: bool = True) -> Tensor:
-        """The rows of several matrices, one below the other. Beside them memory holds one matrix."""
+        """The rows of several matrices, concatenated. Memory holds the result and one matrix."""
 
         def matrix(name: str) -> Tensor:
             bare = self._matrix(prefix, name)
@@ -150,7 +150,7 @@ class _Merge:
         return stacked
 
     def _cut(self, name: str) -> tuple[int, range] | None:
-        """Axis and places of this rank's part of a tensor of LLaMA's; None where all of it is here."""
+        """Axis and range of this rank's part of a tensor of LLaMA; None if this rank has all of it."""
         cut = meta_cut(re.sub(r"^layers\.\d+\.|\.weight$", "", name))
         if cut is None or self.config.num_ranks == 1:
             return None
@@ -173,24 +173,24 @@ class _Merge:
                 gate = gate[config.heads.start : config.heads.stop]
             gates[j] = gate.tanh() if self.has_tanh else gate
             new_gate = self.adapter.get(f"{prefix}new_gate")
-            # With a single query the reference applies no new_gate.
+            # With a single query, the reference does not apply new_gate.
             if new_gate is not None and config.num_queries > 1:
                 gates[j] *= new_gate.float().item()
         yield "adapter.gates", gates
 
     def _base(self, name: str) -> Tensor:
-        """A tensor of LLaMA. One in the adapter file, such as a trained norm, takes precedence."""
+        """A tensor of LLaMA. A tensor of this name in the adapter file, such as a trained norm, takes precedence."""
         override, cut = self.adapter.get(name), self._cut(name)
         if override is None:
             return self.source.tensors[name].read(cut)
         return override if cut is None else narrowed(override, cut)
 
     def _dtype(self, name: str) -> torch.dtype:
-        """The dtype of `_base`, which is not read."""
+        """The dtype of `_base(name)`, without reading the tensor."""
         return (self.adapter[name] if name in self.adapter else self.source.tensors[name].parts[0]).dtype
 
     def _matrix(self, prefix: str, name: str) -> Tensor:
-        """The bare matrix, q and k rows half-split."""
+        """The matrix without LoRA, with q and k rows in half-split order."""
         full = f"{prefix}{name}.weight"
         weight = self._base(full)
         in_meta_order = full in self.adapter or not self.source.half_split
@@ -198,12 +198,12 @@ class _Merge:
 
     def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
         cut, scale = self._cut(prefix + name), self.adapter.get(f"{prefix}{name}_scale")
-        if scale is not None:  # of chat adapters: of the inputs, so of the columns
+        if scale is not None:  # chat adapters scale inputs, which are columns
             return bare.float() * (narrowed(scale, (0, cut[1])) if cut is not None and cut[0] == 1 else scale).float()
         l1, l2 = lora_names(prefix + name)
         if l1 not in self.adapter:
             return bare
-        factors = [self.adapter[l2], self.adapter[l1]]  # (out, rank) times (rank, in), with scale 1
+        factors = [self.adapter[l2], self.adapter[l1]]  # (out, rank) times (rank, in); LoRA's scale is 1
         if cut is not None:
             factors[cut[0]] = narrowed(factors[cut[0]], cut)
         update = factors[0].float() @ factors[1].float()
@@ -214,7 +214,7 @@ class _Merge:
         of_source = self.source.biases.get(f"{prefix}{name}.bias") if bias is None else None
         bias = of_source if bias is None else bias
         cut = self._cut(prefix + name)
-        is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, behind the sum over ranks
+        is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, after the sum over ranks
         if bias is None or is_elsewhere:
             return torch.zeros(self._num_rows(prefix, name))
         if cut is not None and cut[0] == 0:

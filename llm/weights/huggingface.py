@@ -67,14 +67,14 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
 
 
 def _check_config(config: Mapping[str, Any], place: Path) -> float:
-    """Refuse what is computed differently; returns the base of the rotary embedding."""
+    """Refuse models that are computed differently; returns the base of the rotary embedding."""
     kind = config.get("model_type")
     if kind != "llama":
         raise CheckpointError(
             f"`{place}` holds a model of type {shown_excerpt(str(kind))!r}, not 'llama'",
             hint="the adapters extend LLaMA; pass a LLaMA folder as --llama-dir",
         )
-    # transformers 5 puts both into rope_parameters; before, they were rope_theta and rope_scaling.
+    # transformers 5 has rope_parameters; before, its content was in rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"`{place / 'config.json'}` has `rope_parameters` that are not an object", hint=_MEANING)

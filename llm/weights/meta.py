@@ -1,4 +1,4 @@
-"""Opens LLaMA folders in Meta's format: `params.json` beside one or several `consolidated.NN.pth`."""
+"""Opens LLaMA folders in Meta's format: `params.json` with one or several `consolidated.NN.pth`."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ from llama_adapter.runtime.tensor_files.files import (
 )
 from llama_adapter.runtime.text import shown_excerpt
 
-# Along which axis the tensors of several shards are joined; None: a copy in each.
+# The axis along which the tensors of several shards are joined. Other tensors have a copy in each shard.
 _AXES = {
     "tok_embeddings": 1,
     "attention.wq": 0,
@@ -44,7 +44,7 @@ _AXES = {
 }
 _SIZES = ("dim", "n_layers", "n_heads")
 _FACTORS = ("norm_eps", "rope_theta")
-# Entries that change nothing here: sizes that are read off the tensors, and limits of Meta's own program.
+# Entries without effect here: sizes that are read from the tensors, and limits of Meta's own program.
 _HARMLESS = ("multiple_of", "ffn_dim_multiplier", "vocab_size", "max_batch_size", "max_seq_len")
 _MEANING = "the folder is incomplete, or its files come from different models; compare it with the original"
 
@@ -128,7 +128,10 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
 
 
 def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path) -> None:
-    """Distinguish a missing last shard, which leaves no gap in the names, from another model."""
+    """Raise CheckpointError if the last shard is missing, or for another model's shards.
+
+    A missing last shard leaves no gap in the names.
+    """
     norm = shards[0].get("norm.weight")
     if norm is not None and tuple(norm.shape) != (dim,):
         raise CheckpointError(
@@ -152,7 +155,7 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
 
 
 def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
-    """Refuse the same shard twice, which has all the right names and shapes; one matrix shows it."""
+    """Refuse two copies of one shard, whose names and shapes are all correct. Comparing one matrix is enough."""
     for (one, part), (other, its) in itertools.combinations(zip(files, split.parts, strict=True), 2):
         if torch.equal(part, its):
             raise CheckpointError(

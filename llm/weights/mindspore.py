@@ -1,4 +1,4 @@
-"""LLaMA as MindFormers has it: a `.ckpt` file beside a YAML with the sizes. Reads and writes it, without MindSpore."""
+"""Reads and writes LLaMA in MindFormers' format, a `.ckpt` file and a YAML with the sizes, without MindSpore."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
 
-# MindFormers' names -> Meta's; those of layers differ in their prefix alone.
+# MindFormers' names -> Meta's names. Names of tensors in layers differ only in their prefix.
 _TOP = {
     "model.tok_embeddings.embedding_weight": "tok_embeddings.weight",
     "model.norm_out.weight": "norm.weight",
@@ -29,11 +29,11 @@ _MEANING = "the checkpoint is not MindFormers' LLaMA, or its YAML is that of ano
 
 
 def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
-    """Open a folder with one `.ckpt` and one YAML, whose `model.model_config` has `num_heads`; mapped from the file.
+    """Open a folder with one `.ckpt` and one YAML, whose `model.model_config` has `num_heads`; memory-mapped.
 
-    MindFormers converts Hugging Face's checkpoints by name alone, so rows of q and k are in their order. Raises
-    CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that are computed
-    differently (grouped-query attention, scaled rotary embedding).
+    MindFormers converts Hugging Face's checkpoints by renaming only, so rows of q and k are in Hugging Face's order.
+    Raises CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that are
+    computed differently (grouped-query attention, scaled rotary embedding).
     """
     place = Path(folder)
     file, settings = (_only(place, pattern) for pattern in ("*.ckpt", "*.y*ml"))
@@ -66,7 +66,7 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
 
 
 def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: Mapping[str, Tensor]) -> None:
-    """Write a decoder without adapter as MindFormers' LLaMA, in the types of `state`.
+    """Write a decoder without adapter in MindFormers' format, in the dtypes of `state`.
 
     Raises CheckpointError for a decoder with an adapter or with biases, for which MindFormers has no names.
     """
@@ -126,7 +126,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _meta_name(name: str) -> str:
-    """Unknown names stay as they are, to be reported."""
+    """Meta's name of a tensor. Unknown names are returned unchanged, so that they are reported."""
     return _TOP.get(name) or re.sub(r"^model\.(?=layers\.\d+\.)", "", name)
 
 

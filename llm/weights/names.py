@@ -13,7 +13,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
 from llama_adapter.runtime.text import shown_excerpt
 
-# Matrices of a layer and how their two sides are called below; D model width, F feed-forward width.
+# Matrices of a layer, with the sizes of their rows and columns: D model width, F feed-forward width.
 MATRICES = {
     "attention.wq": ("D", "D"),
     "attention.wk": ("D", "D"),
@@ -23,11 +23,11 @@ MATRICES = {
     "feed_forward.w2": ("D", "F"),
     "feed_forward.w3": ("F", "D"),
 }
-# wk, wv and the output never have one.
+# Matrices that may have a bias; wk, wv and the output never have one.
 BIASED = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 LAYER_NORMS = ("attention_norm", "ffn_norm")
 
-# The first LLaMAs, for hints.
+# Sizes of the first LLaMAs, for hints.
 WIDTHS = "7B is 4096 wide, 13B 5120, 30B 6656, 65B 8192"
 DEPTHS = "7B has 32 layers, 13B 40, 30B 60, 65B 80"
 
@@ -62,7 +62,7 @@ def llama_shapes(*, vocab_size: int, dim: int, num_layers: int, ffn_dim: int) ->
 
 
 def from_huggingface(key: str) -> str | None:
-    """Meta's name for a Hugging Face LLaMA key; None for a key that is no tensor of a LLaMA."""
+    """Meta's name for a Hugging Face LLaMA key; None for a key that is not a tensor of a LLaMA."""
     if key in _HUGGINGFACE_TOP:
         return _HUGGINGFACE_TOP[key]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", key)
@@ -72,9 +72,10 @@ def from_huggingface(key: str) -> str | None:
 
 
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of a q or k tensor (D, ...) from Meta's order to the half-split one.
+    """Reorder the rows of a q or k tensor (D, ...) from Meta's order to half-split order.
 
-    Meta turns coordinates (2i, 2i + 1) of a head as a pair; here, as at Hugging Face, they are (i, i + H/2).
+    The rotary embedding rotates pairs of coordinates of a head: (2i, 2i + 1) in Meta's order, (i, i + H/2) here and in
+    Hugging Face's order.
     """
     per_head = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
     return per_head.transpose(1, 2).reshape(rows.shape)
@@ -87,7 +88,7 @@ def meta_order(rows: Tensor, num_heads: int) -> Tensor:
 
 
 def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
-    """Raise CheckpointError unless the names are those of `num_layers` layers, as `config` says."""
+    """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
     if layers != num_layers:
         raise CheckpointError(
@@ -109,7 +110,7 @@ def check_heads(config: Mapping[str, object], heads: str, kv_heads: str, *, fold
 
 @dataclass(frozen=True, slots=True)
 class SplitTensor:
-    """A tensor in one or several parts that are joined along `axis`; nothing is copied before `read`."""
+    """A tensor in one or several parts that are joined along `axis`. Nothing is copied before `read`."""
 
     parts: tuple[Tensor, ...]
     axis: int = 0
@@ -124,9 +125,9 @@ class SplitTensor:
         return tuple(shape)
 
     def read(self, cut: tuple[int, range] | None = None) -> Tensor:
-        """The joined tensor, in the type of the file, or its rows (axis 0) or columns (1) of a range.
+        """The joined tensor in the dtype of the file. With `cut`, only a range of its rows (axis 0) or columns (1).
 
-        A view of the file if it comes from one part; of other parts nothing is read.
+        The result is a view of the file if it comes from one part. Other parts are not read.
         """
         pieces = list(self.parts)
         if cut is not None and cut[0] != self.axis:
@@ -143,14 +144,14 @@ class SplitTensor:
 
 
 def narrowed(tensor: Tensor, cut: tuple[int, range]) -> Tensor:
-    """Rows (axis 0) or columns (1) of a range, as a view."""
+    """A range of rows (axis 0) or columns (1), as a view."""
     axis, places = cut
     return tensor.narrow(axis, places.start, len(places))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSource:
-    """A complete LLaMA: `tensors` holds every tensor of `llama_shapes`, with that shape."""
+    """A complete LLaMA. `tensors` has every tensor of `llama_shapes`, with this shape."""
 
     name: str  # for messages and records: the folder
     vocab_size: int
@@ -163,7 +164,7 @@ class LlamaSource:
     half_split: bool  # whether the rows of wq and wk are in Hugging Face's order
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
-    # Of a bundle: biases of its adapter, for an adapter without. Names and order of rows as those of `tensors`.
+    # Biases of a bundle's adapter, for an adapter that has none. Names and order of rows are as in `tensors`.
     biases: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -178,10 +179,10 @@ def checked_source(
     half_split: bool,
     **settings: Any,
 ) -> LlamaSource:
-    """The LLaMA of `tensors`; `sizes` are the arguments of `llama_shapes`, `settings` the other fields.
+    """The LLaMA of `tensors`. `sizes` are the arguments of `llama_shapes`, `settings` are the other fields.
 
     Raises CheckpointError, with `meaning` as hint, for a missing, unknown or misshapen tensor. `config` is the name of
-    the file that says the sizes.
+    the file that states the sizes.
     """
     wanted = llama_shapes(**sizes)
     check_names(list(tensors), list(wanted), what=f"LLaMA in `{folder}`", meaning=meaning)

@@ -1,7 +1,7 @@
 """Files of past keys and values: PaddleNLP's `pre_caches.npy`, and prefix tuning of Hugging Face PEFT.
 
-The two number positions differently. In PaddleNLP the prompt begins at position 0, in PEFT behind the past. The rotary
-embedding sees differences of positions alone, so one form becomes the other by a rotation of the keys.
+They number positions differently. In PaddleNLP, the prompt begins at position 0; in PEFT, it begins after the past. The
+rotary embedding depends only on differences of positions, so a rotation of the keys converts one form to the other.
 """
 
 # L layers, N heads, C past tokens, H head size
@@ -24,9 +24,10 @@ _FORMS: Final = f"a `.npy` file of PaddleNLP, or a folder with `{PRE_CACHES}` or
 
 
 def read_past(path: Path, config: DecoderConfig) -> PastKeyValues:
-    """Read a `.npy` file, or the folder of one or of a PEFT adapter.
+    """Read a `.npy` file, a folder with `pre_caches.npy`, or the folder of a PEFT adapter.
 
-    Raises CheckpointError for a missing or damaged file, for one of another model, and for values that are not finite.
+    Raises CheckpointError for a missing or damaged file, for a file of another model, and for values that
+    are not finite.
     """
     if not path.is_dir():
         return _read_npy(path, config)

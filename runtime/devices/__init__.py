@@ -60,7 +60,7 @@ def open_backend(name: str) -> Backend:
 
 
 def open_best() -> tuple[Backend, str]:
-    """The device that `auto` means here, and why: the first accelerator that can be opened, else the CPU."""
+    """The device that `auto` selects on this machine, and why: the first accelerator that opens, else the CPU."""
     failures: list[str] = []
     for accelerator in ACCELERATORS:
         if accelerator.is_installed():
@@ -72,7 +72,7 @@ def open_best() -> tuple[Backend, str]:
 
 
 def accelerator_kind() -> str | None:
-    """The kind of accelerator that this installation is made for, such as `cuda`; no device is opened to find out."""
+    """The kind of accelerator that this installation supports, such as `cuda`; None without one. Opens no device."""
     return next((accelerator.kind for accelerator in ACCELERATORS if accelerator.is_installed()), None)
 
 
@@ -87,9 +87,9 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
 
 
 def resolve_mode(name: str, *, backend: Backend) -> str:
-    """The mode of the decoder's steps on `backend`: `eager` or a graph mode; `graph` means its first graph mode.
+    """The mode of the decoder's steps on `backend`: `eager` or a graph mode; `graph` selects its first graph mode.
 
-    Raises DeviceError if the device lacks it.
+    Raises DeviceError if the device does not have the mode.
     """
     if name == EAGER:
         return name

@@ -1,4 +1,4 @@
-"""What every device provides: the Backend protocol, its capabilities as data, and marks in its queue."""
+"""What every device provides: the Backend protocol, capabilities as data, and marks in the device's queue."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,17 +25,17 @@ Program = TypeVar("Program", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a device can do, as data. The engine reads these and never asks for a device's name."""
+    """What a device can do, as data. The engine reads these capabilities and never checks a device's name."""
 
     dtypes: tuple[str, ...]  # the best one first
-    large_dtype: str | None = None  # better than the first one for models that are not small
+    large_dtype: str | None = None  # better than the first dtype for models that are not small
     static_shapes: bool = False  # each new shape costs a compilation, so shapes are rounded up to a few
     graph_modes: tuple[str, ...] = ()  # modes that `compile` accepts
     queued: bool = False  # calls return before the device has finished, so token ids are read one step late
     copies_weights: bool = False  # `prepare` copies the weights, so memory-mapped weights need memory too
-    collectives: Collectives = "gloo"  # what ranks of a decoder that is split compute sums with
+    collectives: Collectives = "gloo"  # the library with which the ranks of a split decoder compute sums
     runs_om: bool = False  # an exported OM encoder can share the device
-    has_zero_points: bool = False  # layers of 4-bit weights hold 16 bits more beside each scale
+    has_zero_points: bool = False  # layers with 4-bit weights store 16 more bits with each scale
     most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
 
 
@@ -43,7 +43,7 @@ class Mark(Protocol):
     """A point in the device's queue."""
 
     def ms_since(self, earlier: Any) -> float:
-        """Milliseconds since an earlier mark of the same device; waits for this one."""
+        """Milliseconds since an earlier mark of the same device. Waits for this mark."""
         ...
 
     def wait(self) -> None:
@@ -56,7 +56,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports, for example `cpu` or `cuda:0 (NVIDIA H100)`."""
+        """The name for reports, for example `cpu` or `cuda:0 (NVIDIA H100)`."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class Backend(Protocol):
 
     @property
     def kernels(self) -> Library | None:
-        """Our own kernels, if `prepare` has used them; the native runner needs them."""
+        """This project's C kernels if `prepare` has used them, else None. The native runner needs them."""
         ...
 
     def synchronise(self) -> None:
@@ -75,11 +75,11 @@ class Backend(Protocol):
         ...
 
     def mark(self) -> Mark | None:
-        """The current end of the device's queue; None where the host computes."""
+        """The current end of the device's queue; None if the host computes."""
         ...
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
-        """A run of the device's profiler, which writes a Chrome trace into `folder` at its end."""
+        """A context that profiles the device and writes a Chrome trace into `folder` when it ends."""
         ...
 
     def free_bytes(self) -> int | None:
@@ -91,17 +91,17 @@ class Backend(Protocol):
         ...
 
     def empty_caches(self) -> None:
-        """Release cached memory, after loading and after an allocation has failed."""
+        """Release cached memory. Called after loading and after an allocation has failed."""
         ...
 
     def choose_operators(
         self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:
-        """The operators for a decoder of these sizes in `mode`; with `aten`, plain torch."""
+        """The operators for a decoder of these sizes in `mode`. With `aten`, plain torch computes."""
         ...
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
-        """Lay out the weights of a module on this device for fast computing, in place.
+        """Convert the weights of a module to the layout that this device computes with, in place.
 
         Quantised layers (runtime/schemes/layers.py) are replaced or dequantised. With `aten`, plain torch computes.
         """
@@ -112,25 +112,25 @@ class Backend(Protocol):
         ...
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
-        """Why the device has no operators for weights of `precision`, in whatever type; empty if it has, or needs none.
+        """The reason why the device has no operators for weights of `precision`, with any type of activations.
 
-        Where weights are widened by the choice of plain operators, nothing is refused.
+        Empty if it has such operators or needs none, and with `aten`, because weights are then dequantised.
         """
         ...
 
     def packed_layout(
         self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
     ) -> PackedLayout | None:
-        """The layout in which `prepare` takes packed weights; None for plain ones only.
+        """The layout of packed weights that `prepare` accepts; None if it accepts plain weights only.
 
-        Float weights are in the type of the activations.
+        Float weights have the type of the activations.
         """
         ...
 
     def compile(self, program: Program, *, mode: str) -> Program:
-        """A program of fixed shapes as one graph. Raises DeviceError for a mode that the device lacks.
+        """A program with fixed shapes as one graph. Raises DeviceError if the device does not have the mode.
 
-        The program takes tensors and returns a tuple of tensors. Its first call may run it more than once, so its side
+        The program takes tensors and returns a tuple of tensors. The first call may run it more than once, so its side
         effects must be idempotent. The next call of any graph may overwrite its results.
         """
         ...
@@ -138,7 +138,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EventMark:
-    """A mark made of a device's event, such as `torch.cuda.Event`."""
+    """A mark that uses an event of the device, such as `torch.cuda.Event`."""
 
     event: Any
 
@@ -152,7 +152,7 @@ class EventMark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """A kind of device beside the CPU, as the registry lists it."""
+    """A kind of device other than the CPU, as an entry of the registry."""
 
     kind: str  # the part of a device name before the colon
     is_installed: Callable[[], bool]  # without opening a device

@@ -1,9 +1,9 @@
-"""The libraries that compute sums over ranks, as data: what `torch.distributed` has to be told for each.
+"""The libraries that compute sums over ranks, as data: how `torch.distributed` is configured for each.
 
-gloo raises where a collective fails. NCCL and HCCL compute in the device's queue: calls return at once, and a wait for
-the device does not end if another rank has. Then a watchdog of torch or torch_npu ends the process with SIGABRT: the
-first rank too, before it can say which rank has failed. So these watchdogs are switched off, and the first rank watches
-the others itself.
+gloo raises an error if a collective fails. NCCL and HCCL compute in the device's queue: their calls return at once, and
+if another rank has ended, a wait for the device never returns. A watchdog of torch or torch_npu would then end every
+process with SIGABRT, also the first rank before it can report which rank failed. Therefore the watchdogs are switched
+off, and the first rank watches the other ranks itself.
 """
 
 import math
@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from llama_adapter.runtime.devices.base import Collectives
 
-# Seconds that HCCL takes (CANN's table of environment variables). Chips of the family 910 round the second up to 68.
+# Seconds that HCCL accepts (CANN's table of environment variables). On chips of the family 910, the second setting is
+# raised to at least 68.
 _HCCL_CONNECT_S: Final = range(120, 7201)
 _HCCL_EXEC_S: Final = range(1, 17341)
 
@@ -25,13 +26,13 @@ _HCCL_EXEC_S: Final = range(1, 17341)
 class CollectiveLibrary:
     """A backend of `torch.distributed`."""
 
-    is_queued: bool  # computes in the device's queue, and raises nowhere if another rank ends
-    variables: Callable[[float], dict[str, str]]  # of the environment, for a time limit in seconds
-    abort: Callable[[torch.device], None]  # ends all waits for collectives of this process, as far as the library can
+    is_queued: bool  # it computes in the device's queue, and raises no error if another rank ends
+    variables: Callable[[float], dict[str, str]]  # environment variables for a time limit in seconds
+    abort: Callable[[torch.device], None]  # ends all waits of this process for collectives, as far as the library can
 
 
 def _nccl_variables(timeout_s: float) -> dict[str, str]:
-    # NCCL has no time limit of its own.
+    # NCCL has no time limit.
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 

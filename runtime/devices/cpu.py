@@ -27,7 +27,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 class CpuBackend:
-    """The host's own cores; every operation is synchronous."""
+    """The cores of the host. Every operation is synchronous."""
 
     name = "cpu"
     device = torch.device("cpu")
@@ -56,8 +56,8 @@ class CpuBackend:
         return total_host_bytes()
 
     def empty_caches(self) -> None:
-        """Give back what the C library keeps between blocks that are in use: after a load, a tenth of the weights."""
-        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # of glibc
+        """Return free memory that the C library keeps; after a load, this is a tenth of the weights' size."""
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # only glibc has it
             trim(0)
 
     def choose_operators(
@@ -99,15 +99,15 @@ def _kernels(wanted: OperatorChoice) -> Library | None:
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` for inference, in the dtype of its weight, which is packed once for oneDNN.
+    """An `nn.Linear` for inference, in the dtype of its weight, which is packed for oneDNN once.
 
-    `torch.nn.functional.linear` repacks it at every call, or uses a library without the widest instructions.
+    `torch.nn.functional.linear` packs the weight at every call, or uses a library without the widest instructions.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        # An opaque tensor: it can be neither moved nor saved, so it is no parameter or buffer.
+        # An opaque tensor, which can be neither moved nor saved. Therefore it is not a parameter or buffer.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
 
@@ -117,9 +117,9 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: nn.Module) -> int:
-    """Replace the linear layers inside `module` whose dtype oneDNN supports; returns how many.
+    """Replace the linear layers inside `module` whose dtype oneDNN supports; returns the number of replaced layers.
 
-    The plain weights are released.
+    Their plain weights are released.
     """
     num_packed = 0
     for name, child in module.named_children():
@@ -150,9 +150,9 @@ _CHECKS = {torch.float32: None, torch.bfloat16: "_is_mkldnn_bf16_supported", tor
 
 
 def is_file_backed(tensors: Sequence[Tensor]) -> list[bool]:
-    """For each tensor on the host whether its memory is a mapped file, which the kernel can drop and read again.
+    """For each tensor on the host: whether its memory is a mapped file, which the kernel can drop and read again.
 
-    True for all where the system does not say.
+    True for all tensors if /proc/self/maps cannot be read.
     """
     try:
         lines = [line.split(maxsplit=5) for line in _MAPS.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Stacks of transformer blocks that compute in one call of the kernels."""
+"""Stacks of transformer blocks that are computed by one call of the C kernels."""
 
 # B pictures, T tokens, W width
 
@@ -32,7 +32,7 @@ class BlockParts:
 
 
 class NativeBlocks(nn.Module):
-    """Blocks of one width as a single module; all but the linear layers computes in float32."""
+    """Blocks of one width as a single module. See runtime/kernels/encoder.h for the types in which it computes."""
 
     def __init__(
         self, blocks: Sequence[BlockParts], *, num_heads: int, activation: Activation, library: Library
@@ -53,9 +53,9 @@ class NativeBlocks(nn.Module):
         self._pointer = ctypes.addressof(self._struct)
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
-        """(B, T, W) in float32 or bfloat16 -> the same, or its first `num_kept` tokens; the argument is not changed.
+        """(B, T, W) in float32 or bfloat16 -> (B, num_kept, W) in the same type; by default, all T tokens are kept.
 
-        Raises RuntimeError for another width or device.
+        `x_BTW` is not changed. Raises RuntimeError for another width or device.
         """
         if x_BTW.ndim != 3 or x_BTW.shape[2] != self._struct.width or not x_BTW.is_cpu:
             raise RuntimeError(
@@ -81,7 +81,7 @@ class NativeBlocks(nn.Module):
         )
 
     def _floats(self, tensor: Tensor) -> int:
-        """Address of a float32 copy with the lifetime of this module."""
+        """Address of a float32 copy that lives as long as this module."""
         copy = tensor.detach().float().contiguous()
         self._kept.append(copy)
         return copy.data_ptr()

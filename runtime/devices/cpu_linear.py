@@ -1,4 +1,4 @@
-"""Linear layers that compute with the kernels, for plain and quantised weights."""
+"""Linear layers that compute with the C kernels, for plain and quantised weights."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,23 +14,24 @@ from llama_adapter.runtime.schemes.layers import WEIGHT, float_type
 from llama_adapter.runtime.schemes.packed import ALIGNMENT, DTYPES, StoredPacked
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
-_STEPS = {torch.uint8: int4.GROUP}  # the number of inputs is a multiple of this; of 4 where the dtype is not listed
+_STEPS = {torch.uint8: int4.GROUP}  # the number of inputs must be a multiple of this, or of _STEP for other dtypes
 _STEP = 4
 
 
 class NativeLinear(nn.Module):
     """An `nn.Linear` for inference.
 
-    Weights are float32, bfloat16, or stored by the schemes int8 or int4. Activations are float32 or, unless the weights
-    are float32, bfloat16; outputs have the type of the inputs. The result of a row does not depend on other rows.
+    Weights are float32, bfloat16, or stored by the schemes int8 or int4. Activations are float32 or bfloat16;
+    with float32 weights, only float32. Outputs have the type of the inputs. The result of a row does not depend
+    on other rows.
     """
 
     def __init__(self, linear: nn.Linear | StoredPacked, *, library: Library) -> None:
-        """A packed weight in the library's layout is used where it is; a plain one is packed."""
+        """A packed weight, which must have the library's layout, is used in place. A plain weight is packed."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._library = library
-        # No parameter or buffer: packed weights can be neither moved nor saved.
+        # Not a parameter or buffer, because packed weights can be neither moved nor saved.
         if isinstance(linear, StoredPacked):
             self.weight_dtype, self._memory = DTYPES[linear.kind], linear.packed
             start = self._memory.data_ptr()
@@ -52,12 +53,12 @@ class NativeLinear(nn.Module):
         self._pointer = ctypes.addressof(self.struct)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """(..., in_features) to (..., out_features). A contiguous float32 `bias` takes the place of the layer's own.
+        """(..., in_features) to (..., out_features). `bias`, contiguous float32, replaces the layer's own bias.
 
-        Raises RuntimeError, as torch does, for another number of features, type or device.
+        Raises RuntimeError, as torch does, if the number of features, the type or the device of `x` does not fit.
         """
         takes = (torch.float32,) if self.weight_dtype == torch.float32 else _ACTIVATIONS
-        # The kernels do not check: with another type or size they would read beyond the tensor.
+        # The kernels do not check this. With another type or size they would read beyond the end of the tensor.
         if x.dtype not in takes or x.shape[-1:] != (self.in_features,) or not x.is_cpu:
             raise RuntimeError(
                 f"a layer of {self.in_features} inputs with {self.weight_dtype} weights was given "
@@ -74,7 +75,7 @@ class NativeLinear(nn.Module):
         return out
 
     def part(self, first: int, num_out: int) -> LinearStruct:
-        """Outputs first..first+num_out-1 as a layer in the same memory; `first` is a multiple of 64."""
+        """Outputs first..first+num_out-1 as a layer that shares this one's memory. `first` must be a multiple of 64."""
         assert first % 64 == 0, "weights are packed in blocks of 64 outputs"
         return LinearStruct(
             kind=self.struct.kind,
@@ -87,7 +88,7 @@ class NativeLinear(nn.Module):
 
 
 def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
-    """The packed weight of a layer in new memory, and the address where it begins."""
+    """The packed weight of a layer in new memory, and the address where the weight begins."""
     weight = linear.weight.detach().contiguous()
     kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
     memory = torch.empty(library.packed_bytes(kind, *shape) + ALIGNMENT, dtype=torch.uint8)
@@ -98,7 +99,7 @@ def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
 
 
 def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
-    """The packed weight of a plain or quantised layer, bytes, filled with zeros up to a multiple of 64."""
+    """The packed weight of a plain or quantised layer as bytes, padded with zeros to a multiple of 64."""
     memory, start = _packed(linear, library)
     num_bytes = library.packed_bytes(KINDS[linear.weight.dtype], linear.out_features, linear.in_features)
     packed = torch.zeros(-(-num_bytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
@@ -113,15 +114,16 @@ def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
 
 
 def can_take(linear: nn.Linear, *, activations: torch.dtype) -> bool:
-    """Whether the kernels compute this layer, given its type and sizes and the type of its inputs."""
+    """Whether the kernels support this layer: its type and sizes, and the type of its inputs."""
     dtype, num_inputs = linear.weight.dtype, linear.in_features
     return num_inputs > 0 and num_inputs % _STEPS.get(dtype, _STEP) == 0 and takes_types(dtype, activations)
 
 
 def install_kernels(module: nn.Module, *, library: Library, release: Callable[[], None] = lambda: None) -> int:
-    """Replace the linear layers inside `module` that the kernels support, releasing their weights; returns how many.
+    """Replace the linear layers inside `module` that the kernels support; returns the number of replaced layers.
 
-    `release` is called after each: memory that the C library keeps would be needed twice.
+    Their plain weights are released. `release` is called after each layer, to return free memory that the C library
+    keeps; otherwise the weights would need twice their size.
     """
     activations = float_type(module)
     num_installed = 0

@@ -38,7 +38,7 @@ from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
 
 CUDA_GRAPH = "cuda_graph"
-_NUM_WARM_UPS = 2  # libraries choose kernels and allocate workspaces before the capture
+_NUM_WARM_UPS = 2  # runs before the capture, in which libraries choose kernels and allocate workspaces
 
 
 class CudaBackend:
@@ -52,7 +52,7 @@ class CudaBackend:
         with torch.cuda.device(self.device):
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         half = ("bfloat16", "float16") if has_bfloat16 else ("float16",)
-        # float32 means float32: by default cuDNN rounds the inputs of the patch convolution to TF32.
+        # So that float32 is exact: by default, cuDNN rounds the inputs of the patch convolution to TF32.
         torch.backends.cudnn.allow_tf32 = False
         self.capabilities = Capabilities(
             dtypes=(*half, "float32"),
@@ -119,7 +119,7 @@ class CudaBackend:
 
 
 def open_cuda(index: int) -> CudaBackend:
-    """Backend of one GPU. Raises DeviceError for one that is listed but does not compute."""
+    """Backend of one GPU. Raises DeviceError if the GPU is listed but cannot compute."""
     try:
         backend = CudaBackend(index)
         torch.ones(1, device=backend.device).add_(1).item()
@@ -141,18 +141,18 @@ CUDA = Accelerator(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """One kernel; it computes in float32 internally."""
+    """As one kernel, which computes in float32 internally."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Puts the sign of the rotated half into the sines, once for all layers."""
+    """Put the sign of the rotated half into the sines, once for all layers."""
     first, second = sin_BS1H.chunk(2, dim=-1)
     return cos_BS1H, torch.cat([-first, second], dim=-1)
 
 
 def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-    """In float32, to which the tables promote half types."""
+    """Computed in float32, because the float32 tables promote half types."""
     return _rotate(q_BSNH, cos_BS1H, sin_BS1H), _rotate(k_BSNH, cos_BS1H, sin_BS1H)
 
 
@@ -175,7 +175,7 @@ FUSED = dataclasses.replace(
 class CudaGraphs:
     """The graphs of one device, in one memory pool.
 
-    torch allows graphs that never run at the same time to share memory. So a result is valid until the next graph runs.
+    torch allows graphs to share memory if they never run at the same time. A result is valid until the next graph runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -187,12 +187,12 @@ class CudaGraphs:
     def capture_at_first_call(self, program: Program) -> Program:
         """`program` as a graph that is captured at its first call; see `Backend.compile`.
 
-        The first dimension of its results is rows.
+        The first dimension of its results must be rows.
         """
         return cast(Program, _Captured(program, graphs=self))
 
     def capture(self, program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]]:
-        """The graph of `program` on these very tensors, and the tensors that hold its results after a replay."""
+        """The graph of `program` on exactly these tensors, and the tensors that hold its results after a replay."""
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -205,14 +205,14 @@ class CudaGraphs:
             main.wait_stream(self._stream)
             results = tuple(self._result_like(output, index=index) for index, output in enumerate(outputs))
             graph = torch.cuda.CUDAGraph()
-            # The capture restricts this thread's calls only: other threads read pictures meanwhile.
+            # "thread_local": the capture restricts calls of this thread only, because other threads read pictures.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 for result, output in zip(results, program(*inputs), strict=True):
                     result.copy_(output)
         return graph, results
 
     def _result_like(self, output: Tensor, *, index: int) -> Tensor:
-        """The tensor for an output of this kind, shared by all graphs: otherwise each would hold its own logits."""
+        """A tensor for an output of this kind, shared by all graphs. Otherwise each graph would hold its own logits."""
         kind = index, output.dtype, tuple(output.shape[1:])
         if kind not in self._results or len(self._results[kind]) < len(output):
             self._results[kind] = torch.empty_like(output)
@@ -220,7 +220,7 @@ class CudaGraphs:
 
 
 class _Captured:
-    """One program of fixed shapes. Inputs are copied to the tensors that the graph reads."""
+    """One program with fixed shapes. Inputs are copied to the tensors that the graph reads."""
 
     def __init__(self, program: Callable[..., Any], *, graphs: CudaGraphs) -> None:
         self._program, self._graphs = program, graphs

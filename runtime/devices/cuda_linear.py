@@ -1,6 +1,6 @@
-"""Linear layers with weights of 8 and 4 bits on NVIDIA GPUs, by torch's own operators.
+"""Linear layers with 8-bit and 4-bit weights on NVIDIA GPUs, with operators of torch.
 
-Their limits and layouts are those of torch's sources: aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp.
+Limits and layouts follow torch's sources: aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp.
 """
 
 # R rows, K inputs, N outputs, G groups
@@ -12,16 +12,16 @@ from torch.nn import functional as F
 from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT
 
-_FEW_ROWS = 16  # one block of the 8-bit kernel, which has no tensor cores: more rows are faster by a plain product
-_LEAST_ROWS = 32  # `_int_mm` takes 17 or more
-_INNER_TILES = (8, 4, 2)  # tiles of 16 inputs that lie together in the 4-bit layout, the best first
+_FEW_ROWS = 16  # one block of the 8-bit kernel, which uses no tensor cores; for more rows a plain product is faster
+_LEAST_ROWS = 32  # `_int_mm` needs at least 17
+_INNER_TILES = (8, 4, 2)  # numbers of tiles of 16 inputs that are adjacent in the 4-bit layout, the best first
 _TILE = 16
 
 
 def can_compute(
     precision: Precision, activations: torch.dtype, *, capability: tuple[int, int], wanted: OperatorChoice
 ) -> bool:
-    """Whether a GPU of this compute capability has operators for such weights and activations."""
+    """Whether a GPU of this compute capability has operators for these weights and activations."""
     if wanted == "aten":
         return False
     if precision == "int4":
@@ -38,7 +38,7 @@ def _has_kernel(name: str) -> bool:
 
 
 def build_linear(linear: nn.Linear, precision: Precision, *, wanted: OperatorChoice) -> nn.Module | None:
-    """The layer that computes with these stored weights; None if its sizes fit no operator."""
+    """The layer that computes with these stored weights; None if no operator supports its sizes."""
     num_inputs, num_outputs = linear.in_features, linear.out_features
     if precision == "int4":
         fits = num_inputs % int4.GROUP == 0 and num_outputs % 8 == 0
@@ -71,7 +71,7 @@ class Int8Linear(nn.Module):
 
 
 class RoundedLinear(nn.Module):
-    """8-bit weights, and inputs rounded to 8 bits with a scale for each row; sums are exact."""
+    """8-bit weights, and inputs rounded to 8 bits with a scale for each row. The integer sums are exact."""
 
     weight: Tensor
     scale: Tensor
@@ -92,7 +92,7 @@ class RoundedLinear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """4-bit weights and inputs in bfloat16. The scales become bfloat16, so they lose three bits of ten."""
+    """4-bit weights and bfloat16 inputs. Scales are rounded to bfloat16, which loses three of their ten bits."""
 
     packed: Tensor
     scales_and_zeros: Tensor
@@ -102,7 +102,7 @@ class Int4Linear(nn.Module):
         super().__init__()
         stored = linear.weight.detach()
         inner_tiles = next(tiles for tiles in _INNER_TILES if linear.in_features % (tiles * _TILE) == 0)
-        # The operator wants the even input in the high half, and computes (code - 8) * scale + zero.
+        # The operator expects the even input in the high half, and computes (code - 8) * scale + zero.
         swapped = (stored << 4) | (stored >> 4)
         self.register_buffer("packed", torch._convert_weight_to_int4pack(swapped, inner_tiles))
         scale_NG = getattr(linear, WEIGHT + int4.SCALE)
@@ -118,6 +118,6 @@ class Int4Linear(nn.Module):
 
 
 def _finish(out_RN: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """With the bias, in the type of the inputs and their leading dimensions."""
+    """Add the bias, and convert to the type and the leading dimensions of the inputs."""
     out_RN = out_RN if bias is None else out_RN + bias
     return out_RN.to(x.dtype).view(*x.shape[:-1], -1)

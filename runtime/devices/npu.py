@@ -1,4 +1,4 @@
-"""Ascend NPUs through torch_npu, which is imported when such a device is opened."""
+"""Ascend NPUs through torch_npu, which is imported when an NPU is opened."""
 
 import contextlib
 import importlib
@@ -37,7 +37,7 @@ def open_npu(index: int) -> "NpuBackend":
     count = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
     if count == 0:
         raise DeviceError(
-            "torch_npu and CANN are there, but no NPU is: torch.npu.is_available() is False",
+            "torch_npu and CANN are installed, but there is no NPU: torch.npu.is_available() is False",
             hint="`npu-smi info` must list one; look at the driver, ASCEND_RT_VISIBLE_DEVICES, and the devices that a "
             "container was given" + OTHERWISE,
         )
@@ -53,7 +53,7 @@ def open_npu(index: int) -> "NpuBackend":
     except RuntimeError as error:
         raise DeviceError(
             f"npu:{index} cannot be opened ({first_line(error)})",
-            hint="`npu-smi info` says whether it is healthy and whose processes hold it" + OTHERWISE,
+            hint="`npu-smi info` shows its health and the processes that use it" + OTHERWISE,
         ) from error
 
 
@@ -66,7 +66,7 @@ NPU = Accelerator(
 
 
 class NpuBackend:
-    """One Ascend NPU; see `open_npu`. Tested on torch_npu without its kernels, never on hardware."""
+    """One Ascend NPU; see `open_npu`. Tested with torch_npu without its kernels, not on hardware."""
 
     kernels = None
 
@@ -82,11 +82,12 @@ class NpuBackend:
             runs_om=True,
             collectives="hccl",
         )
-        self.choices: tuple[Choice, ...] = ()  # of the last `choose_operators`, with reasons
-        self._tiled = weakref.WeakSet[nn.Module]()  # layers whose weights are tiled: a model is prepared block by block
+        self.choices: tuple[Choice, ...] = ()  # the choices of the last `choose_operators`, with reasons
+        # Layers whose weights are already tiled, because a model is prepared block by block.
+        self._tiled = weakref.WeakSet[nn.Module]()
         if self.family.may_compile_operators:
             torch_npu.npu.set_compile_mode(jit_compile=False)
-        # float32 means float32: by default A2 and later round a convolution's inputs to HF32, which has 11 bits.
+        # So that float32 is exact: by default, A2 and later round a convolution's inputs to HF32, which has 11 bits.
         torch_npu.npu.conv.allow_hf32 = False
         torch_npu.npu.matmul.allow_hf32 = False
 
@@ -99,7 +100,7 @@ class NpuBackend:
         return EventMark(event)
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
-        # Without `activities`, it records the host and the NPU.
+        # Without `activities`, the profiler records the host and the NPU.
         profile: AbstractContextManager[object] = self._torch_npu.profiler.profile(
             on_trace_ready=self._torch_npu.profiler.tensorboard_trace_handler(str(folder))
         )
@@ -123,9 +124,9 @@ class NpuBackend:
         return operators
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
-        """Tile the weights of linear layers if `choose_operators` chose that; embeddings keep their layout.
+        """Tile the weights of linear layers if `choose_operators` chose that layout. Embeddings keep their layout.
 
-        Quantised layers get the chip's operators, which take plain layouts in eager mode.
+        Quantised layers get the chip's operators, which accept plain layouts in eager mode.
         """
         dtype = float_type(module)
 
@@ -151,7 +152,10 @@ class NpuBackend:
     def choose_linear(
         self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
     ) -> Choice:
-        """What multiplies by weights of fewer bits, with the reason; plain torch stands for widened weights."""
+        """The operator for products with quantised weights, and the reason.
+
+        Plain torch means that they are dequantised.
+        """
         return choose_linear(self.family, precision, activations, torch_npu=self._torch_npu, wanted=wanted)
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
@@ -183,9 +187,10 @@ def _npugraph_ex(program: Callable[..., Any]) -> Any:
 
 
 def _complete_configuration() -> None:
-    """For products with weights of fewer bits, torch_npu 2.13 sets an option that this compiler's configuration lacks.
+    """Add the attribute `experimental_config` to npugraph_ex's configuration if it is missing.
 
-    It is torchair's, and nothing of npugraph_ex reads it.
+    For products with quantised weights, torch_npu 2.13 sets an option in it. The option belongs to torchair, and
+    npugraph_ex does not read it.
     """
     graph_configs: Any = importlib.import_module("npugraph_ex.configs.compiler_config")
     if not hasattr(graph_configs.CompilerConfig, "experimental_config"):

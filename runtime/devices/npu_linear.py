@@ -1,7 +1,7 @@
-"""Linear layers with weights of 8 and 4 bits on Ascend: which chip has which operator, as data, and the layers.
+"""Linear layers with 8-bit and 4-bit weights on Ascend: the layers, and as data the operators that each chip has.
 
-Families, types and layouts are those of the documentation of op-plugin (docs/zh/custom_APIs/torch_npu) and of CANN's
-aclnnWeightQuantBatchMatmulV2. Weights lie in the plain layout: eager mode takes no other.
+Families, types and layouts follow the documentation of op-plugin (docs/zh/custom_APIs/torch_npu) and of CANN's
+aclnnWeightQuantBatchMatmulV2. Weights have the plain layout, because eager mode accepts no other.
 """
 
 # R rows, K inputs, N outputs, G groups
@@ -19,20 +19,20 @@ from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 
-_MOST_FEATURES = 65535  # inputs or outputs of the quantised products
-_INPUTS_AT_ONCE = 256  # while 4-bit weights are packed, which takes 32 bits each
+_MOST_FEATURES = 65535  # the most inputs or outputs that the quantised products accept
+_INPUTS_AT_ONCE = 256  # inputs packed at a time, because packing needs 32 bits for each 4-bit weight
 _LARGEST_HALF = 32768.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearOperator:
-    """An operator for weights of fewer bits, and the chip families it is documented for, with the types there."""
+    """An operator for quantised weights, and the chip families that it is documented for, with their types."""
 
     precision: Precision
     rounds_inputs: bool = False
     implementation: str
-    needs: tuple[str, ...]  # attributes of torch_npu
-    dtypes: Mapping[str, tuple[torch.dtype, ...]]
+    needs: tuple[str, ...]  # required attributes of torch_npu
+    dtypes: Mapping[str, tuple[torch.dtype, ...]]  # name of the chip family -> types of activations
     build: Callable[..., nn.Module]  # (layer, type of activations, torch_npu, family)
     fits: Callable[[nn.Linear, torch.dtype], bool]  # (layer, type of activations)
 
@@ -45,7 +45,7 @@ def choose_linear(
     torch_npu: Any,
     wanted: OperatorChoice = "auto",
 ) -> Choice:
-    """What multiplies by weights of `precision` on a chip of `family`; `aten` for widened weights. Never raises."""
+    """The operator for weights of `precision` on a chip of `family`, or `aten` to dequantise them. Never raises."""
     objection = PLAIN_WANTED if wanted == "aten" else refusal(family, precision, wanted=wanted)
     if not objection:
         found = _find(precision, wanted)
@@ -60,7 +60,7 @@ def choose_linear(
 
 
 def refusal(family: ChipFamily, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
-    """Why chips of this family have no operator for such weights, in whatever type; empty if they have one."""
+    """Why chips of this family have no operator for these weights with any type of activations; empty if they have."""
     found = _find(precision, wanted)
     if family.name in found.dtypes:
         return ""
@@ -76,7 +76,7 @@ def build_linear(
     torch_npu: Any,
     wanted: OperatorChoice = "auto",
 ) -> nn.Module | None:
-    """The layer that computes with these stored weights; None if its sizes fit no operator."""
+    """The layer that computes with these stored weights; None if no operator supports its sizes."""
     found = _find(precision, wanted)
     sizes = linear.in_features, linear.out_features
     if max(sizes) > _MOST_FEATURES or not found.fits(linear, activations):
@@ -85,7 +85,10 @@ def build_linear(
 
 
 class Int8Linear(nn.Module):
-    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs, to which scales are rounded."""
+    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs.
+
+    Scales are rounded to this type.
+    """
 
     weight: Tensor
     scale: Tensor
@@ -107,7 +110,7 @@ class Int8Linear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """4-bit weights and float inputs. In bfloat16 the scales lose three bits of ten."""
+    """4-bit weights and float inputs. In bfloat16, the scales lose three of their ten bits."""
 
     packed: Tensor
     scale: Tensor
@@ -118,7 +121,7 @@ class Int4Linear(nn.Module):
         self._torch_npu = torch_npu
         stored = linear.weight.detach()
         num_inputs, num_outputs = linear.in_features, linear.out_features
-        # (K, N / 8), which is recommended for groups; eight outputs are one number of 32 bits.
+        # (K, N / 8), the recommended layout for groups: 32 bits hold eight outputs.
         packed = torch.empty(num_inputs, num_outputs // 8, dtype=torch.int32, device=stored.device)
         for start in range(0, num_inputs, _INPUTS_AT_ONCE):
             part = stored[:, start // 2 : (start + _INPUTS_AT_ONCE) // 2]
@@ -165,9 +168,9 @@ class RoundedLinear(nn.Module):
 
 
 class RoundedLinear310P(RoundedLinear):
-    """As `RoundedLinear`, where neither rounding nor scales of rows are operators: plain torch does both.
+    """As `RoundedLinear`, for a chip without operators for rounding and for scales of rows: plain torch does both.
 
-    The product is float16 before the rows' scales apply, so a power of two keeps it below what that type holds.
+    The product is float16 before the rows' scales are applied. A power of two keeps it within the range of float16.
     """
 
     def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
@@ -190,7 +193,7 @@ class RoundedLinear310P(RoundedLinear):
 
 
 def _bias(linear: nn.Linear, activations: torch.dtype) -> Tensor | None:
-    """The bias in the type that the weight-only product wants."""
+    """The bias in the type that the weight-only product requires."""
     if linear.bias is None:
         return None
     return linear.bias.detach().to(torch.float32 if activations == torch.bfloat16 else activations)
@@ -202,13 +205,13 @@ def _rounded(linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family
 
 
 def _holds_scales(linear: nn.Linear, activations: torch.dtype) -> bool:
-    """Scales in the type of the activations must keep their precision, which float16 loses below its normal numbers."""
+    """Whether scales keep their precision in the type of the activations; float16 loses it below its normal numbers."""
     scale: Tensor = getattr(linear, WEIGHT + int8.SCALE)
     return bool(scale.min() >= torch.finfo(activations).smallest_normal)
 
 
 def _holds_groups(linear: nn.Linear, activations: torch.dtype) -> bool:
-    """A group must be smaller than all inputs, and eight outputs share a number."""
+    """Whether the sizes fit: a group must be smaller than the number of inputs, and 32 bits hold eight outputs."""
     return linear.in_features % int4.GROUP == 0 < linear.in_features - int4.GROUP and linear.out_features % 8 == 0
 
 

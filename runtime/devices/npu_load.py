@@ -15,7 +15,7 @@ from llama_adapter.runtime.graphs.toolkit import SET_ENV
 
 OTHERWISE = "; or pass `--device cpu`"
 
-# The first match counts. Texts of torch_npu 2.13 and of the dynamic linker.
+# The first match is used. The patterns are messages of torch_npu 2.13 and of the dynamic linker.
 FAILURES = (
     Explanation(
         r"ERR00007|Two accelerators cannot be used",
@@ -51,7 +51,7 @@ FAILURES = (
 
 
 def load_torch_npu() -> Any:
-    """The imported module torch_npu. Raises DeviceError with torch_npu's own words and a hint if that fails."""
+    """The imported module torch_npu. Raises DeviceError with torch_npu's message and a hint if the import fails."""
     if importlib.util.find_spec("torch_npu") is None:
         raise DeviceError(
             "torch_npu is not installed, and Ascend NPUs need it",
@@ -59,15 +59,15 @@ def load_torch_npu() -> Any:
         )
     _check_versions()
     try:
-        # It prints warnings to stdout, which is reserved for answers.
+        # torch_npu prints warnings to stdout, which is reserved for answers.
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module("torch_npu")
-    except Exception as error:  # it raises many kinds, plain Exception included
+    except Exception as error:  # torch_npu raises many classes, plain Exception included
         raise explain_loading(error) from error
 
 
 def _check_versions() -> None:
-    """Refuse a torch_npu made for another torch before its libraries crash the process."""
+    """Raise DeviceError if torch_npu was made for another torch, before its libraries crash the process."""
     try:
         wanted = importlib.metadata.version("torch_npu")
     except importlib.metadata.PackageNotFoundError:
@@ -95,5 +95,5 @@ def explain_loading(error: Exception) -> DeviceError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its text, or `no text`."""
+    """The first line of the error's text, or `no text`."""
     return (str(error).strip() or "no text").splitlines()[0]

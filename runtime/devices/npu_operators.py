@@ -1,7 +1,7 @@
 """Ascend's chips and their fused operators as data, and the choice of operators for a chip and a model.
 
-Plain torch computes the rest; every chip supports it. The layout of linear weights is chosen here too, because it
-decides which kernel multiplies them.
+Plain torch computes the other operators; every chip supports it. The layout of linear weights is chosen here too,
+because it determines the kernel that multiplies them.
 """
 
 # B rows, S step tokens, P positions attended to, N heads, H head size
@@ -24,7 +24,7 @@ from llama_adapter.runtime.operators import (
 )
 from llama_adapter.runtime.schemes import OperatorChoice
 
-LAYOUT = "linear layout"  # the operator's name in the choice of how linear weights lie in memory
+LAYOUT = "linear layout"  # stands for an operator's name in the choice of the memory layout of linear weights
 TILED, PLAIN = "FRACTAL_NZ", "ND"
 PLAIN_WANTED = "plain torch was asked for"
 FRACTAL_NZ = 29  # torch_npu.Format: the tiled layout that the matrix unit reads
@@ -39,10 +39,11 @@ class ChipFamily:
     soc_versions: range
     dtypes: tuple[str, ...] = ("float16", "float32")  # the best one first
     graph_modes: tuple[str, ...] = ()
-    # Linear weights of float16 in FRACTAL_NZ: pays where the matrix unit would rearrange them at every call.
+    # Whether float16 linear weights are stored in FRACTAL_NZ, because the matrix unit would rearrange plain weights
+    # at every call.
     tiled_weights: bool = False
-    # Whether operators can be compiled for every shape, and the choice for CANN's ready-made ones must be made. A
-    # chip that only has those takes the choice for an error.
+    # Whether operators can be compiled for every shape, so that CANN's ready-made ones must be chosen explicitly. A
+    # chip that has only ready-made operators reports an error if they are chosen.
     may_compile_operators: bool = False
 
 
@@ -65,7 +66,7 @@ UNKNOWN = ChipFamily(name="unknown", soc_versions=range(0))
 
 
 def family_of(soc_version: int) -> ChipFamily:
-    """The family of a chip's code; `UNKNOWN`, which uses plain torch only, for codes of future chips."""
+    """The family of a chip's code. Codes of future chips give `UNKNOWN`, which uses plain torch only."""
     return next((family for family in FAMILIES if soc_version in family.soc_versions), UNKNOWN)
 
 
@@ -87,19 +88,19 @@ class Choice:
 class FusedOperator:
     """A fused implementation of one operator, and its requirements.
 
-    `dtypes` has the chip families it is documented for, each with the types it takes there (op-plugin's documentation
-    of the custom API, and torch_npu's own routing of attention).
+    `dtypes` maps the chip families that it is documented for to the types that it accepts there (op-plugin's
+    documentation of the custom API, and torch_npu's own routing of attention).
     """
 
     operator: str
     implementation: str
-    needs: str  # attribute of torch_npu; empty if plain torch is routed to it
+    needs: str  # required attribute of torch_npu; empty if torch_npu routes a plain operator of torch to it
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
-    fits: Callable[[DecoderSizes, torch.dtype], str]  # why a model does not fit, or an empty text
-    build: Callable[[Any], Callable[..., Any]]
+    fits: Callable[[DecoderSizes, torch.dtype], str]  # why the operator does not support a model, or an empty string
+    build: Callable[[Any], Callable[..., Any]]  # makes the operator from the module torch_npu
     beside: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # operators to replace along with it
-    # Whether compiled graphs may contain it. An operator that returns its own arguments without declaring that in its
-    # schema may not: torch.compile takes the result for a new tensor.
+    # Whether compiled graphs may contain it. They may not contain an operator that returns its own arguments without
+    # declaring that in its schema, because torch.compile assumes that the result is a new tensor.
     in_graphs: bool = True
 
 
@@ -114,7 +115,7 @@ def choose(
 ) -> tuple[Operators, tuple[Choice, ...]]:
     """Operators for a decoder of these sizes in `dtype` on a chip of `family`, with reasons; LAYOUT is the last choice.
 
-    Never raises: without a fused operator, also in an older torch_npu, plain torch computes.
+    Never raises. If there is no fused operator, for example in an older torch_npu, plain torch computes.
     """
     chosen: dict[str, Callable[..., Any]] = {}
     choices = []
@@ -130,7 +131,7 @@ def choose(
     choices.append(_layout(family, dtype, wanted=wanted))
     if not chosen:
         return ATEN, tuple(choices)
-    name = f"{family.name}: {', '.join(fused_names)}"  # the others are plain
+    name = f"{family.name}: {', '.join(fused_names)}"  # all other operators are plain torch
     return dataclasses.replace(ATEN, name=name, **chosen), tuple(choices)
 
 
@@ -176,7 +177,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The fused rotation needs one dtype for all arguments, and a table with as many rows as q."""
+    """The tables in the layout of the fused rotation.
+
+    It needs one dtype for all arguments, and a row of the table for each row of q.
+    """
 
     def laid_out(table_BS1H: Tensor) -> Tensor:
         return table_BS1H.to(dtype).expand(num_rows, -1, -1, -1).contiguous()
@@ -186,8 +190,8 @@ def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: to
 
 def _rotate(torch_npu: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
-        # The kernel overwrites q and k. Usually they are copies made here. For a single row and token they are parts
-        # of the packed projection, whose q, k and v do not overlap and are not read again.
+        # The kernel overwrites q and k. Usually they are copies that are made here. For a single row and token, they
+        # are views of the packed projection, whose q, k and v do not overlap and are not read again.
         q_BSNH, k_BSNH = q_BSNH.contiguous(), k_BSNH.contiguous()
         rotated: tuple[Tensor, Tensor] = torch_npu.npu_apply_rotary_pos_emb(q_BSNH, k_BSNH, cos_BS1H, sin_BS1H)
         return rotated
@@ -259,7 +263,7 @@ FUSED = (
         needs="",
         dtypes=_FUSED_ATTENTION,
         fits=_attention_fits,
-        # A bool mask leads torch_npu to its fused attention; torch_npu inverts the mask itself.
+        # With a bool mask, torch_npu uses its fused attention. It inverts the mask itself.
         build=lambda torch_npu: fused_causal_attention,
     ),
     FusedOperator(

@@ -1,4 +1,4 @@
-"""Runs of torch's profiler that end in a Chrome trace."""
+"""Runs torch's profiler and writes a Chrome trace."""
 
 import errno
 import gzip
@@ -30,7 +30,7 @@ def torch_trace(folder: Path, activities: Sequence[Any]) -> Iterator[None]:
         profile.export_chrome_trace(path)
         with open(path, "rb") as plain, atomic_write(_free_name(folder)) as file:
             plain.seek(-min(os.path.getsize(path), 16), os.SEEK_END)
-            if not plain.read().rstrip().endswith(b"}"):  # torch says nothing of a full disk
+            if not plain.read().rstrip().endswith(b"}"):  # torch does not report a full disk
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             plain.seek(0)
             with gzip.open(file, "wb", compresslevel=6) as packed:

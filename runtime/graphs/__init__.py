@@ -1,1 +1,1 @@
-"""Exported graphs: ONNX and OM files, their checks, ATC, and the sessions that run them."""
+"""Exported graphs: ONNX, OM and MindIR files, their checks, ATC, and the sessions that run them."""

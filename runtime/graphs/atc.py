@@ -1,6 +1,6 @@
-"""ONNX -> OM by Ascend's ATC: its command line, its run, and the OM with its side-car.
+"""Converts ONNX to OM with Ascend's ATC: its command line, running it, and the OM with its side-car.
 
-Tested against a stand-in for ATC only; flags and messages are those of the ATC user guide.
+Tested with a stand-in for ATC only. Flags and messages follow the ATC user guide.
 """
 
 import dataclasses
@@ -48,28 +48,28 @@ PRECISION_MODES: Final = (
 )
 IMPLMODES: Final = ("high_precision", "high_performance")
 _IMPLMODES_FOR_ALL: Final = ("high_precision_for_all", "high_performance_for_all")
-# The guide's setting for the Atlas inference chip: faster activations. ATC's own default covers fewer operators.
+# The guide's setting for the Atlas inference chip: faster activations. ATC's default covers fewer operators.
 _FAST_ACTIVATIONS: Final = {"op_select_implmode": "high_performance", "optypelist_for_implmode": "Sigmoid,Gelu"}
 MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
-OM_MODE: Final = 0o640  # InferSession refuses what others may write
+OM_MODE: Final = 0o640  # InferSession refuses files that others may write
 _TICK_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtcSettings:
-    """Settings of a conversion. Raises ValueError for those that ATC refuses."""
+    """Settings of a conversion. Raises ValueError for settings that ATC refuses."""
 
-    batch_sizes: tuple[int, ...] = (1,)  # 1 to 2048 each; of graphs with one input
-    gears: bool = False  # one OM for all batch sizes, 2 to 100 of them, rather than one OM each
+    batch_sizes: tuple[int, ...] = (1,)  # 1 to 2048 each; for graphs with one input
+    gears: bool = False  # one OM for all batch sizes, 2 to 100 of them, instead of one OM for each
     soc_version: str | None = None  # the chip's full name, such as Ascend310P3; None: not known yet
     precision_mode: str = PRECISION_MODE
     log_level: str = LOG_LEVEL
-    op_select_implmode: str | None = None  # None: as the Ascend guide where it helps, see `plan`
-    optypelist_for_implmode: str | None = None  # the operators it is for, separated by commas; None: all
-    device: int | None = None  # of this machine; a conversion needs none
-    extra: tuple[str, ...] = ()  # further flags, as ATC takes them
+    op_select_implmode: str | None = None  # None: as in the Ascend guide for chips where it helps, see `plan`
+    optypelist_for_implmode: str | None = None  # operators that op_select_implmode is for, with commas; None: all
+    device: int | None = None  # of this machine; a conversion does not need one
+    extra: tuple[str, ...] = ()  # further flags for ATC
 
     def __post_init__(self) -> None:
         sizes = set(self.batch_sizes)
@@ -98,7 +98,7 @@ class AtcRequest:
     """One run of ATC: one OM, for one batch size or for several as gears."""
 
     onnx: Path
-    output: Path  # with .om
+    output: Path  # ends in .om
     port: Port  # the graph's input
     output_dtype: str
     batch_sizes: tuple[int, ...]  # of this OM, ascending
@@ -107,24 +107,24 @@ class AtcRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DimsRequest:
-    """One run of ATC: one OM for all gears of a graph with several inputs and open dimensions.
+    """One run of ATC: one OM for all gears of a graph with several inputs and dynamic dimensions.
 
     Raises ValueError for gears that ATC, ACL or ais_bench refuse.
     """
 
     onnx: Path
-    output: Path  # with .om
+    output: Path  # ends in .om
     inputs: tuple[Port, ...]
     gears: tuple[Gear, ...]
-    settings: AtcSettings  # its batch sizes and gears are of no meaning here
-    external_weights: bool = False  # in files beside the OM, which may not exceed 10 GiB
+    settings: AtcSettings  # its batch sizes and gears are not used
+    external_weights: bool = False  # store weights in files next to the OM, because an OM may not exceed 10 GiB
 
     def __post_init__(self) -> None:
         check_gears(self.inputs, self.gears)
 
 
 def plan_dims(graph: Graph, onnx: Path, output: Path, settings: AtcSettings, gears: Sequence[Gear]) -> DimsRequest:
-    """The run for an ONNX file and its gears, which may leave out sums of sizes (`P_plus_S`).
+    """The request for an ONNX file and its gears. A gear may omit sums of sizes, such as `P_plus_S`.
 
     Raises GraphError for gears that do not fit the graph.
     """
@@ -135,17 +135,17 @@ def plan_dims(graph: Graph, onnx: Path, output: Path, settings: AtcSettings, gea
             inputs=graph.inputs,
             gears=tuple(with_sums(gear, graph.inputs) for gear in gears),
             settings=settings,
-            external_weights=graph.num_bytes > MAX_OM_BYTES * 0.95,  # the OM has code and tables too
+            external_weights=graph.num_bytes > MAX_OM_BYTES * 0.95,  # the OM also contains code and tables
         )
     except ValueError as error:
         raise GraphError(f"`{onnx}` cannot be compiled with these gears: {error}") from None
 
 
 def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[AtcRequest]:
-    """The runs for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
+    """The requests for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
-    For a 310P, activations are compiled for speed, as in the Ascend guide, unless the settings choose otherwise.
-    Raises GraphError for a graph with more than one input or output, or with a free dimension beside the batch.
+    For a 310P, activations are compiled for speed, as in the Ascend guide, unless the settings choose otherwise. Raises
+    GraphError for a graph with more than one input or output, or with a dynamic dimension other than the batch.
     """
     sizes = tuple(sorted(set(settings.batch_sizes)))
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
@@ -178,7 +178,7 @@ def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[
 
 
 def command(request: AtcRequest | DimsRequest, *, output: Path | None = None) -> list[str]:
-    """The arguments after `atc`; `output` replaces the request's own."""
+    """The command-line arguments of `atc`. `output` replaces the output of the request."""
     settings = request.settings
     flags = [
         "--framework=5",
@@ -205,13 +205,13 @@ def _batch_flags(request: AtcRequest) -> list[str]:
     flags = [f"--input_shape={request.port.name}:{shape}"]
     if request.settings.gears:
         flags.append(f"--dynamic_batch_size={','.join(map(str, request.batch_sizes))}")
-    if request.output_dtype in _OUTPUT_TYPES:  # else the precision mode may change the output's type
+    if request.output_dtype in _OUTPUT_TYPES:  # without the flag, the precision mode may change the output's type
         flags.append(f"--output_type={_OUTPUT_TYPES[request.output_dtype]}")
     return flags
 
 
 def _dims_flags(request: DimsRequest) -> list[str]:
-    """A gear has a number for each -1 of the shapes, in their order."""
+    """A gear has a number for each -1 of the shapes, in the order of the shapes."""
     shapes = (f"{port.name}:{','.join(map(str, port.shape))}" for port in request.inputs)
     names = [name for port in request.inputs for name in port.symbols]
     gears = (",".join(str(gear[name]) for name in names) for gear in request.gears)
@@ -222,10 +222,10 @@ def _dims_flags(request: DimsRequest) -> list[str]:
 def make_om(
     request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None
 ) -> Path:
-    """Run ATC and put its OM in place, with its side-car; returns the OM's path. `graph` is that of the ONNX file.
+    """Run ATC, and move its OM to its path, with its side-car; returns this path. `graph` describes the ONNX file.
 
-    `tick` gets the seconds since the start, about every 30 s. An older OM is replaced at the end, and kept if ATC
-    fails. Raises GraphError with ATC's last lines.
+    `tick` is called about every 30 s with the seconds since the start. An older OM is replaced at the end, and kept if
+    ATC fails. Raises GraphError with the last lines of ATC's output.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
@@ -239,7 +239,7 @@ def make_om(
         made.chmod(OM_MODE)
         check_om_file(made)
         sidecar = describe(request, made, graph=graph)
-        sidecar_path(target).unlink(missing_ok=True)  # an old side-car never stays beside a new OM
+        sidecar_path(target).unlink(missing_ok=True)  # an old side-car never exists next to a new OM
         for weights in (partial / WEIGHTS_FOLDER).glob("*"):  # named by their digests
             (target.parent / WEIGHTS_FOLDER).mkdir(exist_ok=True)
             os.replace(weights, target.parent / WEIGHTS_FOLDER / weights.name)
@@ -275,7 +275,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
 
 
 def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
-    """Its whole output."""
+    """Wait for the process; returns its whole output."""
     start = time.monotonic()
     while True:
         try:
@@ -286,7 +286,7 @@ def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | N
 
 
 def _find_result(folder: Path, stem: str) -> Path:
-    """Models that the host schedules are named `<output>_<os>_<arch>.om`."""
+    """The OM in `folder`. ATC names models that the host schedules `<output>_<os>_<arch>.om`."""
     found = [folder / f"{stem}.om"] if (folder / f"{stem}.om").is_file() else sorted(folder.glob(f"{stem}_*_*.om"))
     if len(found) != 1:
         there = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
@@ -328,7 +328,7 @@ def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> 
 
 
 def _input_dtype(request: AtcRequest) -> str:
-    """The graph's own, unless a further flag changes it."""
+    """The type of the graph's input, unless one of the further flags changes it."""
     for flag in request.settings.extra:
         name, _, nodes = flag.partition("=")
         if name == "--input_fp16_nodes" and request.port.name in nodes.split(";"):
@@ -337,10 +337,10 @@ def _input_dtype(request: AtcRequest) -> str:
 
 
 def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
-    """Write the side-car of the OM `request.output`, which ATC made elsewhere, and remove write permission of others.
+    """Write the side-car of an existing OM, `request.output`, and remove write permission of others; returns its path.
 
-    Returns its path. Apart from the digests, the side-car holds the caller's settings, which only a device can check.
-    Raises GraphError for a file that InferSession refuses nevertheless.
+    ATC made the OM elsewhere. Except for the digests, the side-car contains the caller's settings, which only a device
+    can check. Raises GraphError for a file that InferSession would still refuse.
     """
     target = Path(os.path.abspath(request.output))
     check_om_path(target)

@@ -1,4 +1,4 @@
-"""Explains the output of a failed ATC, after the ATC user guide and reports of users."""
+"""Explains the output of a failed ATC. The table follows the ATC user guide and reports of users."""
 
 import signal
 from typing import Final
@@ -9,8 +9,8 @@ from llama_adapter.runtime.graphs.toolkit import SET_ENV
 _LAST_LINES = 15
 
 
-# `{0}` in a sentence is the pattern's group. The first match counts: causes before codes, specific codes before general
-# ones.
+# `{0}` in a sentence is the pattern's group. The first match is used, so causes come before codes, and specific codes
+# before general ones.
 EXPLANATIONS: Final = (
     Explanation(
         r"No module named '([\w.]+)'",
@@ -74,7 +74,7 @@ EXPLANATIONS: Final = (
 
 
 def explain(output: str, *, returncode: int) -> tuple[str, str]:
-    """Sentence and hint for a failed run. The sentence ends with ATC's last lines."""
+    """A sentence and a hint for a failed run. The sentence ends with ATC's last lines."""
     sentence, hint = f"ATC failed with exit code {returncode}", "run it by hand with the line of --print-command"
     if returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
         output += "\nKilled"

@@ -1,6 +1,7 @@
-"""What an exported graph is: its inputs and outputs, and its card with part, sizes, number type, opset and weights.
+"""The description of an exported graph: its inputs, its outputs and its card.
 
-An ONNX file carries the card in its metadata, an OM file in its side-car.
+The card has the part of the model, its sizes, dtype, opset and weights' fingerprint. An ONNX file stores the card in
+its metadata, an OM file in its side-car.
 """
 
 import hashlib
@@ -20,27 +21,28 @@ if TYPE_CHECKING:
 
 GraphDtype = Literal["float32", "float16"]
 
-# Part of the model, which is also the card's field with its sizes -> key of the card in an ONNX file's metadata.
+# Part of the model -> key of the card in an ONNX file's metadata. The card has the sizes of a part in the field of
+# the part's name.
 METADATA_KEYS: Final[Mapping[str, str]] = {"vision": "llama_adapter_encoder"}
 FORMAT_VERSION: Final = 1
 _FIELDS: Final = {"name": str, "dtype": str, "opset": int, "fingerprint": dict}
 _EXPORT_AGAIN: Final = "export the model again with `llama-adapter export`"
 _NUMBERS_PER_TENSOR: Final = 65_536
-_ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; what float16 rounds to zero
+_ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; numbers that float16 rounds to zero
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Port:
-    """An input or an output of a graph; -1 stands for a size that is open."""
+    """An input or an output of a graph. -1 stands for a dynamic size."""
 
     name: str
-    dtype: str  # numpy's name, or the file's own where numpy has none
+    dtype: str  # numpy's name, or the file's name of a type that numpy lacks
     shape: tuple[int, ...]
-    symbols: tuple[str, ...] = field(default=(), compare=False)  # names of the open sizes, in order, where known
+    symbols: tuple[str, ...] = field(default=(), compare=False)  # names of the dynamic sizes, in order, if known
 
     @property
     def free_dims(self) -> tuple[int, ...]:
-        """Which dimensions are open."""
+        """Indices of the dynamic dimensions."""
         return tuple(dim for dim, size in enumerate(self.shape) if size < 0)
 
     def __str__(self) -> str:
@@ -49,14 +51,17 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphCard:
-    """What a graph says of itself. `config` are the sizes of `part` as plain JSON; that part's package reads them."""
+    """The stored description of a graph.
+
+    `config` has the sizes of `part` as plain JSON; the part's package reads it.
+    """
 
     part: str  # a key of METADATA_KEYS
-    name: str  # of the model, for people
+    name: str  # the model's name, for people
     config: Mapping[str, Any]
     dtype: GraphDtype
     opset: int
-    fingerprint: Mapping[str, str]  # of the weights, see `fingerprint`
+    fingerprint: Mapping[str, str]  # of the weights, see the function `fingerprint`
 
     def __post_init__(self) -> None:
         if type(self.name) is not str or UNSAFE_ON_TERMINALS.search(self.name):
@@ -67,7 +72,7 @@ class GraphCard:
             raise ValueError(f"dtype must be float32 or float16, got {self.dtype!r}")
 
     def to_json(self) -> str:
-        """The text that a file carries."""
+        """The text that is stored in a file."""
         values = {
             "version": FORMAT_VERSION,
             "name": self.name,
@@ -80,7 +85,7 @@ class GraphCard:
 
     @classmethod
     def from_json(cls, text: str, *, file: str) -> "GraphCard":
-        """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for another version."""
+        """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
             check_version(values, FORMAT_VERSION)
@@ -93,7 +98,7 @@ class GraphCard:
 
 
 def check_version(values: dict[str, Any], known: int) -> None:
-    """Take `version` out of `values`; raise ValueError unless it is the `known` one."""
+    """Remove `version` from `values`. Raise ValueError unless it equals `known`."""
     version = values.pop("version", None)
     if version is None:
         raise ValueError("it has no version")
@@ -107,7 +112,7 @@ def card_error(file: str, error: ValueError) -> GraphError:
 
 
 def find_card(metadata: Mapping[str, str], *, file: str) -> GraphCard | None:
-    """The card among an ONNX file's metadata; None for files of other programs. Raises GraphError for damage."""
+    """The card in an ONNX file's metadata; None for files of other programs. Raises GraphError for damage."""
     text = next((metadata[key] for key in METADATA_KEYS.values() if key in metadata), None)
     return None if text is None else GraphCard.from_json(text, file=file)
 
@@ -123,13 +128,13 @@ def check_dtypes(card: GraphCard | None, ports: Iterable[Port], *, file: str) ->
 
 
 def fingerprint(state: "Mapping[str, Tensor]") -> dict[str, str]:
-    """Names the weights of each half of a state dict, whatever number type they have. Compare with `is_same`.
+    """A text for each half of a state dict that identifies its weights in any dtype. Compare texts with `is_same`.
 
-    A half is what stands before the first dot of a name: `clip` and `query` for a `PictureEncoder`. Of the first
-    numbers of each tensor: a digest of their signs, which rounding does not change, and their mean sizes, which it
-    changes little. So a float16 export is recognised as that of a float32 checkpoint.
+    A half is the part of a name before its first dot: `clip` and `query` for a `PictureEncoder`. The text has a digest
+    of the signs of the first numbers of each tensor, which rounding does not change, and their mean magnitudes, which
+    rounding changes little. So a float16 export is recognised as an export of its float32 checkpoint.
     """
-    import torch  # here, so that a process that only runs graphs loads no torch
+    import torch  # imported here, so that a process that only runs graphs does not load torch
 
     fingerprints = {}
     for half in sorted({name.partition(".")[0] for name in state}):
@@ -145,7 +150,7 @@ def fingerprint(state: "Mapping[str, Tensor]") -> dict[str, str]:
 
 
 def is_same(one: str | None, other: str | None) -> bool:
-    """Whether two fingerprints of a half are those of the same weights, up to rounding."""
+    """Whether two fingerprints of a half belong to the same weights, up to rounding."""
     if one is None or other is None:
         return one == other
     (one_signs, *one_sizes), (other_signs, *other_sizes) = one.split(" "), other.split(" ")
@@ -157,7 +162,7 @@ def is_same(one: str | None, other: str | None) -> bool:
 
 
 def is_same_model(one: GraphCard | None, other: GraphCard | None) -> bool:
-    """Whether two graphs compute the same: equal sizes and settings, and the same weights up to rounding."""
+    """Whether two graphs compute the same function: equal sizes and settings, and the same weights up to rounding."""
     if one is None or other is None:
         return one is other
     halves = one.fingerprint.keys() | other.fingerprint.keys()

@@ -1,10 +1,10 @@
-"""Defaults and choices of an export. Imports no torch, since command lines need them."""
+"""Defaults and choices of an export. Imports no torch, because the command line needs them at every start."""
 
 from typing import Final, Literal
 
 DTYPES: Final = ("float32", "float16")
 DTYPE: Final = "float32"
-OPSETS: Final = (17, 18)  # below there is no LayerNormalization, above ATC knows no operator
+OPSETS: Final = (17, 18)  # older opsets lack LayerNormalization, and ATC does not support newer ones
 OPSET: Final = 18
 BATCH_SIZES: Final = (1, 2, 4, 8)
 PRECISION_MODE: Final = "mixed_float16"

@@ -1,4 +1,4 @@
-"""The side-car of an OM with gears over several dimensions: its inputs, outputs, gears and files of weights."""
+"""The side-car of an OM with gears over several dimensions: its inputs, outputs, gears and weight files."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from llama_adapter.runtime.graphs.sidecar import file_sha256, read_text, sidecar
 from llama_adapter.runtime.json_object import check_fields, read_object
 
 FORMAT_VERSION: Final = 3  # the side-cars of OMs with one input have version 2
-WEIGHTS_FOLDER: Final = "weight"  # beside the OM, where ACL looks for weights outside of it
+WEIGHTS_FOLDER: Final = "weight"  # the folder next to the OM where ACL looks for external weights
 _FIELDS: Final = {
     "inputs": list,
     "outputs": list,
@@ -30,9 +30,12 @@ _AGAIN: Final = "make the OM again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DimsSidecar:
-    """What cannot be read from the OM itself. Raises ValueError for gears that cannot be."""
+    """The facts that cannot be read from the OM itself.
 
-    inputs: tuple[Port, ...]  # with names of their open sizes
+    Raises ValueError for gears that ATC, ACL or ais_bench refuse.
+    """
+
+    inputs: tuple[Port, ...]  # with names of their dynamic sizes
     outputs: tuple[Port, ...]
     gears: tuple[Gear, ...]
     weights: Mapping[str, int]  # files in WEIGHTS_FOLDER and their bytes; none if the OM contains them
@@ -40,13 +43,13 @@ class DimsSidecar:
     precision_mode: str
     sources: Mapping[str, str]  # names of the .onnx and of its external weights -> `file_mark`
     sha256: str  # of the .om
-    onnx_sha256: str  # of the .onnx and, behind it, of its external weights
+    onnx_sha256: str  # of the .onnx followed by its external weights
 
     def __post_init__(self) -> None:
         check_gears(self.inputs, self.gears)
 
     def to_json(self) -> str:
-        """As stored beside the OM."""
+        """The text that is stored next to the OM."""
         values = {
             "version": FORMAT_VERSION,
             "inputs": [_port_to_json(port) for port in self.inputs],
@@ -60,11 +63,11 @@ class DimsSidecar:
 
     @classmethod
     def from_json(cls, text: str, *, file: str) -> "DimsSidecar":
-        """Inverse of `to_json`; raises GraphError naming `file` for damage and for other versions."""
+        """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
             check_version(values, FORMAT_VERSION)
-            values = {"sources": {}, **values}  # which early side-cars do not have
+            values = {"sources": {}, **values}  # early side-cars do not have `sources`
             check_fields(values, _FIELDS, what="the side-car")
             for gear in values["gears"]:
                 check_fields(gear, dict.fromkeys(gear, int), what="a gear")
@@ -77,14 +80,14 @@ class DimsSidecar:
 
 
 def read_dims_sidecar(om_path: str) -> DimsSidecar:
-    """The side-car of an OM with gears, which it needs. Reads the whole OM.
+    """The side-car of an OM with gears, which every such OM needs. Reads the whole OM.
 
-    Raises GraphError if the side-car is missing, damaged or that of another file, or if a file of weights is missing.
+    Raises GraphError if the side-car is missing, damaged or belongs to another file, or if a weight file is missing.
     """
     path = sidecar_path(om_path)
     if (text := read_text(path)) is None:
         raise GraphError(
-            f"`{om_path}` needs its side-car `{path.name}`, which lists its gears, and that is missing",
+            f"`{om_path}` needs its side-car `{path.name}`, which lists its gears, but the side-car is missing",
             hint=f"copy it too, it is written with the OM; or {_AGAIN}",
         )
     sidecar = DimsSidecar.from_json(text, file=str(path))
@@ -97,14 +100,14 @@ def read_dims_sidecar(om_path: str) -> DimsSidecar:
         file = Path(om_path).parent / WEIGHTS_FOLDER / name
         if not file.is_file() or file.stat().st_size != size:
             raise GraphError(
-                f"`{om_path}` has weights in `{file}`, and that is missing or has another size",
+                f"`{om_path}` has weights in `{file}`, but this file is missing or has another size",
                 hint=f"copy the folder `{WEIGHTS_FOLDER}` with the OM; or {_AGAIN}",
             )
     return sidecar
 
 
 def _port_to_json(port: Port) -> dict[str, Any]:
-    """Open sizes are written as their names, or as null without one."""
+    """A dynamic size is written as its name, or as null if it has no name."""
     names = iter(port.symbols)
     shape = [(next(names, "") or None) if size < 0 else size for size in port.shape]
     return {"name": port.name, "dtype": port.dtype, "shape": shape}

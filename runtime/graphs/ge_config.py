@@ -14,7 +14,7 @@ from llama_adapter.runtime.errors import UsageError
 FILE: Final = "config.ini"
 CONTEXT: Final = "ascend_context"
 GE_SECTIONS: Final = ("ge_global_options", "ge_session_options", "ge_graph_options")
-# As MindSpore's guide recommends them; the Atlas 800T A2 takes formatMode too.
+# Recommended by MindSpore's guide; formatMode for the Atlas 800T A2 only.
 RECOMMENDED: Final[Mapping[str, Mapping[str, str]]] = {
     CONTEXT: {"plugin_custom_ops": "All", "provider": "ge"},
     "ge_session_options": {
@@ -70,20 +70,20 @@ class GeConfig:
 
     @property
     def provider(self) -> str:
-        """What runs graphs on the chip: `ge`, or empty for ACL."""
+        """The runtime of graphs on the chip: `ge`, or empty for ACL."""
         return self.sections.get(CONTEXT, {}).get("provider", "")
 
     @property
     def ge_options(self) -> dict[str, dict[str, str]]:
-        """The options of the graph engine as MindSpore's context takes them."""
+        """The options of the graph engine in the form that MindSpore's context expects."""
         levels = {"global": GE_SECTIONS[0], "session": GE_SECTIONS[1]}
         return {level: dict(self.sections[section]) for level, section in levels.items() if section in self.sections}
 
 
 def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
-    """Read a `config.ini`. Warns of sections and options that are not known, which are passed on.
+    """Read a `config.ini`. Warns about unknown sections and options, which are passed on.
 
-    Raises UsageError for a file that cannot be read, and for a line that is no section, option or comment.
+    Raises UsageError for a file that cannot be read, and for a line that is not a section, option or comment.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -108,9 +108,9 @@ def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
         if not equals or not key:
             raise UsageError(f"{place} is neither `[section]` nor `option=value`: {line!a}")
         if not section:
-            raise UsageError(f"{place}: the option `{key}` stands before the first section")
+            raise UsageError(f"{place}: the option `{key}` comes before the first section")
         if key in sections[section]:
-            raise UsageError(f"{place}: the option `{key}` is there twice")
+            raise UsageError(f"{place}: the option `{key}` is set twice")
         options = _CONTEXT_KEYS if section == CONTEXT else _GE_KEYS if section in GE_SECTIONS else None
         if options is not None and key not in options:
             warnings.warn(f"{place}: `{section}` has no known option `{key}`{_similar(key, options)}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Gears: the combinations of sizes that a graph with several open dimensions is compiled for, and their limits."""
+"""Gears: the combinations of sizes that a graph with several dynamic dimensions is compiled for, and their limits."""
 
 import math
 import re
@@ -9,11 +9,11 @@ import numpy as np
 
 from llama_adapter.runtime.graphs.card import Port
 
-Gear = Mapping[str, int]  # name of an open dimension -> size
+Gear = Mapping[str, int]  # name of a dynamic dimension -> size
 
-MAX_GEARS: Final = 100  # of --dynamic_dims, and at least 2
-MAX_RANK: Final = 4  # of --input_format=ND
-MAX_DIMS: Final = 128  # of all inputs together: ACL_MAX_DIM_CNT, as ACL passes a gear in one list
+MAX_GEARS: Final = 100  # limit of --dynamic_dims, which needs at least 2
+MAX_RANK: Final = 4  # limit of --input_format=ND
+MAX_DIMS: Final = 128  # limit for all inputs together: ACL_MAX_DIM_CNT, because ACL passes a gear as one list
 MAX_STRING: Final = 4096  # characters of the text with which ais_bench sets a gear
 _NAME: Final = re.compile(r"[^:;,\s]+")
 
@@ -27,7 +27,7 @@ def parse_gear(text: str) -> dict[str, int]:
 
 
 def with_sums(gear: Gear, inputs: Sequence[Port]) -> dict[str, int]:
-    """The gear, and the sizes of names such as `P_plus_S` that it leaves out."""
+    """The gear, with sizes added for names such as `P_plus_S` that it does not contain."""
     sums = {}
     for name in {name for port in inputs for name in port.symbols} - set(gear):
         parts = name.split("_plus_")
@@ -37,7 +37,7 @@ def with_sums(gear: Gear, inputs: Sequence[Port]) -> dict[str, int]:
 
 
 def shape_in(port: Port, gear: Gear) -> tuple[int, ...]:
-    """The shape of an input or output in a gear; -1 where its name is not in the gear."""
+    """The shape of an input or output in a gear; -1 for names that are not in the gear."""
     names = iter(port.symbols)
     return tuple(gear.get(next(names, ""), -1) if size < 0 else size for size in port.shape)
 
@@ -48,16 +48,16 @@ def num_bytes(ports: Sequence[Port], gear: Gear) -> int:
 
 
 def cheapest_gear(gears: Sequence[Gear], needed: Mapping[str, int], *, cost: Callable[[Gear], float]) -> Gear | None:
-    """The gear of least cost that has at least the needed sizes; None if there is none.
+    """The gear of least cost with at least the needed sizes; None if there is none.
 
-    Names that `needed` leaves out may have any size.
+    Names that are not in `needed` may have any size.
     """
     fitting = (gear for gear in gears if all(gear[name] >= size for name, size in needed.items()))
     return min(fitting, key=cost, default=None)
 
 
 def dims_text(inputs: Sequence[Port], gear: Gear) -> str:
-    """A gear as ais_bench sets it: `ids:1,4;cache:1,64,128`."""
+    """A gear as text for ais_bench: `ids:1,4;cache:1,64,128`."""
     return ";".join(f"{port.name}:{','.join(map(str, shape_in(port, gear)))}" for port in inputs)
 
 

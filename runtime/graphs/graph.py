@@ -21,7 +21,7 @@ class Node:
     domain: str  # empty for ONNX's own
     operator: str
     num_inputs: int
-    attributes: Mapping[str, int | None]  # of whole numbers with their value
+    attributes: Mapping[str, int | None]  # the value if it is an integer, else None
 
     @property
     def qualified(self) -> str:
@@ -33,11 +33,11 @@ class Node:
 class Graph:
     """An ONNX file, without its weights."""
 
-    opset: int  # of ONNX's own operators; 0 when the file does not say
-    nodes: tuple[Node, ...]  # also those inside of other nodes
-    inputs: tuple[Port, ...]  # that have to be fed
+    opset: int  # of ONNX's own operators; 0 if the file does not state it
+    nodes: tuple[Node, ...]  # including those inside of other nodes
+    inputs: tuple[Port, ...]  # without weights
     outputs: tuple[Port, ...]
-    card: GraphCard | None  # of graphs exported here
+    card: GraphCard | None  # None for a graph of another program
     files: tuple[Path, ...]  # the ONNX file, then those of its external weights
     num_bytes: int  # of all files
 
@@ -48,7 +48,7 @@ class Graph:
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:
-    """Read an ONNX file; raises GraphError when it is missing or no ONNX, or its card damaged."""
+    """Read an ONNX file. Raises GraphError if it is missing or not ONNX, or if its card is damaged."""
     require("onnx")
     import onnx
 
@@ -83,7 +83,8 @@ def _no_onnx(place: Path) -> GraphError:
     return GraphError(f"`{place}` is no ONNX file, or a damaged one", hint="`llama-adapter export onnx` writes one")
 
 
-# onnx's own classes are Any below: no vendor package is imported when this module is.
+# Classes of the package onnx are typed as Any below, because this module does not import vendor packages
+# at import time.
 
 
 def _nodes(graph: Any) -> Iterator[Node]:

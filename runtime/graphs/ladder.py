@@ -5,16 +5,16 @@ from typing import Final
 
 import numpy as np
 
-# Cost of a call beside its rows, in rows; an estimate. With sizes 1, 4 and 8, three rows are one padded call of four
-# instead of three calls of one, and five rows are calls of four and one.
+# Fixed cost of a call, in rows; an estimate. With sizes 1, 4 and 8, three rows are one padded call of four instead of
+# three calls of one, and five rows are two calls, of four and one.
 CALL_OVERHEAD: Final = 1.0
 
 
 def split(num_rows: int, sizes: Sequence[int] | None) -> list[tuple[int, int]]:
-    """The calls that run `num_rows` at the least cost: (batch size, rows in it), the largest first.
+    """The calls that run `num_rows` at the least cost, as pairs (batch size, rows in the call), the largest first.
 
-    `sizes` are the compiled batch sizes; None means any. A call costs its batch size plus CALL_OVERHEAD. Only
-    the last call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
+    `sizes` are the compiled batch sizes; None means any size. A call costs its batch size plus CALL_OVERHEAD. Only the
+    last call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
     """
     if num_rows < 0:
         raise ValueError(f"num_rows must be at least 0, got {num_rows}")
@@ -36,9 +36,9 @@ def run_ladder(
     sizes: Sequence[int] | None,
     run: Callable[[list[np.ndarray]], list[np.ndarray]],
 ) -> list[np.ndarray]:
-    """`run` over all rows of `inputs`, at least 1, in calls of the compiled batch sizes; outputs in the same order.
+    """Call `run` with all rows of `inputs`, at least 1, in the compiled batch sizes; returns outputs in the same order.
 
-    The first dimension of every array is the batch. `run` gets arrays contiguous in C order.
+    The first dimension of every array is the batch. `run` gets arrays that are contiguous in C order.
     """
     results, start = [], 0
     for size, count in split(len(inputs[0]), sizes):
@@ -64,7 +64,7 @@ def _cheapest(num_rows: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:
-    """The rows, then copies of the last one up to `size`, whose values are in the range of real ones."""
+    """The rows, padded to `size` with copies of the last row, so that values stay in the range of real inputs."""
     if len(rows) < size:
         rows = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
     return np.ascontiguousarray(rows)

@@ -1,7 +1,7 @@
 """Checks whether ATC is likely to accept an ONNX file: opset, operators and inputs.
 
 The table of operators comes from the plug-ins of CANN (`.OriginOpType(...)`, hicann/ops-nn, ops-math, ops-cv) and the
-ATC user guide. It covers names and opsets; attributes, kernels and precision are checked by ATC and the chip only.
+ATC user guide. It covers names and opsets. Only ATC and the chip check attributes, kernels and precision.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ from llama_adapter.runtime.graphs.graph import Graph, Node
 
 OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")
-# The ATC guide lists the above for ONNX. Models with token ids of these types are converted nevertheless.
+# The ATC guide lists only INPUT_DTYPES for ONNX, but ATC also converts models with token ids of these types.
 TOKEN_DTYPES: Final = ("int32", "int64")
-MAX_INPUT_RANK: Final = 4  # of --input_format=ND
+MAX_INPUT_RANK: Final = 4  # limit of --input_format=ND
 
 _IN_ALL_OPSETS = """
     Abs Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv Cos CumSum Div Dropout Einsum
@@ -26,7 +26,7 @@ _IN_ALL_OPSETS = """
     Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
     Transpose Unsqueeze Where
 """
-# Operator -> first and last opset in which ATC knows it.
+# Operator -> first and last opset in which ATC supports it.
 REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(_IN_ALL_OPSETS.split(), OPSETS),
     "LayerNormalization": (17, 18),
@@ -36,7 +36,7 @@ REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
     "ReduceL1": (11, 17),
     "ReduceL2": (11, 17),
 }
-# Operator that ATC knows in no opset -> hint.
+# Operator that ATC supports in no opset -> hint.
 UNREGISTERED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("Gelu", "RMSNormalization", "Attention", "RotaryEmbedding"),
@@ -51,17 +51,17 @@ UNREGISTERED: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Complaint:
-    """Something that ATC refuses (`error`), or that the table does not know (`warning`)."""
+    """Something that ATC refuses (`error`), or that is not in the table (`warning`)."""
 
     level: Literal["error", "warning"] = "error"
     subject: str  # an operator, `input NAME`, or `model`
-    count: int = 1  # of the affected nodes
+    count: int = 1  # number of affected nodes
     sentence: str
     hint: str
 
 
 def lint_graph(graph: Graph, *, has_dims: bool = False) -> list[Complaint]:
-    """Complaints about any ONNX graph, errors first. `has_dims`: other dimensions than the batch get gears too."""
+    """Complaints about an ONNX graph, errors first. `has_dims`: dimensions other than the batch get gears too."""
     faults = (fault for port in graph.inputs for fault in _inputs(port, has_dims=has_dims))
     complaints = [*_operators(graph), *_splits(graph), *faults]
     return sorted(complaints, key=lambda complaint: complaint.level != "error")
@@ -104,7 +104,7 @@ def _operators(graph: Graph) -> Iterator[Complaint]:
 
 
 def _splits(graph: Graph) -> Iterator[Complaint]:
-    """The plug-in for Split ignores the sign of `axis` and reads sizes before shapes are known."""
+    """Complaints about Split. ATC's plug-in ignores the sign of `axis`, and reads sizes before shapes are known."""
 
     def lacks_sizes(node: Node) -> bool:
         return node.operator == "Split" and "num_outputs" in node.attributes and node.num_inputs == 1

@@ -1,4 +1,4 @@
-"""MindIR files: MindSpore cells -> graphs that share one file of weights, and what such a file says of itself."""
+"""MindIR files: writes MindSpore cells as graphs that share one weight file, and reads descriptions of such graphs."""
 
 import contextlib
 import importlib
@@ -19,13 +19,13 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, find_card
 from llama_adapter.runtime.text import one_line
 
-PORTS_KEY: Final = "llama_adapter_ports"  # of a file's user_info: the names of inputs and outputs
+PORTS_KEY: Final = "llama_adapter_ports"  # key in a file's user_info: the names of inputs and outputs
 HINT: Final = "export the model again with `llama-adapter export decoder --format mindir`"
 _DTYPES: Final = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 
 
 class External(NamedTuple):
-    """Where a tensor's bytes are: a file beside the graph or below, by its path from there."""
+    """Where a tensor's bytes are. `location` is a file's path relative to the graph's folder, and inside it."""
 
     location: str
     offset: int
@@ -33,7 +33,7 @@ class External(NamedTuple):
 
 
 def weights_header() -> bytes:
-    """The first bytes of a file of weights."""
+    """The first 64 bytes of a weight file: whether it is little-endian, and zeros."""
     return bytes([sys.byteorder == "little"]).ljust(64, b"\0")
 
 
@@ -41,7 +41,7 @@ def import_mindspore() -> Any:
     """The package `mindspore`. Raises GraphError if it is missing or cannot be imported."""
     if importlib.util.find_spec("mindspore") is None:
         raise GraphError("This needs MindSpore, which is not installed", hint=install_hint("mindspore"))
-    os.environ.setdefault("GLOG_v", "3")  # errors only: the others have no consequence here
+    os.environ.setdefault("GLOG_v", "3")  # errors only: warnings have no consequence here
     try:
         return importlib.import_module("mindspore")
     except Exception as error:
@@ -59,7 +59,7 @@ def write_mindir(
     weights: Mapping[str, External],
     card: GraphCard | None = None,
 ) -> None:
-    """Write the graph of a cell whose parameters have no values; `weights` says where the values of each are.
+    """Write the graph of a cell whose parameters have no values. `weights` locates the values of each parameter.
 
     Raises GraphError if MindSpore cannot compile the cell.
     """
@@ -75,25 +75,25 @@ def write_mindir(
             model.user_info[METADATA_KEYS[card.part]] = card.to_json()
         with atomic_write(path) as file:
             file.write(model.SerializeToString())
-        del model.graph.parameter[:]  # the exporter would look for values
+        del model.graph.parameter[:]  # or the exporter would look for their values
 
     with graph_mode(mindspore), tempfile.TemporaryDirectory() as folder:
         try:
-            # What the exporter writes itself is thrown away: it holds the weights of every graph again.
+            # The exporter's own file is discarded, because it would store the weights again for every graph.
             mindspore.export(cell, *placeholders, file_name=f"{folder}/graph", file_format="MINDIR", custom_func=finish)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise GraphError(f"MindSpore cannot export the graph: {one_line(str(error))}") from error
 
 
 def open_tensor(mindspore: Any, port: Port) -> Any:
-    """A tensor without values that stands for a port, open where the port is."""
+    """A tensor without values that stands for a port, with the same dynamic sizes."""
     dtype = getattr(mindspore, "bool_" if port.dtype == "bool" else port.dtype)
     return mindspore.Tensor(shape=[None if size < 0 else size for size in port.shape], dtype=dtype)
 
 
 @contextlib.contextmanager
 def graph_mode(mindspore: Any) -> Iterator[None]:
-    """Let MindSpore compile graphs in the block, and keep its warnings from stderr."""
+    """Let MindSpore compile graphs inside this context, and keep its warnings from stderr."""
     before, logger = mindspore.get_context("mode"), logging.getLogger("MindSpore")
     level = logger.level
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
@@ -107,7 +107,7 @@ def graph_mode(mindspore: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MindirFile:
-    """What a MindIR file says of itself."""
+    """The description in a MindIR file: its inputs, its outputs and its card."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -117,7 +117,7 @@ class MindirFile:
 def read_mindir(path: Path) -> MindirFile:
     """Read a MindIR file without its weights.
 
-    Raises GraphError if it, or a file of its weights, is missing or damaged.
+    Raises GraphError if the file or one of its weight files is missing or damaged.
     """
     import_mindspore()
     proto = importlib.import_module("mindspore.train.mind_ir_pb2")
@@ -152,7 +152,10 @@ def read_mindir(path: Path) -> MindirFile:
 
 
 def _check_weights(model: Any, path: Path) -> None:
-    """MindSpore itself ends the process when it reads beyond the end of a file."""
+    """Raise GraphError unless the weight files are complete.
+
+    MindSpore ends the process if it reads beyond their end.
+    """
     ends: dict[str, int] = {}
     for parameter in model.graph.parameter:
         external = parameter.external_data

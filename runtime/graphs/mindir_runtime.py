@@ -1,4 +1,4 @@
-"""What runs MindIR graphs, and on which device: MindSpore, or MindSpore Lite."""
+"""The runtime of MindIR graphs, MindSpore or MindSpore Lite, and its device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,11 @@ class MindirRuntime:
 
     @property
     def device(self) -> str:
-        """Our name of the device."""
+        """This project's name of the device."""
         return f"npu:{self.device_id}" if self.is_ascend else "cpu"
 
     def open(self, path: Path) -> GraphSession:
-        """The graph of a file, loaded. Raises GraphError, and UsageError for a damaged configuration."""
+        """Load the graph of a file. Raises GraphError, and UsageError for a damaged configuration."""
         config = None if self.config_path is None else read_ge_config(self.config_path)
         if self.backend == "mslite":
             from llama_adapter.runtime.graphs.mslite_session import MsliteSession
@@ -44,7 +44,10 @@ class MindirRuntime:
 
 
 def mindir_runtime(device: str, *, backend: MindirBackend, config_path: str | None) -> MindirRuntime:
-    """The runtime for `cpu`, `npu`, `npu:1` or `auto`, an Ascend chip if there is one. Raises UsageError for others."""
+    """The runtime for `cpu`, `npu`, `npu:1` or `auto`, which is an Ascend chip if there is one, else the CPU.
+
+    Raises UsageError for other devices.
+    """
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "npu") or (number and not number.isdecimal()):
         raise UsageError(f"device {device}: MindIR graphs run on the CPU or an Ascend chip", hint="leave out --device")

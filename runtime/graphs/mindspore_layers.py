@@ -1,6 +1,6 @@
-"""Layers as MindSpore cells. Importing this module imports MindSpore: do it inside of functions.
+"""Layers as MindSpore cells. Importing this module imports MindSpore, so import it inside of functions only.
 
-Their parameters hold no values: a graph is traced from shapes, and its weights are written by `mindir.py`.
+The parameters have no values: a graph is traced from shapes, and `mindir.py` refers to the file of its weights.
 """
 
 # R rows, T tokens, N heads, H head size; x of linear layers is (tokens, features)
@@ -12,11 +12,14 @@ import mindspore
 from mindspore import nn, ops
 from mindspore.common.initializer import initializer
 
-FLOAT32_MIN = -3.4028234663852886e38  # finite, because some chips saturate instead of having an infinity
+FLOAT32_MIN = -3.4028234663852886e38  # finite, because some chips saturate and have no infinity
 
 
 def parameter(shape: Sequence[int], dtype: Any, *, name: str | None = None) -> Any:
-    """A parameter without values. By default its name is its path in the cells around it, as in torch's state dicts."""
+    """A parameter without values.
+
+    By default, its name is its path in the enclosing cells, as in torch's state dicts.
+    """
     return mindspore.Parameter(initializer("zeros", tuple(shape), dtype), name=name, requires_grad=False)
 
 

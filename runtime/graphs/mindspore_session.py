@@ -20,9 +20,9 @@ TARGETS: Final = ("CPU", "Ascend")
 
 
 class MindsporeSession:
-    """See `GraphSession`. Inputs may have any sizes that the graph leaves open; it is compiled once for all of them.
+    """See `GraphSession`. Dynamic sizes of inputs may have any value; the graph is compiled once for all of them.
 
-    A process has one device of MindSpore's. Ascend was not tried on hardware so far.
+    MindSpore uses one device per process. Ascend is not tested on hardware.
     """
 
     device_ms = None
@@ -46,10 +46,10 @@ class MindsporeSession:
                 cell = mindspore.nn.GraphCell(graph)
         except Exception as error:
             raise GraphError(f"MindSpore cannot open `{file}`: {one_line(str(error))}", hint=HINT) from error
-        # With open sizes declared, no new sizes compile the graph again.
+        # Dynamic sizes are declared, so that new sizes do not compile the graph again.
         cell.set_inputs(*(open_tensor(mindspore, port) for port in described.inputs))
         self._held: list[Any] = [cell]
-        # At the end of the program too, before MindSpore itself is gone: a cell needs it.
+        # The cell is also released at the end of the program, while MindSpore, which it needs, still exists.
         self._finalizer = weakref.finalize(self, self._held.clear)
         self.info = GraphInfo(
             name=f"mindspore ({target})",
@@ -69,7 +69,7 @@ class MindsporeSession:
         check_sizes(arrays, self.info.inputs, file=self.info.file)
         try:
             with graph_mode(self._mindspore):
-                # Memory is shared, not copied: all outputs are there when the call returns.
+                # Memory is shared, not copied. This is safe because all outputs are computed when the call returns.
                 given = self._held[0](*(self._mindspore.Tensor.from_numpy(array) for array in arrays))
                 outputs = given if isinstance(given, tuple) else (given,)
                 return [output.asnumpy() for output in outputs]
@@ -87,7 +87,7 @@ class MindsporeSession:
 
 
 def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: str) -> None:
-    """Raise GraphError for an array with other sizes than the graph's, which the runtime would read beyond its end."""
+    """Raise GraphError for an array whose sizes do not fit the graph. The runtime would read beyond its end."""
     for array, port in zip(arrays, ports, strict=True):
         fits = len(array.shape) == len(port.shape) and all(
             want in (-1, have) for want, have in zip(port.shape, array.shape, strict=True)
@@ -101,7 +101,7 @@ def _set_device(mindspore: Any, target: str, *, device_id: int, config: GeConfig
     if target not in TARGETS:
         raise GraphError(f"MindSpore has no target `{target}`", hint=" or ".join(TARGETS))
     try:
-        if tuple(mindspore.get_current_device()) != (target, device_id):  # it cannot be set again once it has computed
+        if tuple(mindspore.get_current_device()) != (target, device_id):  # it cannot be set again after computing
             mindspore.set_device(target, device_id)
         if target == "Ascend" and config is not None and config.ge_options:
             mindspore.set_context(ascend_config={"ge_options": config.ge_options})

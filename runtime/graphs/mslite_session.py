@@ -1,4 +1,4 @@
-"""A MindIR file run by MindSpore Lite. Tested against a stand-in that follows the documentation of release 2.10."""
+"""A MindIR file run by MindSpore Lite. Tested with a stand-in that follows the documentation of release 2.10."""
 
 import importlib
 import importlib.util
@@ -24,7 +24,7 @@ _INSTALL: Final = (
 
 
 class MsliteSession:
-    """See `GraphSession`. Inputs may have any sizes that the graph leaves open; new ones resize the model."""
+    """See `GraphSession`. Dynamic sizes of inputs may have any value; new sizes resize the model."""
 
     device_ms = None
 
@@ -37,9 +37,10 @@ class MsliteSession:
         config: GeConfig | None = None,
         threads: int = 0,
     ) -> None:
-        """`config` is handed to MindSpore Lite as its file; `threads` of the CPU, 0 for as many as it thinks best.
+        """Load the graph.
 
-        Raises GraphError for a file, an installation or a device that cannot be used.
+        `config` is passed to MindSpore Lite as its file. `threads` are for the CPU; 0 means automatic. Raises
+        GraphError for a file, an installation or a device that cannot be used.
         """
         file = str(path)
         if not Path(path).is_file():
@@ -66,7 +67,7 @@ class MsliteSession:
             file=file,
             inputs=inputs,
             outputs=outputs,
-            card=None,  # it cannot be read without MindSpore; the folder's card stands for it
+            card=None,  # it cannot be read without MindSpore; the folder's card is used instead
             batch_sizes=None,
             hint=HINT,
         )
@@ -86,7 +87,7 @@ class MsliteSession:
                 tensor.set_data_from_numpy(array)
             return [output.get_data_to_numpy().copy() for output in self._model.predict(self._inputs)]
         except Exception as error:
-            self._shapes = []  # it may be resized in part
+            self._shapes = []  # only some inputs may have been resized
             raise GraphError(
                 f"MindSpore Lite failed on `{self.info.file}`: {one_line(str(error))}",
                 hint="its log (GLOG_v=1) says more",

@@ -1,6 +1,6 @@
-"""An OM with several inputs and gears over several dimensions, run through ais_bench in a thread of its own.
+"""An OM with several inputs and gears over several dimensions, run by ais_bench in a separate thread.
 
-Tested against a stand-in for ais_bench only.
+Tested with a stand-in for ais_bench only.
 """
 
 import os
@@ -21,9 +21,9 @@ _HINT = "the OM and its side-car do not belong together: make both again"
 
 
 class OmDimsSession:
-    """One OM, made with --dynamic_dims. All gears share one copy of the weights on the device.
+    """One OM that was made with --dynamic_dims. All gears share one copy of the weights on the device.
 
-    ais_bench copies every input to the device and every output back in each call. For threads see `OmSession`.
+    In each call, ais_bench copies every input to the device and every output back. For threads, see `OmSession`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
@@ -43,11 +43,11 @@ class OmDimsSession:
 
     @property
     def device_ms(self) -> float | None:
-        """Milliseconds that the last `run` took on the device; None where nothing measures it."""
+        """Milliseconds that the last `run` took on the device; None if they are not measured."""
         return self._model.device_ms
 
     def pick(self, needed: Mapping[str, int]) -> Gear:
-        """The gear that has at least the needed sizes and moves the fewest bytes. Raises GraphError if none has."""
+        """The gear with at least the needed sizes that copies the fewest bytes. Raises GraphError if there is none."""
         ports = (*self.inputs, *(port for port in self.outputs if all(port.symbols)))
         gear = cheapest_gear(self.gears, needed, cost=lambda gear: num_bytes(ports, gear))
         if gear is None:
@@ -84,7 +84,7 @@ class OmDimsSession:
         self._thread.close()
 
     def _gear_of(self, inputs: Sequence[np.ndarray]) -> Gear:
-        """The gear of these shapes. ais_bench compares numbers of bytes only."""
+        """The gear with these shapes. This check is needed because ais_bench compares only numbers of bytes."""
         given = [array.shape for array in inputs]
         for gear in self.gears:
             if [shape_in(port, gear) for port in self.inputs] == given:
@@ -97,7 +97,7 @@ class OmDimsSession:
         )
 
     def _check_ports(self) -> None:
-        """Raise GraphError if the OM has other inputs or outputs than its side-car says. ATC may rename outputs."""
+        """Raise GraphError if inputs or outputs of the OM differ from its side-car. ATC may rename outputs."""
         pairs = {
             "takes": (self._model.inputs, self.inputs),
             "gives": (

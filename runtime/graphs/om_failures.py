@@ -17,7 +17,8 @@ _INSTALL = (
 # Modules that ais_bench imports -> the package to install.
 _NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
 
-# Sentences may name {device}. Patterns match the output of ais_bench and aclruntime, where it has no known code.
+# Sentences may contain {device}. Patterns are matched with the output of ais_bench and aclruntime if it has
+# no known code.
 _DEVICE: Final = Explanation(
     r"acl open device|acl init failed|get all devices count",
     "the device {device} cannot be opened",
@@ -47,7 +48,7 @@ _CONTEXT: Final = Explanation(
     "run the encoder in a process of its own: `--encoder-process`",
 )
 _PARAMETER: Final = Explanation(
-    r"(?!)",  # only by its codes
+    r"(?!)",  # matches nothing: found by its codes only
     "ACL refused a value that ais_bench passed to it",
     "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log names the value",
 )
@@ -59,7 +60,7 @@ _EXECUTION: Final = Explanation(
 _OPENING: Final = (_DEVICE, _MEMORY, _FILE)
 _RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
 
-# The codes of CANN's runtime, and those of ACL and of the graph engine, which only an OM session meets (acl_base.h,
+# The codes of CANN's runtime, and those of ACL and of the graph engine, which occur only in OM sessions (acl_base.h,
 # rt_error_codes.h, ge_error_codes.h of CANN 8.5).
 _OF_THE_RUNTIME: Final = {MEMORY: _MEMORY, ABSENT: _DEVICE, CONTEXT: _CONTEXT}
 BY_CODE: Final[Mapping[int, Explanation]] = {
@@ -70,25 +71,25 @@ BY_CODE: Final[Mapping[int, Explanation]] = {
     145013: _BATCH,
     245000: _MEMORY,
 }
-# A code stands in brackets or behind a word for it; other numbers of six digits are sizes.
+# A code is in brackets or follows a word such as `ret` or `code`. Other numbers of six digits are sizes.
 _CODE: Final = re.compile(r"(?:\[|\b(?:ret|code|result|failed)\b(?: is| code)?\W{0,2})(\d{6})\b", re.IGNORECASE)
 
 
 def opening_failed(error: Exception, *, said: str, file: str, soc: str, device: int) -> GraphError:
-    """The error for an InferSession that failed to open; `said` is what it printed."""
+    """The error for an InferSession that failed to open. `said` is what it printed."""
     return _explain(_OPENING, error, said, start=f"ais_bench cannot load `{file}`{_made_for(soc)}", device=device)
 
 
 def running_failed(
     error: Exception, *, said: str, file: str, soc: str, device: int, wanted: str, given: str
 ) -> GraphError:
-    """The error for a failed `infer`; `wanted` and `given` are types, shapes and bytes."""
+    """The error for a failed `infer`. `wanted` and `given` describe types, shapes and bytes."""
     start = f"ais_bench cannot run `{file}`{_made_for(soc)}, which takes {wanted} and was given {given}"
     return _explain(_RUNNING, error, said, start=start, device=device)
 
 
 def import_failed(error: Exception, *, said: str = "") -> GraphError:
-    """The error for a failed `import ais_bench.infer.interface`; `said` is what it printed."""
+    """The error for a failed `import ais_bench.infer.interface`. `said` is what it printed."""
     message, hint = _explain_import(error)
     return GraphError(f"{message}. It said: {said}" if said else message, hint=hint)
 
@@ -125,7 +126,7 @@ def _explain_import(error: Exception) -> tuple[str, str]:
 
 
 def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> GraphError:
-    """By ACL's own code if there is a known one, else by the words of the libraries above it."""
+    """Explain the error by ACL's code if it is known, else by the messages of ais_bench and aclruntime."""
     words = " | ".join(part for part in (_words(error), said) if part)
     if (code := find_code(words)) is not None:
         meaning = BY_CODE[code]
@@ -145,5 +146,5 @@ def _words(error: Exception) -> str:
 
 
 def find_code(words: str) -> int | None:
-    """The first known code in an error's words."""
+    """The first known code in an error's text; None if there is none."""
     return next((code for code in map(int, _CODE.findall(words)) if code in BY_CODE), None)

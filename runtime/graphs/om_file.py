@@ -1,4 +1,4 @@
-"""OM files loaded by ais_bench. A file is checked before it is loaded, and every call before it is made."""
+"""OM files loaded by ais_bench. A file is checked before it is loaded, and the arguments of every call before it."""
 
 import importlib
 import logging
@@ -25,12 +25,12 @@ _DTYPES: Final = {"double": "float64"}  # all other names are numpy's
 class OmModel:
     """An `InferSession` (ais_bench, 2023 or later) with its inputs and outputs.
 
-    Make, use and free it in one thread: it leaves an ACL context of its own in the thread that calls it. ais_bench
-    compares numbers of bytes only, so its caller checks types and shapes.
+    Create, use and free it in one thread, because it leaves its own ACL context in the calling thread. ais_bench
+    compares only numbers of bytes, so the caller must check types and shapes.
     """
 
     def __init__(self, file: str, *, device_id: int, soc: str) -> None:
-        """`soc` is the chip that the file was made for, empty if unknown. Raises GraphError."""
+        """Load the file. `soc` is the chip that it was made for, empty if unknown. Raises GraphError."""
         self.file, self._device_id, self._soc = file, device_id, soc
         self.device_ms: float | None = None  # of the last call
         self._session = self._open(_infer_session_class())
@@ -41,9 +41,9 @@ class OmModel:
             raise
 
     def run(self, inputs: Sequence[np.ndarray], *, mode: str, wanted: str) -> list[np.ndarray]:
-        """`infer` in a mode of ais_bench; `wanted` says in a message what the file takes. Raises GraphError.
+        """Call `infer` in a mode of ais_bench. `wanted` describes the file's inputs in messages. Raises GraphError.
 
-        The arrays are contiguous, and kept alive to the end of the call, which reads their memory.
+        The arrays must be contiguous. They are kept alive until the call ends, because it reads their memory.
         """
         try:
             with stdout_caught() as caught:
@@ -62,15 +62,15 @@ class OmModel:
         return outputs
 
     def free(self) -> None:
-        """Unload. Never calls `finalize`, which resets the device for everything in the process."""
-        # The last reference goes here too, since the destructor talks to the device.
+        """Unload the file. Does not call `finalize`, which would reset the device for the whole process."""
+        # The last reference is dropped here too, because the destructor uses the device.
         session, self._session = self._session, None
         try:
             with stdout_caught() as caught:
                 if hasattr(session, "free_resource"):
                     session.free_resource()
                 del session
-        except Exception as error:  # nothing can be done about it
+        except Exception as error:  # it cannot be handled, only reported
             _LOG.warning("ais_bench cannot unload `%s`: %s | %s", self.file, error, caught.complaints())
 
     def _open(self, infer_session: Any) -> Any:
@@ -94,21 +94,22 @@ class OmModel:
         return tuple(map(_port, inputs)), tuple(map(_port, outputs)), num_bytes
 
     def _read_device_ms(self) -> float | None:
-        """Milliseconds of the last execution, a float32 that counts from loading on, so coarse after hours.
+        """Milliseconds of the last execution; None if ais_bench does not report them.
 
-        A pair of start and end since autumn 2023, the time itself before. Without it nothing fails.
+        Since autumn 2023, ais_bench reports a pair of start and end, before that the duration. Times are float32
+        numbers that count from loading, so they are coarse after hours.
         """
         try:
             last = self._session.summary().exec_time_list[-1]
             milliseconds = float(last[1] - last[0]) if hasattr(last, "__len__") else float(last)
-            self._session.reset_summaryinfo()  # or it grows with every call
+            self._session.reset_summaryinfo()  # otherwise the list grows with every call
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None
         return milliseconds
 
 
 class OmFile:
-    """An OM with one input per picture half, a fixed batch size or batch sizes as gears. See `OmModel` for threads."""
+    """An OM with a fixed batch size, or with batch sizes as gears. See `OmModel` for threads."""
 
     def __init__(self, path: Path, *, device_id: int) -> None:
         """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
@@ -128,7 +129,7 @@ class OmFile:
 
     @property
     def card(self) -> GraphCard | None:
-        """From the side-car; None without one."""
+        """The card in the side-car; None without a side-car."""
         return None if self._sidecar is None else self._sidecar.card
 
     @property
@@ -137,10 +138,10 @@ class OmFile:
         return self._model.device_ms
 
     def run(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One array per input, of one of the batch sizes -> one array per output."""
+        """One array per input, with one of the batch sizes -> one array per output."""
         inputs = as_inputs(batch, self.inputs)
         size, largest = len(inputs[0]), max(self.batch_sizes)
-        wanted = [num_bytes * size // largest for num_bytes in self._model.num_bytes]  # what ais_bench demands
+        wanted = [num_bytes * size // largest for num_bytes in self._model.num_bytes]  # ais_bench requires this
         if size not in self.batch_sizes or [array.nbytes for array in inputs] != wanted:
             raise AssertionError(f"{[array.shape for array in inputs]} is none of the batch sizes {self.batch_sizes}")
         told = f"{_list(self.inputs)} of batch {_list(self.batch_sizes)}"
@@ -157,7 +158,7 @@ class OmFile:
         return self.inputs[0].shape[:1] == (-1,)
 
     def _check_sidecar(self) -> None:
-        """Raise GraphError if the side-car describes another input than the file has."""
+        """Raise GraphError if the side-car describes an input that differs from the file's."""
         if self._sidecar is None:
             return
         stored = self._sidecar.input
@@ -170,13 +171,13 @@ class OmFile:
             )
 
     def _find_batch_sizes(self) -> tuple[int, ...]:
-        """From the side-car or, for a fixed OM without one, from the file."""
+        """The batch sizes from the side-car or, for a fixed OM without a side-car, from the file."""
         sidecar, fixed = self._sidecar, None if self._has_gears else (self.inputs[0].shape or (0,))[0]
         if fixed is None and sidecar is None:
             raise GraphError(
                 f"`{self.file}` takes several batch sizes (gears), which only its side-car "
-                f"`{sidecar_path(self.file).name}` lists, and that is missing",
-                hint=f"put the side-car beside it, or {HINT}",
+                f"`{sidecar_path(self.file).name}` lists, but the side-car is missing",
+                hint=f"put the side-car next to it, or {HINT}",
             )
         sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
         matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
@@ -192,7 +193,7 @@ class OmFile:
 
 
 def _infer_session_class() -> Any:
-    """ais_bench's InferSession; imported only here, in the thread that uses it."""
+    """The class InferSession of ais_bench. It is imported only here, in the thread that uses it."""
     try:
         with root_logger_kept(), stdout_caught() as caught:
             return importlib.import_module("ais_bench.infer.interface").InferSession

@@ -1,4 +1,4 @@
-"""OM files run through ais_bench, in a thread of their own."""
+"""OM files run by ais_bench, in a separate thread."""
 
 import atexit
 import functools
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class OmSession:
-    """One OM, with a fixed batch size or with gears, or a folder of OMs of several batch sizes; see `GraphSession`.
+    """One OM with a fixed batch size or with gears, or a folder of OMs for several batch sizes; see `GraphSession`.
 
-    ais_bench makes an ACL context of its own current in the thread that calls it and does not restore the one before,
-    on which torch_npu's streams depend. Contexts belong to threads, so the files live in a thread that runs nothing
-    else. Where a decoder runs on the same device, open that device first. Not tried on hardware so far.
+    ais_bench sets its own ACL context in the calling thread and does not restore the previous one, which torch_npu's
+    streams depend on. Contexts belong to threads, so OM files are used in a thread that does nothing else. If a decoder
+    runs on the same device, open the decoder's device first. Not tested on hardware.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device_id: int = 0) -> None:
@@ -62,7 +62,7 @@ class OmSession:
         self._thread.close()
 
     def _run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """In the files' thread."""
+        """Runs in the files' thread."""
         times: list[float | None] = []
 
         def run(batch: list[np.ndarray]) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ class OmSession:
 
 
 class Freed(Protocol):
-    """What lives in a thread of OM files."""
+    """An object that is opened, used and freed in an `OmThread`."""
 
     def free(self) -> None: ...
 
@@ -90,40 +90,43 @@ class OmThread:
     """The thread in which OM files are opened, run and freed."""
 
     def __init__(self, *, file: str, name: str) -> None:
-        """`file` is named in messages; `name` is the thread's."""
+        """`file` is used in messages, `name` is the thread's name."""
         self._file, self._owner = file, os.getpid()
         self._worker = _Worker(name=name)
         self._opened: list[Freed] = []
-        # Frees a session that is not closed, with the object or at exit. At exit it must run before functions that
-        # were registered earlier, such as torch_npu's, which weakref's own exit function does not.
+        # Frees a session that was not closed, when the object is collected or at exit. At exit, it must run before exit
+        # functions that were registered earlier, such as torch_npu's. weakref's exit function would run too late.
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._opened, self._owner)
         self._finalizer.atexit = False
         atexit.register(self._finalizer)
 
     def open(self, make: Callable[[], F]) -> F:
-        """What `make` returns or raises in the thread; freed by `close`."""
+        """Call `make` in the thread; returns its result, which `close` frees, or raises its exception."""
         opened = self.call(make)
         self._opened.append(opened)
         return opened
 
     def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises in the thread. Raises GraphError after `close` and in a forked process."""
+        """Call `function` in the thread; returns its result or raises its exception.
+
+        Raises GraphError after `close` and in a forked process.
+        """
         if not self._finalizer.alive:
             raise closed_error(self._file)
         check_owner(self._owner, file=self._file)
         return self._worker.call(function)
 
     def close(self) -> None:
-        """Free what was opened, and end the thread."""
+        """Free all opened objects, and end the thread. May be repeated."""
         atexit.unregister(self._finalizer)
         if self._finalizer.detach() and os.getpid() == self._owner:
             _end(self._worker, self._opened, wait=True)
 
 
 class _Worker:
-    """Runs functions one after another in a thread of its own.
+    """Runs functions one after the other in a separate thread.
 
-    Unlike a `ThreadPoolExecutor` it still works while the interpreter exits, when a session that was not closed
+    Unlike a `ThreadPoolExecutor`, it still works while the interpreter exits, when a session that was not closed
     releases its device.
     """
 
@@ -134,7 +137,10 @@ class _Worker:
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises in the thread. Raises RuntimeError after `end`."""
+        """Call `function` in the thread; returns its result or raises its exception.
+
+        Raises RuntimeError after `end`.
+        """
         future: Future[T] = Future()
 
         def job() -> None:
@@ -150,7 +156,7 @@ class _Worker:
         return future.result()
 
     def end(self, last: Callable[[], None], *, wait: bool) -> None:
-        """Run `last`, which must not raise, after all earlier calls; then the thread ends."""
+        """Run `last`, which must not raise, after all earlier calls; then end the thread."""
         with self._lock:
             self._ended = True
             self._jobs.put(last)
@@ -160,7 +166,7 @@ class _Worker:
 
 
 def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """Holds no reference to the `_Worker`, which would keep an unused one alive."""
+    """The thread's loop. It has no reference to the `_Worker`, which would keep an unused `_Worker` alive."""
     while (job := jobs.get()) is not None:
         job()
         del job
@@ -201,9 +207,9 @@ def _sides(file: OmFile) -> tuple[object, ...]:
 
 
 def _shut_down(worker: _Worker, files: list[Freed], owner: int) -> None:
-    """Frees a session that was not closed. Waits only in the main thread, at the end of the program.
+    """Free a session that was not closed. Waits only in the main thread, at the end of the program.
 
-    The garbage collector may run in any thread, even one that the files' thread waits for. A forked process has
+    The garbage collector may call this in any thread, even one that the files' thread waits for. A forked process has
     neither that thread nor the device.
     """
     if os.getpid() == owner:

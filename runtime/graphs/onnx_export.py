@@ -1,4 +1,4 @@
-"""A torch module -> one ONNX file that ATC and onnxruntime take, with its card and a digest of its bytes."""
+"""Exports a torch module as an ONNX file for ATC and onnxruntime, with its card and a digest of its bytes."""
 
 import logging
 import os
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import onnx_ir
 
 DTYPES: Final[Mapping[GraphDtype, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
-_TRACED_OPSET: Final = 18  # of torch's exporter; a lower opset is made from its graph
-_IR_VERSION: Final = 8  # that of the ONNX releases with opsets 17 and 18; readers as old refuse a newer one
+_TRACED_OPSET: Final = 18  # the opset of torch's exporter; its graph is converted to lower opsets
+_IR_VERSION: Final = 8  # of the ONNX releases with opsets 17 and 18; readers of that age refuse newer versions
 _MAX_PROTOBUF_BYTES = 2_000_000_000  # protobuf's limit is 2 GiB; the rest is for the graph itself
 
 
 def check_export(*, dtype: str, opset: int) -> None:
-    """Raise ValueError for a type or an opset that is not exported, GraphError without the packages for it."""
+    """Raise ValueError for an unsupported type or opset, and GraphError if a required package is missing."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be float32 or float16, got {dtype!r}")
     if opset not in OPSETS:
@@ -48,12 +48,12 @@ def export_graph(
     card: GraphCard,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write `module` as ONNX in the opset of `card`, traced with `inputs`, whose first dimension is a free batch.
+    """Write `module` as ONNX in the opset of `card`, traced with `inputs`. Their first dimension is a dynamic batch.
 
-    The batch of `inputs` is 2 or more: torch takes 1 for a constant. The file appears complete or not at all, with the
-    card and the digest of its bytes in its metadata; weights beyond 2 GB go to `<path>.data`. The names of all nodes
-    begin with `graph_name`: a compiler drops the metadata and keeps those. `check` is given the complete file before it
-    is put in place; where it raises, nothing is left.
+    The batch of `inputs` must be at least 2, because torch treats 1 as a constant. The file appears complete or not at
+    all, with the card and the digest of its bytes in its metadata. Weights of more than 2 GB are written to
+    `<path>.data`. The names of all nodes begin with `graph_name`, because compilers drop the metadata but keep names.
+    `check` is called with the complete file before it is moved to `path`. If `check` raises, nothing is written.
     """
     model = _trace(module, inputs, input_names=input_names, output_names=output_names)
     _lower(model, opset=card.opset)
@@ -63,7 +63,7 @@ def export_graph(
 
 
 def cast_weights(state: Mapping[str, Tensor], *, dtype: GraphDtype) -> dict[str, Tensor]:
-    """The tensors in `dtype` on the CPU. Raises GraphError for numbers that are not finite there."""
+    """The tensors in `dtype` on the CPU. Raises GraphError for numbers that are not finite in `dtype`."""
     cast = {key: tensor.detach().cpu().to(DTYPES[dtype]) for key, tensor in state.items()}
     for key, tensor in cast.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -100,7 +100,7 @@ def _trace(
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter logs and warns about other packages and its own deprecations."""
+    """Suppress the exporter's logs and warnings, which concern other packages and its own deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -112,21 +112,21 @@ def _silence() -> Iterator[None]:
 
 
 def _lower(model: "onnx_ir.Model", *, opset: int) -> None:
-    """Give the graph another opset where all of its operators mean the same in both."""
+    """Change the opset of the graph. All its operators must be the same in both opsets."""
     if opset == _TRACED_OPSET:
         return
     from onnx import defs
 
     for node in model.graph:
         has_changed = defs.get_schema(node.op_type, _TRACED_OPSET).since_version > opset
-        # Split is the same in both when it is given the sizes of its parts.
+        # Split is the same in both opsets if the sizes of its parts are an input.
         if has_changed and (node.op_type != "Split" or "num_outputs" in node.attributes):
             raise AssertionError(f"{node.op_type} of opset {_TRACED_OPSET} has no equal in opset {opset}")
     model.opset_imports[""] = opset
 
 
 def _clean(model: "onnx_ir.Model", *, graph_name: str) -> None:
-    """Remove what torch noted of its own sources, which names places on this machine."""
+    """Remove torch's notes on its sources, which contain paths of this machine, and set names and versions."""
     model.graph.doc_string = None
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -144,7 +144,7 @@ def _clean(model: "onnx_ir.Model", *, graph_name: str) -> None:
 
 
 def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None] | None) -> None:
-    """Into a folder beside `target`, then renamed."""
+    """Write into a temporary folder next to `target`, then rename the files."""
     import onnx_ir
 
     num_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
@@ -159,6 +159,6 @@ def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None
             check(partial / target.name)
         if weights is not None:
             os.replace(partial / weights, target.parent / weights)
-        os.replace(partial / target.name, target)  # the graph last: it makes the export complete
+        os.replace(partial / target.name, target)  # the graph comes last, because it makes the export complete
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""onnxruntime's execution providers: which one a device needs, and the options that it takes."""
+"""onnxruntime's execution providers: the provider for each device, and its options."""
 
 import configparser
 import difflib
@@ -12,19 +12,19 @@ from llama_adapter.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnnxProvider:
-    """What runs an ONNX graph in onnxruntime. It can be pickled and printed."""
+    """The execution provider that runs an ONNX graph in onnxruntime. It can be pickled and printed."""
 
     name: str = "CPUExecutionProvider"
-    options: Mapping[str, str] = field(default_factory=dict)  # the provider's own
+    options: Mapping[str, str] = field(default_factory=dict)  # options of the provider
     session_entries: Mapping[str, str] = field(default_factory=dict)  # onnxruntime's session configuration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A provider as its documentation describes it."""
+    """A kind of provider, according to its documentation."""
 
     name: str
-    packages: str  # what pip installs for it; these wheels exclude each other, as all install a module `onnxruntime`
+    packages: str  # arguments of pip; these wheels exclude each other, because all install a module `onnxruntime`
     options: frozenset[str]
 
 
@@ -35,8 +35,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# By the kind of device. The names are those that the wheels' own parsers take. The CPU's provider has none, and ignores
-# all that it is given.
+# Providers by kind of device. The option names are those that the parsers in the wheels accept. The CPU's provider has
+# no options, and ignores any.
 KINDS: Final[Mapping[str, Kind]] = {
     "cpu": Kind(name=CPU.name, packages="onnxruntime", options=frozenset()),
     "cuda": Kind(
@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "npu": Kind(
         name="CANNExecutionProvider",
         packages="onnxruntime-cann 'numpy<2'",
-        # The last line is not in version 1.24.4 yet.
+        # The options in the last line are not in version 1.24.4.
         options=_words("""
             device_id npu_mem_limit arena_extend_strategy enable_cann_graph enable_cann_subgraph dump_graphs
             dump_om_model precision_mode op_select_impl_mode optypelist_for_implmode
@@ -62,8 +62,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
 }
 BY_NAME: Final = {kind.name: kind for kind in KINDS.values()}
-SESSION: Final = "session"  # the section of session configuration entries
-# Session configuration entries of onnxruntime 1.31. It ignores all others.
+SESSION: Final = "session"  # the section with session configuration entries
+# Session configuration entries of onnxruntime 1.31, which ignores all others.
 SESSION_ENTRIES: Final = _words("""
     ep.context_embed_mode ep.context_enable ep.context_file_path ep.context_model_external_initializers_file_name
     ep.context_node_name_prefix ep.cuda.fpa_intb_gemm ep.cuda.fpa_intb_profile_m
@@ -102,13 +102,13 @@ def provider_of_device(device: str, *, options: Iterable[str] = (), config: str 
 
     Parameters:
         device: `cpu`, `cuda`, `cuda:1`, `npu:0`, ...
-        options: texts such as `npu_mem_limit=8589934592`, which win over the file. A name with a dot is a session
-            configuration entry: `session.disable_cpu_ep_fallback=1`.
-        config: INI file. The section named like the provider has its options, `[session]` has session configuration
-            entries; sections of other providers and programs are left out.
+        options: texts such as `npu_mem_limit=8589934592`, which take precedence over the file. A name with a dot is a
+            session configuration entry: `session.disable_cpu_ep_fallback=1`.
+        config: path of an INI file. The section with the provider's name has its options, `[session]` has session
+            configuration entries. Sections of other providers and programs are ignored.
 
-    Raises ValueError for a device or an option of another form, and UsageError for a file that cannot be used and for
-    names that the provider does not know.
+    Raises ValueError for a malformed device or option, and UsageError for a file that cannot be used and for names that
+    the provider does not know.
     """
     name, device_id = split_device(device)
     kind = KINDS[name]
@@ -134,7 +134,7 @@ def split_option(text: str) -> tuple[str, str]:
 
 
 def _read_config(path: str, *, provider: str) -> dict[str, dict[str, str]]:
-    """The sections of an INI file. Raises UsageError for one that says nothing about the provider or the session."""
+    """The sections of an INI file. Raises UsageError if it has no section for the provider or the session."""
     parser = configparser.ConfigParser(
         interpolation=None, delimiters=("=",), inline_comment_prefixes=("#", ";"), default_section=""
     )
@@ -159,7 +159,7 @@ def _read_config(path: str, *, provider: str) -> dict[str, dict[str, str]]:
 
 
 def _check(given: Mapping[str, str], *, known: frozenset[str], what: str) -> None:
-    """Raise UsageError for a name that is not known."""
+    """Raise UsageError for an unknown name."""
     for name in given:
         if name not in known:
             similar = _nearest(name, known)

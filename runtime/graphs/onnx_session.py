@@ -1,4 +1,4 @@
-"""An ONNX file run by onnxruntime, on the CPU or by another execution provider."""
+"""An ONNX file run by onnxruntime, on the CPU or with another execution provider."""
 
 import importlib
 import importlib.util
@@ -21,11 +21,11 @@ from llama_adapter.runtime.text import one_line
 from llama_adapter.runtime.torch_import import decline_telemetry
 
 _HINT: Final = "export the model with `llama-adapter export onnx`"
-# In messages about the provider or its options, rather than about the file.
+# Occurs in messages about the provider or its options, in contrast to messages about the file.
 _FAILS_ON_PROVIDER: Final = (
     r"create \w+ ExecutionProvider fail|provider option|Failed to load library|fallback to CPU EP"
 )
-_PLACE: Final = r"^/.*?&\) (\[ONNXRuntimeError\] : \d+ : \w+ : )?"  # in the runtime's sources, before a reason
+_PLACE: Final = r"^/.*?&\) (\[ONNXRuntimeError\] : \d+ : \w+ : )?"  # a place in onnxruntime's sources, before a reason
 _START_HINTS: Final = {
     "CANNExecutionProvider": "source CANN's `set_env.sh`, whose libraries it loads, and look for the device in "
     "`npu-smi info`; onnxruntime wrote on stderr what it misses",
@@ -41,7 +41,7 @@ class OnnxSession:
     device_ms = None
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int, provider: OnnxProvider = CPU) -> None:
-        """`threads`, at least 1, compute one call on the CPU.
+        """Load the graph. `threads`, at least 1, is the number of CPU threads for one call.
 
         Raises GraphError for a file that cannot be run, or that was changed after its export.
         """
@@ -61,7 +61,7 @@ class OnnxSession:
             hint=_HINT,
         )
         check_dtypes(self.info.card, (*inputs, *outputs), file=file)
-        check_seal(Path(path), metadata.get(SEAL_KEY))  # reads the file again: quicker than opening the session
+        check_seal(Path(path), metadata.get(SEAL_KEY))  # reads the file again, which is faster than opening the session
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `GraphSession.run`."""
@@ -77,7 +77,7 @@ class OnnxSession:
         self._session = None
 
     def _smaller(self) -> str:
-        """What needs less memory; with a fixed batch the caller's own batch size does not matter."""
+        """A hint that saves memory. If the graph has a fixed batch, the caller's batch size does not matter."""
         if self.info.batch_sizes is None:
             return "try a smaller --batch-size"
         return f"the file was compiled for a batch of {self.info.batch_sizes[0]}, make one for fewer: {_HINT}"
@@ -98,10 +98,11 @@ class OnnxSession:
 
 
 def open_inference_session(path: str | os.PathLike[str], *, threads: int, provider: OnnxProvider = CPU) -> Any:
-    """An onnxruntime `InferenceSession` whose first provider is `provider`; the CPU runs what that one cannot.
+    """An onnxruntime `InferenceSession` whose first provider is `provider`. The CPU runs operators that it lacks.
 
-    `threads`, at least 1, compute one call on the CPU. Raises GraphError for a file that cannot be opened, and for a
-    provider that is not installed or does not start: onnxruntime itself would compute on the CPU then.
+    `threads`, at least 1, is the number of CPU threads for one call. Raises GraphError for a file that cannot
+    be opened, and for a provider that is not installed or does not start; onnxruntime would then silently
+    compute on the CPU.
     """
     path = Path(path)
     if path.suffix == ".om":
@@ -117,14 +118,14 @@ def open_inference_session(path: str | os.PathLike[str], *, threads: int, provid
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.use_deterministic_compute = True
-    # Waiting threads would keep the cores busy, and the language model is next.
+    # Spinning threads would keep the cores busy that the language model needs next.
     entries = {"session.intra_op.allow_spinning": "0", **provider.session_entries}
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
-    options.log_severity_level = 4  # errors come as exceptions; stderr would repeat them
+    options.log_severity_level = 4  # errors are raised as exceptions, so stderr would only repeat them
     providers = list(dict.fromkeys((provider.name, CPU.name)))
     try:
-        # The fallback would try the same provider again, and announce it on stdout.
+        # The fallback would try the same provider again, and print a message on stdout.
         session = runtime.InferenceSession(
             str(path),
             options,
@@ -156,7 +157,7 @@ def _check_registered(runtime: Any, provider: OnnxProvider) -> None:
 
 
 def _not_started(runtime: Any, provider: OnnxProvider, *, reason: str) -> GraphError:
-    """The error for a provider that is registered and cannot be used."""
+    """The error for a provider that is registered but cannot be used."""
     device = provider.options.get("device_id")
     return GraphError(
         f"{provider.name} of onnxruntime {runtime.__version__} does not start"
@@ -166,7 +167,7 @@ def _not_started(runtime: Any, provider: OnnxProvider, *, reason: str) -> GraphE
 
 
 def zeros_on_device(shape: Sequence[int], dtype: np.dtype, *, device: str, device_id: int) -> Any:
-    """An onnxruntime `OrtValue` of zeros in the memory of `device`, onnxruntime's name of it."""
+    """An onnxruntime `OrtValue` of zeros in the memory of `device`, which is onnxruntime's name of a device."""
     value = _onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, device, device_id)
     value.update_inplace(np.zeros(shape, dtype))
     return value

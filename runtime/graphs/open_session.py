@@ -1,4 +1,4 @@
-"""From a description in plain values to a running graph: which session runs which kind of file."""
+"""Opens a graph from a description in plain values: chooses the session for the kind of file."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ GraphKind = Literal["onnx", "om"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSpec:
-    """Which graph to run, and how. It can be pickled and printed."""
+    """A graph and how to run it. It can be pickled and printed."""
 
     kind: GraphKind
-    path: str  # a file; for om also a folder with files of several batch sizes
-    device_id: int = 0  # for om, 0 to 255, as ASCEND_RT_VISIBLE_DEVICES numbers them
+    path: str  # a file; for om also a folder with files for several batch sizes
+    device_id: int = 0  # for om, 0 to 255, counted within ASCEND_RT_VISIBLE_DEVICES
     provider: OnnxProvider = CPU  # for onnx
     threads: int | None = None  # for onnx, at least 1; None: as many as torch uses
-    own_process: bool = False  # with a memory and a runtime apart from this process
+    own_process: bool = False  # run the graph in a separate process
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GraphKind):
@@ -39,9 +39,9 @@ class GraphSpec:
 
 
 def open_session(spec: GraphSpec) -> GraphSession:
-    """The graph of `spec`, loaded and checked, not warmed up. Raises GraphError."""
+    """Load and check the graph of `spec`, without a warm-up. Raises GraphError."""
     if spec.own_process:
-        # A fresh process does not know how many threads this one may use.
+        # A new process does not know how many threads this process may use.
         here = dataclasses.replace(spec, own_process=False, threads=spec.threads or default_threads())
         return ProcessSession(functools.partial(open_session, here), file=spec.path)
     if spec.kind == "onnx":
@@ -50,7 +50,7 @@ def open_session(spec: GraphSpec) -> GraphSession:
 
 
 def default_threads() -> int:
-    """Threads of a graph on the CPU: as many as torch uses, or would use if this process had it."""
+    """Number of threads of a graph on the CPU: as many as torch uses, or would use if it were imported."""
     if (torch := sys.modules.get("torch")) is not None:
         count: int = torch.get_num_threads()
         return count

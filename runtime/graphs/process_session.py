@@ -1,4 +1,4 @@
-"""A graph in a process of its own: apart from this process's memory, runtime and device context."""
+"""A graph in a separate process, with its own memory, runtime and device context."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ CLOSE_LIMIT_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reply:
-    """To the call of this number: the outputs, or one of the errors."""
+    """The reply to the call with this number: the outputs, or one of the errors."""
 
     number: int
     outputs: list[np.ndarray] | None = None
@@ -33,21 +33,21 @@ class _Reply:
 
 
 class ProcessSession:
-    """The session that `opener` opens, in another process; its errors are raised here. See `GraphSession`.
+    """The session that `opener` opens in another process. Its errors are raised in this process. See `GraphSession`.
 
-    The process is in a session of its own, so that Ctrl-C reaches this one only, and ends when this one does, however
-    that happens. It is a fresh interpreter: a device's runtime does not survive a fork, and multiprocessing's own way
-    would run the caller's script again. POSIX systems only.
+    The child process runs in a new process session, so that Ctrl-C reaches only this process. It ends when this process
+    ends for any reason. It is a new interpreter, because a device's runtime does not survive a fork, and spawning with
+    multiprocessing would run the caller's script again. POSIX systems only.
     """
 
     def __init__(self, opener: Callable[[], GraphSession], *, file: str) -> None:
-        """`opener` must be picklable. Raises what it raises, and GraphError where the process dies."""
+        """`opener` must be picklable. Raises the exceptions of `opener`, and GraphError if the process dies."""
         self._file = file
         self._owner = os.getpid()
         self._child = ChildProcess(
             f"{__name__}:serve",
             options=("-X", "faulthandler"),
-            environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # the graph's runtime shall be alone with its device
+            environ={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # only the graph's runtime may use the device
         )
         self._connection = Connection(self._child.connection.detach())
         self._finalizer = weakref.finalize(self, _end, self._child, self._connection, self._owner)
@@ -62,7 +62,7 @@ class ProcessSession:
         self.info = replace(info, name=f"{info.name}, own process")
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `GraphSession.run`. Raises GraphError also where the process has ended."""
+        """See `GraphSession.run`. Also raises GraphError if the process has ended."""
         with self._lock:
             if self._was_cut:
                 raise GraphError(
@@ -76,24 +76,24 @@ class ProcessSession:
             self._number += 1
             self._send((self._number, list(inputs)))
             reply: _Reply = self._receive(_Reply)
-            while reply.number != self._number:  # to a call that was interrupted while it waited
+            while reply.number != self._number:  # the reply to an earlier call that was interrupted while it waited
                 reply = self._receive(_Reply)
         assert reply.outputs is not None
         self.device_ms = reply.device_ms
         return reply.outputs
 
     def close(self) -> None:
-        """Ask the process to end, and kill it when it does not within seconds."""
+        """Ask the process to end, and kill it if it does not end within seconds. May be repeated."""
         self._finalizer()
 
     def _send(self, message: Any) -> None:
-        # Pickled first: a message that cannot be pickled must not look like a broken connection.
+        # Pickled before it is sent, so that a message that cannot be pickled does not look like a broken connection.
         data = pickle.dumps(message)
         with self._message():
             self._connection.send_bytes(data)
 
     def _receive(self, kind: type[Any]) -> Any:
-        # Waited for first: an interrupt does no harm as long as nothing of the message is read.
+        # Wait first: an interrupt is harmless as long as no part of the message has been read.
         with suppress(OSError):
             self._connection.poll(None)
         with self._message():
@@ -108,7 +108,10 @@ class ProcessSession:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """While a message is under way. Half of one puts all later ones out of step, so then the process is killed."""
+        """Context for sending or receiving a message.
+
+        After an incomplete message the later ones cannot be read, so an interruption kills the process.
+        """
         try:
             yield
         except (EOFError, OSError) as error:
@@ -129,9 +132,9 @@ class ProcessSession:
 
 
 def serve(descriptor: str) -> None:
-    """The whole life of the other process."""
+    """The main function of the child process."""
     connection = Connection(int(descriptor))
-    with suppress(EOFError, OSError):  # the other side has ended: nothing is left to do
+    with suppress(EOFError, OSError):  # the parent process has ended
         session: GraphSession | None = _answer(connection, 0, connection.recv())
         if session is not None:
             with closing(session):
@@ -139,7 +142,7 @@ def serve(descriptor: str) -> None:
 
 
 def _serve(session: GraphSession, connection: Connection) -> None:
-    """Answer until None comes."""
+    """Answer calls until None is received."""
     connection.send(session.info)
     while (call := connection.recv()) is not None:
         number, inputs = call
@@ -149,7 +152,7 @@ def _serve(session: GraphSession, connection: Connection) -> None:
 
 
 def _answer(connection: Connection, number: int, function: Callable[[], Any]) -> Any:
-    """What `function` returns; None after its error was sent to the other side."""
+    """The result of `function`; None if it raised an error, which is then sent to the other process."""
     try:
         return function()
     except GraphError as error:
@@ -160,7 +163,7 @@ def _answer(connection: Connection, number: int, function: Callable[[], Any]) ->
 
 
 def _end(child: ChildProcess, connection: Connection, owner: int) -> None:
-    """Does nothing to the process in one that was forked off, which shares the connection."""
+    """End the child process. A process that was forked from the owner only closes its copy of the connection."""
     if os.getpid() != owner:
         connection.close()
         return

@@ -1,7 +1,7 @@
-"""The digest of an exported ONNX file, stored inside it, which shows a change after the export.
+"""The digest of an exported ONNX file, stored inside the file, which detects changes after the export.
 
-It covers the file, with zeros in the digest's own place, and the file of external weights. It finds damage and mix-ups,
-not a deliberate change: the digest can be computed again.
+The digest covers the file, with zeros in place of the digest, and the file of external weights. It detects damage and
+mixed-up files, but not deliberate changes, because anyone can compute the digest again.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from llama_adapter.runtime.errors import GraphError
 SEAL_KEY: Final = "llama_adapter_sha256"  # in the file's metadata; the digest and, after a space, the external file
 _BLANK: Final = "0" * 64
 _DIGEST: Final = re.compile(rb"[0-9a-f]{64}")
-_WINDOW: Final = 16  # most bytes between the key and its value in the file
+_WINDOW: Final = 16  # maximum number of bytes between the key and its value in the file
 _AGAIN: Final = "copy the file again, or export the model again with `llama-adapter export`"
 
 
 def blank_seal(weights: str | None) -> str:
-    """The metadata entry to write a file with before `seal`; `weights` is the name of its external file."""
+    """The metadata entry for a file before `seal`. `weights` is the name of its external file."""
     return _BLANK if weights is None else f"{_BLANK} {weights}"
 
 
 def seal(path: Path, *, weights: str | None) -> None:
-    """Put the digest into a file that was written with `blank_seal`."""
+    """Write the digest into a file that was written with the entry of `blank_seal`."""
     found = _digest(path, weights or "")
     if found is None:
         raise AssertionError(f"`{path}` was written without a place for its digest")
@@ -36,9 +36,9 @@ def seal(path: Path, *, weights: str | None) -> None:
 
 
 def check_seal(path: Path, entry: str | None) -> None:
-    """Raise GraphError for a file that was changed after `seal`; `entry` is its metadata under SEAL_KEY.
+    """Raise GraphError for a file that was changed after `seal`. `entry` is its metadata entry SEAL_KEY.
 
-    Files without an entry, of other programs and older releases, pass. Reads the whole file.
+    Files without an entry, from other programs and older releases, are accepted. Reads the whole file.
     """
     if entry is None:
         return
@@ -49,7 +49,7 @@ def check_seal(path: Path, entry: str | None) -> None:
 
 
 def _digest(path: Path, weights: str) -> tuple[int, str] | None:
-    """Where the file stores its digest, and what that should be; None without either file or a stored digest."""
+    """The offset of the stored digest, and the digest that it should be; None if a file or the digest is missing."""
     hasher = hashlib.sha256()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = content.rfind(SEAL_KEY.encode()) + len(SEAL_KEY)

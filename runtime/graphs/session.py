@@ -1,4 +1,4 @@
-"""Running an exported graph: the protocol of all sessions, and what they share."""
+"""Running an exported graph: the protocol of all sessions, and their common checks."""
 
 import math
 import os
@@ -14,32 +14,32 @@ from llama_adapter.runtime.graphs.card import GraphCard, Port
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphInfo:
-    """What is known of a loaded graph. The first dimension of all inputs and outputs is the batch."""
+    """The description of a loaded graph. The first dimension of all inputs and outputs is the batch."""
 
-    name: str  # what runs it, such as `onnxruntime (CPUExecutionProvider)`
-    file: str  # or the folder of files for several batch sizes
+    name: str  # the runtime and its device, such as `onnxruntime (CPUExecutionProvider)`
+    file: str  # or a folder with files for several batch sizes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     card: GraphCard | None  # None for a file of another program
-    batch_sizes: tuple[int, ...] | None  # those it was compiled for, ascending; None where it takes any
-    hint: str  # how to make such a file, for error messages
+    batch_sizes: tuple[int, ...] | None  # the batch sizes it was compiled for, ascending; None if it accepts any
+    hint: str  # how to create such a file, for error messages
 
 
 class GraphSession(Protocol):
-    """A graph that was loaded and checked, ready to run."""
+    """A graph that is loaded, checked and ready to run."""
 
     @property
     def info(self) -> GraphInfo: ...
 
     @property
     def device_ms(self) -> float | None:
-        """Milliseconds that the last `run` took on the device; None where nothing measures it."""
+        """Milliseconds that the last `run` took on the device; None if they are not measured."""
         ...
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One array per input, cast to the graph's types, with any batch of at least 1 -> one array per output.
+        """One array per input, with any batch of at least 1 -> one array per output.
 
-        Raises GraphError when the graph or its runtime fails.
+        Inputs are cast to the graph's types. Raises GraphError if the graph or its runtime fails.
         """
         ...
 
@@ -54,7 +54,7 @@ def as_inputs(arrays: Sequence[np.ndarray], ports: Sequence[Port]) -> list[np.nd
 
 
 def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch: int, file: str) -> None:
-    """Raise GraphError unless a run gave what the graph promises for a batch of this size."""
+    """Raise GraphError unless the outputs of a run have the shapes and types that the graph declares for this batch."""
     for output, port in zip(outputs, ports, strict=True):
         wanted = (batch, *port.shape[1:])
         fits = len(output.shape) == len(wanted) and all(
@@ -69,14 +69,14 @@ def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch
 
 
 def check_fixed_batch(ports: Sequence[Port], *, file: str, hint: str) -> None:
-    """Raise GraphError for a fixed batch of 0, and for one whose inputs alone exceed the memory of this machine."""
+    """Raise GraphError for a fixed batch of 0, and for a batch whose inputs alone exceed this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for port in ports:
         if not port.shape:
             continue
         if not port.shape[0]:
             raise GraphError(f"`{file}` takes {port}, an empty batch", hint=hint)
-        num_bytes = math.prod(port.shape) * (1 + _itemsize(port))  # as given, and in the graph's type
+        num_bytes = math.prod(port.shape) * (1 + _itemsize(port))  # as passed, and in the graph's type
         if port.shape[0] > 0 and num_bytes > memory:
             raise GraphError(
                 f"`{file}` was compiled for a batch of {port.shape[0]:,}, whose inputs alone take "
@@ -93,7 +93,10 @@ def _itemsize(port: Port) -> int:
 
 
 def check_owner(process: int, *, file: str) -> None:
-    """Raise GraphError unless this is the process that opened the session: threads and replies are its own."""
+    """Raise GraphError unless this is the process that opened the session.
+
+    Only this process has the session's threads and gets its replies.
+    """
     if os.getpid() != process:
         raise GraphError(
             f"`{file}` was opened by the process that this one was forked from",

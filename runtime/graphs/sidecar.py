@@ -1,4 +1,4 @@
-"""OM files on disk: the JSON side-car that says what is inside, and what InferSession demands of the file."""
+"""OM files on disk: the JSON side-car that describes an OM, and the requirements of InferSession on the file."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from llama_adapter.runtime.json_object import check_fields, read_object
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
 _WHOLE_BYTES: Final = 64 << 20  # files up to this size are read whole for their mark
-_BLOCK_BYTES, _NUM_BLOCKS = 64 << 10, 256  # of larger ones
+_BLOCK_BYTES, _NUM_BLOCKS = 64 << 10, 256  # the parts of larger files that are read for their mark
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "card": (dict, type(None)),
     "input": dict,
@@ -31,14 +31,17 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "onnx_sha256": str,
 }
 _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
-_MAX_BYTES = 1 << 20  # of a side-car
+_MAX_BYTES = 1 << 20  # largest size of a side-car
 _MAX_PATH, _MAX_COMPONENT = 4096, 255
 _AGAIN = "make the OM again with `llama-adapter export om`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmInput:
-    """The input that an OM was compiled for. A number of bytes alone tells neither type nor layout."""
+    """The input that an OM was compiled for.
+
+    It is stored because a number of bytes determines neither type nor layout.
+    """
 
     dtype: str  # as numpy writes it
     shape: tuple[int, ...]  # -1 for the batch of an OM with gears
@@ -55,23 +58,23 @@ class OmInput:
 
 
 class Sidecar(Protocol):
-    """What is stored beside an OM."""
+    """A description that is stored next to an OM."""
 
     def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmSidecar:
-    """What cannot be read from an OM file itself: its model, its batch sizes and its origin."""
+    """The facts that cannot be read from an OM file itself: its model, its batch sizes and its origin."""
 
     card: GraphCard | None  # None for a graph of another program
     input: OmInput
     batch_sizes: tuple[int, ...]  # ascending
-    has_gears: bool  # one OM for all of them, made with --dynamic_batch_size; else there is one, and it is fixed
+    has_gears: bool  # made with --dynamic_batch_size, for all batch sizes; otherwise there is one fixed batch size
     soc_version: str
     precision_mode: str
     sha256: str  # of the .om
-    onnx_sha256: str  # of the .onnx and, behind it, of its external weights
+    onnx_sha256: str  # of the .onnx followed by its external weights
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -81,7 +84,7 @@ class OmSidecar:
             raise ValueError(f"an OM without gears has one batch size, got {sizes!r}")
 
     def to_json(self) -> str:
-        """As stored beside the OM."""
+        """The text that is stored next to the OM."""
         values = {
             "version": FORMAT_VERSION,
             **dataclasses.asdict(self),
@@ -92,7 +95,7 @@ class OmSidecar:
 
     @classmethod
     def from_json(cls, text: str, *, file: str) -> "OmSidecar":
-        """Inverse of `to_json`; raises GraphError naming `file` for damage and for other versions."""
+        """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
             check_version(values, FORMAT_VERSION)
@@ -131,7 +134,7 @@ def write_sidecar(om_path: str | os.PathLike[str], sidecar: Sidecar) -> Path:
 
 
 def read_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """The side-car of an OM; None where there is none. Raises GraphError where it is damaged or cannot be read."""
+    """The side-car of an OM; None if there is none. Raises GraphError if it is damaged or cannot be read."""
     path = sidecar_path(om_path)
     text = read_text(path)
     return None if text is None else OmSidecar.from_json(text, file=str(path))
@@ -151,7 +154,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
-    """As `read_sidecar`, and raises GraphError where the OM has another digest. Reads the whole OM."""
+    """As `read_sidecar`, and raises GraphError if the OM has a different digest. Reads the whole OM."""
     sidecar = read_sidecar(om_path)
     if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
         raise GraphError(
@@ -162,7 +165,7 @@ def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
 
 
 def file_sha256(*paths: str | os.PathLike[str]) -> str:
-    """SHA-256 in hexadecimal of a file, or of several one after the other, read in pieces."""
+    """SHA-256, in hexadecimal, of a file or of several files concatenated. They are read in chunks."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
@@ -171,9 +174,10 @@ def file_sha256(*paths: str | os.PathLike[str]) -> str:
 
 
 def file_mark(path: Path) -> str:
-    """Identifies a file's content: SHA-256 of its size and its bytes, of large files 256 blocks of 64 KiB.
+    """Identifies a file's content: SHA-256 of its size and its bytes; for large files, of 256 blocks of 64 KiB.
 
-    Reading 13 GB at every start would take longer than loading them. It finds mix-ups and cut files, and most damage.
+    Reading 13 GB at every start would take longer than loading them. The mark detects mixed-up and truncated files,
+    and most damage.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size} ".encode())
@@ -188,9 +192,10 @@ def file_mark(path: Path) -> str:
 
 
 def check_om_file(path: str | os.PathLike[str]) -> None:
-    """Raise GraphError for a file that ais_bench's InferSession (since 2024-06) would refuse, and say why.
+    """Raise GraphError, with the reason, for a file that ais_bench's InferSession (since 2024-06) would refuse.
 
-    InferSession itself only says that the path is illegal. Older releases take more; what passes here suits all.
+    InferSession reports only that the path is illegal. Older releases accept more files. All releases accept a file
+    that passes this check.
     """
     absolute = os.path.abspath(path)
     check_om_path(absolute)
@@ -214,7 +219,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
             "which InferSession refuses",
             hint=f"chmod 640 {absolute}",
         )
-    # Checked for root too, as in a container with a mounted file of another user.
+    # Checked for root too: in a container, a mounted file may belong to another user.
     if status.st_uid != os.geteuid() and status.st_gid not in os.getgroups():
         raise GraphError(
             f"The OM `{absolute}` belongs to another user (user {status.st_uid}, group {status.st_gid}), "
@@ -230,7 +235,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
 
 
 def check_om_path(path: str | os.PathLike[str]) -> None:
-    """The checks of `check_om_file` that need only the name, before the file exists. Raises GraphError."""
+    """The checks of `check_om_file` that need only the path, for use before the file exists. Raises GraphError."""
     absolute = os.path.abspath(path)
     if absolute.lower().endswith(".onnx"):
         raise GraphError(

@@ -1,4 +1,4 @@
-"""Catches what native libraries print on stdout: stdout is for data, and the words help in error messages."""
+"""Catches the output of native libraries on stdout, which is reserved for data. Error messages quote it."""
 
 import ctypes
 import logging
@@ -13,22 +13,22 @@ from contextlib import contextmanager, suppress
 _LOG = logging.getLogger(__name__)
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.DEBUG, "WARN": logging.WARNING, "ERROR": logging.WARNING}
 _LINE = re.compile(r"\[(?:ACL )?(DEBUG|INFO|WARN|ERROR)(?:ING)?\] ")
-_QUOTED = 6  # lines that an error message can take
-_LOCK = threading.Lock()  # the descriptor belongs to the whole process
+_QUOTED = 6  # most lines that an error message quotes
+_LOCK = threading.Lock()  # all threads share file descriptor 1
 
 
 class Caught:
-    """What was printed; filled at the end of the block."""
+    """The text that was printed, available after the context has ended."""
 
     text = ""
 
     def complaints(self) -> str:
-        """The last lines that are no success messages, joined into one for an error's message."""
+        """The last lines that are not informational, joined into one line for an error's message."""
         quoted, _ = self._split()
         return " | ".join(quoted)
 
     def rest(self) -> str:
-        """All lines but those of `complaints`."""
+        """All lines that are not in `complaints`."""
         _, others = self._split()
         return "\n".join(others)
 
@@ -42,15 +42,15 @@ class Caught:
 
 @contextmanager
 def stdout_caught() -> Iterator[Caught]:
-    """Catch what is written to file descriptor 1 in the block.
+    """Catch output to file descriptor 1 inside this context.
 
-    aclruntime prints its messages, and the only useful words of its errors, with C's `fprintf(stdout)`, on every call
-    for an OM with gears. Behind a pipe, C's buffer would mix them with our data much later, so it is emptied at both
-    ends. The block is one call of the library, which holds Python's lock, so hardly anything else prints meanwhile.
-    Nothing is lost: the library's own lines go to the log, others to stderr. After an error, `complaints` are the
-    caller's to report, and the rest is passed on.
+    aclruntime prints its messages, including the only useful text of its errors, with C's `fprintf(stdout)`; for an OM
+    with gears, at every call. If stdout is a pipe, C's buffer would mix them with our data much later, so the buffer is
+    flushed at the start and at the end. The context encloses one call of the library, which holds Python's global lock,
+    so hardly any other output occurs in it. No output is lost: lines of the library go to the log, other lines to
+    stderr. After an error, the caller reports `complaints`, and the other lines are passed on.
 
-    Pointing descriptor 1 at stderr for good would take stdout from a host program that uses us as a library.
+    Redirecting descriptor 1 to stderr permanently would take stdout from a program that uses this package as a library.
     """
     caught = Caught()
     try:
@@ -58,7 +58,7 @@ def stdout_caught() -> Iterator[Caught]:
             _flush()
             try:
                 stdout = os.dup(1)
-            except OSError:  # closed: nothing can get among data
+            except OSError:  # stdout is closed, so there is no data to mix with
                 yield caught
                 return
             with _into_file(stdout, caught):
@@ -66,7 +66,7 @@ def stdout_caught() -> Iterator[Caught]:
     except Exception:
         _pass_on(caught.rest())
         raise
-    except BaseException:  # no message quotes it
+    except BaseException:  # no error message will quote the output
         _pass_on(caught.text)
         raise
     _pass_on(caught.text)
@@ -74,7 +74,7 @@ def stdout_caught() -> Iterator[Caught]:
 
 @contextmanager
 def _into_file(stdout: int, caught: Caught) -> Iterator[None]:
-    """Point descriptor 1 at a file; then back at `stdout`, which is closed."""
+    """Redirect descriptor 1 to a file; at the end, restore it from `stdout`, which is then closed."""
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
         try:
@@ -89,9 +89,9 @@ def _into_file(stdout: int, caught: Caught) -> Iterator[None]:
 
 @contextmanager
 def root_logger_kept() -> Iterator[None]:
-    """Undo a `logging.basicConfig(stream=sys.stdout)`, as ais_bench's modules call it when imported.
+    """Undo `logging.basicConfig(stream=sys.stdout)`, which ais_bench's modules call when they are imported.
 
-    Otherwise every library's INFO messages would go to stdout from then on.
+    Otherwise the INFO messages of all libraries would go to stdout from then on.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -105,7 +105,7 @@ def root_logger_kept() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Python's own buffer and C's."""
+    """Flush the stdout buffers of Python and C."""
     with suppress(AttributeError, OSError, ValueError):  # absent or closed
         sys.stdout.flush()
     with suppress(AttributeError, OSError):

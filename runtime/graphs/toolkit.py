@@ -1,6 +1,6 @@
-"""Finds CANN's folders, ATC, and the chips in the output of `npu-smi`.
+"""Finds CANN's folders and ATC, and reads the chips from the output of `npu-smi`.
 
-The folders are those of the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`).
+The folders follow the CANN installation guides up to 8.3 (`ascend-toolkit/latest`) and since 8.5 (`cann`).
 """
 
 import os
@@ -15,15 +15,15 @@ from typing import Final
 from llama_adapter.runtime.errors import GraphError
 
 ROOT_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_INSTALL_PATH")  # set_env.sh sets them
-# The installers' default folders, and CANN's names in them, newest first.
+# The installers' default folders, and the names of CANN's folders in them, newest first.
 INSTALL_FOLDERS: Final = ("/usr/local/Ascend", "~/Ascend")
 TOOLKITS: Final = ("cann", "cann-*", "ascend-toolkit", "ascend-toolkit/latest", "nnrt", "nnrt/latest", "latest", ".")
 SET_ENV: Final = "source <CANN>/set_env.sh (cann/ or, up to 8.3, ascend-toolkit/)"
 _ATC_FOLDERS: Final = ("bin", "compiler/bin", "atc/bin", "x86_64-linux/bin", "aarch64-linux/bin")
 _NAME_THE_CHIP: Final = "name the chip that will run the OM: --soc-version Ascend310P3, Ascend910B3, ..."
 _INFO_SECONDS: Final = 60
-# `| 0     910B3         | OK   ...`: number, name, health. The next line describes the chip: it has a number instead of
-# the name and, on some boards, `NA` instead of the health.
+# `| 0     910B3         | OK   ...`: number, name, health. The next line of the table describes the chip. It has a
+# number instead of the name and, on some boards, `NA` instead of the health.
 _DEVICE_ROW: Final = re.compile(
     r"^\|\s*(\d+)\s+((?:Ascend)?\d{3}[A-Za-z]*\d*(?:[-_]\w+)*|Ascend\w+)\s*\|\s*([A-Za-z]+)\s*\|", re.MULTILINE
 )
@@ -36,7 +36,7 @@ class Npu:
     """A device in the table of `npu-smi info`."""
 
     number: int
-    name: str  # `310P3`, `910B3`; of later chips the series only
+    name: str  # `310P3`, `910B3`; for later chips only the series
     health: str  # `OK`, `Warning`, `Alarm`, `Critical`, ...
 
 
@@ -49,14 +49,14 @@ class NpuTable:
 
 
 def toolkit_folders(environ: Mapping[str, str]) -> list[Path]:
-    """Existing folders that may hold CANN's toolkit: first those in the environment, then the default ones."""
+    """Existing folders that may contain CANN's toolkit: first those named in `environ`, then the default ones."""
     named = [Path(environ[name]) for name in ROOT_VARIABLES if environ.get(name)]
     folders = [folder for root in named for folder in (root, root / "latest")]
     return [folder for folder in folders if folder.is_dir()] + installed_folders(environ)
 
 
 def installed_folders(environ: Mapping[str, str]) -> list[Path]:
-    """The default folders of CANN that exist, newest first; HOME is the only variable that matters."""
+    """The default folders of CANN that exist, newest first. HOME is the only variable that is used."""
     bases = [Path(folder.replace("~", environ.get("HOME", "~"), 1)) for folder in INSTALL_FOLDERS]
     candidates = [
         place
@@ -68,7 +68,7 @@ def installed_folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def read_npu_smi(text: str) -> NpuTable:
-    """Parse the table of `npu-smi info`; any other text has no devices."""
+    """Parse the table of `npu-smi info`. Any other text gives a table without devices."""
     driver = _DRIVER.search(text)
     devices = tuple(
         Npu(number=int(number), name=name, health=health) for number, name, health in _DEVICE_ROW.findall(text)
@@ -77,7 +77,7 @@ def read_npu_smi(text: str) -> NpuTable:
 
 
 def find_atc(environ: Mapping[str, str] | None = None) -> Path:
-    """The `atc` on PATH, else in the toolkit of the environment, else in the default folders.
+    """The `atc` on PATH, else in the toolkit that the environment names, else in the default folders.
 
     Raises GraphError if there is none.
     """
@@ -108,7 +108,7 @@ def detect_soc_version() -> str:
 
 
 def soc_from_board(text: str) -> str | None:
-    """`<Chip Name>_<NPU Name>` of `npu-smi info -t board -i 0 -c 0`, for A3 and 950; None if one is missing."""
+    """`<Chip Name>_<NPU Name>` from `npu-smi info -t board -i 0 -c 0`, for A3 and 950; None if one is missing."""
     facts = {
         key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
     }
@@ -119,7 +119,7 @@ def soc_from_board(text: str) -> str | None:
 
 
 def _soc_version(device: int, name: str) -> str:
-    """The table has full names of 310P and A2, but only the series of later chips."""
+    """The full name of a chip. The table has it for 310P and A2, but only the series for later chips."""
     if not _FAMILY_ONLY.fullmatch(name):
         return _with_prefix(name)
     soc = soc_from_board(_npu_smi("info", "-t", "board", "-i", str(device), "-c", "0"))

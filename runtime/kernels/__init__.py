@@ -1,1 +1,1 @@
-"""The kernels of this project: C sources, their compilation, and the library that they become."""
+"""The kernels of this project: C sources, how they are compiled, and the resulting shared library."""

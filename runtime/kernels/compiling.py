@@ -1,7 +1,7 @@
-"""The kernels compiled by the machine's C compiler, once, into the user's cache. No torch here.
+"""Compiles the kernels with the machine's C compiler, once, into the user's cache. This file imports no torch.
 
-A library's name ends with a digest of its content. So a damaged one is found before it is loaded: loading a truncated
-one would end the process.
+The name of a library ends with a digest of its content, so a damaged library is detected before it is loaded. Loading a
+truncated library would end the process.
 """
 
 import hashlib
@@ -72,13 +72,13 @@ def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
 
 
 def named_by_content(path: Path, stem: str) -> Path:
-    """The name that a library has, beside its place: `stem` and 16 hexadecimal digits for its content."""
+    """`path` renamed to `stem` and 16 hexadecimal digits for its content; raises OSError if it cannot be read."""
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return path.with_name(f"{stem}-{content}.so")
 
 
 def compile_kernels(command: list[str], target: Path) -> None:
-    """Make the library `target` by a compiler with its options; raises OSError or SubprocessError."""
+    """Compile the library `target` with `command`, a compiler and its options; raises OSError or SubprocessError."""
     subprocess.run(
         [*command, str(FOLDER / "kernels.c"), "-o", str(target), *LIBRARIES],
         check=True,
@@ -91,7 +91,7 @@ def compile_kernels(command: list[str], target: Path) -> None:
 
 
 def digest_of_sources(*marks: str) -> str:
-    """16 hexadecimal digits for the sources and these marks; raises OSError if a source is missing."""
+    """16 hexadecimal digits for the content of the sources and `marks`; raises OSError if a source is missing."""
     digest = hashlib.sha256("\n".join(marks).encode())
     for name in SOURCES:
         digest.update((FOLDER / name).read_bytes())
@@ -99,7 +99,7 @@ def digest_of_sources(*marks: str) -> str:
 
 
 def said(error: Exception) -> str:
-    """One line of a failure, of the compiler's own output if there is any."""
+    """One line that describes a failure, taken from the compiler's output if there is any."""
     told = getattr(error, "stderr", None) or str(error)
     text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes after a timeout
     lines = text.strip().splitlines()
@@ -107,6 +107,6 @@ def said(error: Exception) -> str:
 
 
 def _c_library() -> str:
-    """The C library and its version: systems with different ones may share a home folder."""
+    """The C library and its version, because systems with different C libraries may share a home folder."""
     name = "CS_GNU_LIBC_VERSION"
     return (os.confstr(name) or "") if name in os.confstr_names else ""

@@ -1,8 +1,9 @@
-/* The LLaMA decoder with adapter attention over tokens of any number of rows: prefill, decode steps and scoring alike.
+/* The LLaMA decoder with adapter attention, over tokens of any number of rows. Prefill, decode steps and
+ * scoring use it.
  *
- * Tokens of all rows stand one behind the other, without padding. Each says where its key and value go, which position
- * turns them, and what it sees: places 0..shared_end-1 of its row, and places start..its own. Everything between the
- * linear layers is float32, whatever the weights are.
+ * Tokens of all rows are concatenated without padding. For each token, the batch gives the place of its key and value
+ * in the cache, the position for its rotary embedding, and the places that it attends to: 0..shared_end-1 of its row,
+ * and start..its own place. Everything between the linear layers is float32, for every type of weights.
  */
 #pragma once
 
@@ -26,13 +27,14 @@ typedef struct {
     const layer_t *layers;
     const float *norm;
     linear_t head;
-    /* One rank's share of a decoder has some of the heads and hidden units, and sums x over the ranks after attention
-     * and after the feed-forward network. 0, or anything else where that failed. NULL: a whole decoder. */
+    /* Sums x over the ranks, after attention and after the feed-forward network, if this is one rank's share of
+     * a decoder: some of its heads and hidden units. Returns 0, or another number if it failed. NULL for a
+     * whole decoder. */
     int64_t (*sum)(float *x, int64_t count);
-    int64_t adds_residual; /* 1 on the rank whose sums have x as it was before */
+    int64_t adds_residual; /* 1 on the one rank that adds the residual, the previous x; read if `sum` is not NULL */
 } decoder_t;
 
-/* Keys and values as (layers, rows, heads, places, head_dim); strides in elements, the last one is 1. */
+/* Keys and values (layers, rows, heads, places, head_dim). Strides count elements; places are contiguous. */
 typedef struct {
     void *k, *v;
     int64_t layer_stride, row_stride, head_stride;
@@ -40,26 +42,26 @@ typedef struct {
 
 typedef struct {
     int64_t num_tokens, num_runs;
-    int64_t equal_runs;       /* so many of the last runs have the same tokens, which differ by the row's prefix alone */
-    float *x;                  /* (tokens, dim): embeddings; computed upon in place */
-    const int64_t *run_rows;   /* (runs): a run is a row's tokens, one behind the other */
-    const int64_t *run_starts; /* (runs + 1): first token */
+    int64_t equal_runs;        /* number of runs at the end with equal tokens; only their rows' prefixes differ */
+    float *x;                  /* (tokens, dim): embeddings, overwritten */
+    const int64_t *run_rows;   /* (runs): a run is the consecutive tokens of one row */
+    const int64_t *run_starts; /* (runs + 1): first token of each run */
     const int64_t *places, *positions, *shared_ends, *starts; /* (tokens) */
     kept_t cache, prefix;
     int64_t num_logits;
-    const int64_t *logit_tokens; /* (num_logits), those of a run before those of the next */
+    const int64_t *logit_tokens; /* (num_logits): tokens that need logits, in the order of their runs */
     float *logits;               /* (num_logits, vocab_size) */
-    int64_t *best;               /* (num_logits), or NULL */
+    int64_t *best;               /* (num_logits): the token with the highest logit; or NULL */
 } batch_t;
 
 typedef struct {
     const decoder_t *decoder;
     const batch_t *batch;
     int64_t layer;
-    float *qkv, *heads, *scores; /* scores_each of them for every thread */
+    float *qkv, *heads, *scores; /* `scores` has scores_each floats for each thread */
     int64_t scores_each;
-    const int64_t *tokens; /* whose heads are computed, or NULL for all */
-    const int64_t *starts; /* (runs + 1): the first of them in each run */
+    const int64_t *tokens; /* tokens for which attention is computed, or NULL for all */
+    const int64_t *starts; /* (runs + 1): index in `tokens` where each run begins */
 } attention_t;
 
 typedef struct {
@@ -94,7 +96,7 @@ static void norm_task(const void *context, int64_t first, int64_t end, int64_t t
     }
 }
 
-/* Leave a key or a value of one head, `count` a multiple of 16, at place `at`. */
+/* Store a key or a value of one head at index `at`. `count`, its number of elements, is a multiple of 16. */
 static void keep(void *kept, int type, int64_t at, const float *values, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) {
         floats_t x = load(values + i);
@@ -114,7 +116,7 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t head_di
     }
 }
 
-/* Rotate query and key of each token, and leave key and value where the row keeps them. */
+/* Apply the rotary embedding to query and key of each token, and store key and value in the row's cache. */
 static void rotate_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const attention_t *self = context;
     const decoder_t *decoder = self->decoder;
@@ -141,9 +143,9 @@ typedef struct {
     int64_t first, end;
 } span_t;
 
-#define VECTORS_AT_ONCE 8 /* of a head's values, whose sums are in registers */
+#define VECTORS_AT_ONCE 8 /* vectors of a head's values whose sums are held in registers at a time */
 
-/* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`; `vectors` of LANES make up a head. */
+/* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`. A head is `vectors` vectors of LANES. */
 ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, const void *v, int type,
                           const span_t *spans, int num_spans, float *scores, float *heads) {
     int64_t head_dim = vectors * LANES, count = 0;
@@ -189,7 +191,7 @@ ALWAYS_INLINE void attend(const int64_t vectors, const float *q, const void *k, 
 
 static void attend_any(int64_t vectors, const float *q, const void *k, const void *v, int type, const span_t *spans,
                        int num_spans, float *scores, float *heads) {
-    switch (vectors) { /* known to the compiler, the sums stay in registers */
+    switch (vectors) { /* constants let the compiler keep the sums in registers */
         case 2: attend(2, q, k, v, type, spans, num_spans, scores, heads); break;
         case 4: attend(4, q, k, v, type, spans, num_spans, scores, heads); break;
         case 16: attend(16, q, k, v, type, spans, num_spans, scores, heads); break;
@@ -221,14 +223,15 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
             attend_any(vectors, q, element(batch->cache.k, type, at), element(batch->cache.v, type, at), type, seen, 2,
                        scores, heads);
             if (adapter_layer < 0) continue;
-            span_t queries = {0, decoder->num_queries}; /* a softmax of their own; the gate is in the values */
+            span_t queries = {0, decoder->num_queries}; /* a separate softmax; the values contain the gate */
             attend_any(vectors, q, element(batch->prefix.k, type, prefix_at), element(batch->prefix.v, type, prefix_at),
                        type, &queries, 1, scores, heads);
         }
     }
 }
 
-/* The best token of each row, the first of equals; NO_TOKEN where the highest logit is not a finite number. */
+/* The token with the highest logit of each row, the first one of equals. NO_TOKEN if the highest logit is not finite or
+ * a logit is NaN. */
 static void best_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const best_t *self = context;
     for (int64_t row = first; row < end; row++) {
@@ -250,7 +253,7 @@ static void best_task(const void *context, int64_t first, int64_t end, int64_t t
     }
 }
 
-/* Of what is made for the most demanding of the layers that read a norm or the heads. */
+/* Bytes for the converted input of any layer that reads a norm or the attention heads: the largest of them. */
 static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *batch) {
     int64_t num_bytes = converted_bytes(&decoder->head, batch->num_logits);
     for (int64_t index = 0; index < decoder->num_layers; index++) {
@@ -262,6 +265,7 @@ static int64_t most_converted_bytes(const decoder_t *decoder, const batch_t *bat
     return num_bytes;
 }
 
+/* Bytes for the converted hidden units that a `down` layer reads: the largest of all layers. */
 static int64_t most_hidden_bytes(const decoder_t *decoder, const batch_t *batch) {
     int64_t num_bytes = 0;
     for (int64_t index = 0; index < decoder->num_layers; index++)
@@ -269,7 +273,7 @@ static int64_t most_hidden_bytes(const decoder_t *decoder, const batch_t *batch)
     return num_bytes;
 }
 
-/* Copy the `width` numbers of each token of the first equal run to the others, which are as long. */
+/* Copy the `width` numbers of each token of the first equal run to the other equal runs, which have the same length. */
 static void copy_run(const batch_t *batch, float *values, int64_t width) {
     const int64_t *starts = batch->run_starts + batch->num_runs - batch->equal_runs;
     float *first = values + starts[0] * width;
@@ -277,7 +281,7 @@ static void copy_run(const batch_t *batch, float *values, int64_t width) {
     for (int64_t run = 1; run < batch->equal_runs; run++) memcpy(first + run * count, first, 4 * count);
 }
 
-/* Where the logits of each run begin in `logit_tokens`: (runs + 1). */
+/* Write to `starts` (runs + 1) the index in `logit_tokens` where each run begins. */
 static void find_logits(const batch_t *batch, int64_t *starts) {
     int64_t logit = 0;
     for (int64_t run = 0; run < batch->num_runs; run++) {
@@ -287,7 +291,7 @@ static void find_logits(const batch_t *batch, int64_t *starts) {
     starts[batch->num_runs] = batch->num_logits;
 }
 
-/* x += what `layer` makes of `inputs`, in ranks the sum of what all make. Returns 0, or -1 where the sum failed. */
+/* x += layer(input); with ranks, the sum of this over all ranks. Returns 0, or -1 if the sum over ranks failed. */
 static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const input_t *input, int64_t num_tokens,
                         float *x, int num_threads) {
     int64_t count = num_tokens * decoder->dim;
@@ -296,11 +300,11 @@ static int64_t add_to_x(const decoder_t *decoder, const linear_t *layer, const i
     return decoder->sum && decoder->sum(x, count) ? -1 : 0;
 }
 
-/* Equal runs are computed once up to the first attention that reads a prefix. Of the last layer, all tokens leave their
- * keys and values, and the rest is computed only for tokens that need logits.
+/* The forward pass. Equal runs are computed once up to the first attention that reads a prefix. The last layer stores
+ * keys and values of all tokens, and computes the rest only for tokens that need logits.
  *
- * Returns the bytes of scratch that it needs where it was given less, and then nothing is done; -1 where a sum over
- * ranks failed; else 0. */
+ * Returns 0; or, if the scratch memory is too small, the bytes that it needs, without any effect; or -1 if a sum over
+ * ranks failed. */
 static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t scratch, int num_threads) {
     int64_t num_tokens = batch->num_tokens, dim = decoder->dim, most_places = 0;
     int64_t width = decoder->num_heads * decoder->head_dim;

@@ -1,8 +1,9 @@
-/* Pre-norm transformer blocks without a mask, as CLIP's tower and the visual-query blocks have them, over whole batches.
+/* Pre-norm transformer blocks without a mask, over whole batches: CLIP's vision tower and the visual-query blocks.
  *
- * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Between the linear layers is float32, with one exception:
- * attention beside weights of 8 and 4 bits multiplies numbers in bfloat16, which round less than those layers do. It is
- * computed by the tiles of tiles.h: a head's keys, and then its values, are weights that all tokens pass through.
+ * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Everything between the linear layers is float32, with one
+ * exception: after 8-bit and 4-bit weights, attention multiplies bfloat16 numbers if the instruction set can. Their
+ * rounding error is smaller than that of the layers. Attention uses the tiles of tiles.h: a head's keys, and then its
+ * values, are used as weights, and all tokens are multiplied by them.
  */
 #pragma once
 
@@ -24,17 +25,17 @@ typedef struct {
 
 typedef struct {
     const float *x, *weight, *bias;
-    float *rows; /* one for every thread */
+    float *rows; /* (threads, width): scratch */
     float eps;
     converted_t next;
 } layer_norm_t;
 
 typedef struct {
-    int type; /* of all products' numbers: FLOAT32 or BFLOAT16 */
+    int type; /* of the operands of all products: FLOAT32 or BFLOAT16 */
     const void *qkv; /* (pictures * tokens, 3 * width) */
     float *heads;    /* (pictures * kept tokens, width) */
-    int64_t num_tokens, num_kept, num_heads, head_dim; /* tokens of a picture, and those whose heads are computed */
-    char *memory; /* bytes_each of them for every thread */
+    int64_t num_tokens, num_kept, num_heads, head_dim; /* tokens of a picture, and how many are computed */
+    char *memory; /* bytes_each bytes for each thread */
     int64_t bytes_each;
 } mixing_t;
 
@@ -64,13 +65,14 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
     }
 }
 
-/* Where the sum of a row and an output is, of tiles side by side. */
+/* Index of the sum of a row and an output in tiles that are stored one after the other. */
 static inline int64_t place_of_sum(int64_t row, int64_t output) {
     return (output / PANEL * TILE_ROWS + row) * SUMS_APART + output % PANEL;
 }
 
-/* e^(scale (x - largest)) over `count` sums of each of `num_rows` rows, into rows of `stride` with zeros behind them;
- * `inverses` are those of the rows' totals. */
+/* Softmax before its division: e^(scale (x - largest)) of `count` sums for each of `num_rows` rows. Rows of `out`
+ * are `stride` elements apart; the last vector of a row is padded with zeros. `inverses` receives 1 / the total
+ * of each row. */
 static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, int type, void *out, int64_t stride,
                    float *inverses) {
     for (int64_t r = 0; r < num_rows; r++) {
@@ -93,14 +95,14 @@ ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t 
                                int64_t num_in, float *sums) {
 #ifdef BFLOAT16_PRODUCTS
     if (type == BFLOAT16) {
-        tile_bfloat16(rows, a, stride, weights, num_in, sums, false);
+        tile_bfloat16(false, rows, a, stride, weights, num_in, sums, false);
         return;
     }
 #endif
-    tile_float32(rows, a, stride, weights, num_in, sums, false);
+    tile_float32(false, rows, a, stride, weights, num_in, sums, false);
 }
 
-/* Tiles of weights that are no layer's: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
+/* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
 static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
                            int64_t num_blocks, float *sums) {
     for (int64_t block = 0; block < num_blocks; block++) {
@@ -117,11 +119,12 @@ static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t st
     }
 }
 
-/* What a thread needs for one head: its keys and values as weights, and what becomes of up to 6 tokens. */
+/* Memory of one thread for one head: keys and values in the layout of weights, and results for up to 6 tokens.
+ * `weights` are the attention weights. */
 typedef struct {
     void *keys, *values, *weights;
     float *sums, *mixed;
-    int64_t stride, num_inputs; /* of weights: from row to row, and those that are multiplied, whole pairs of tokens */
+    int64_t stride, num_inputs; /* of `weights`: elements from row to row; tokens rounded up to pairs, all multiplied */
     int64_t num_bytes;
 } mixing_memory_t;
 
@@ -139,7 +142,8 @@ static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens,
     return all;
 }
 
-/* Keys (tokens, head_dim) and values as weights. Inputs stand side by side in words of 4 bytes: a float, or two bfloat16. */
+/* Copy keys and values (tokens, head_dim) into the layout of weights. A word of 4 bytes holds one float, or two
+ * adjacent inputs in bfloat16. */
 static void lay_out(const mixing_memory_t *memory, int type, const void *k, const void *v, int64_t row_stride,
                     int64_t num_tokens, int64_t head_dim) {
     int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth;
@@ -169,7 +173,7 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
     int64_t num_tokens = self->num_tokens, head_dim = self->head_dim, width = self->num_heads * head_dim;
     int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
     mixing_memory_t memory = mixing_memory(self->memory + thread * self->bytes_each, type, num_tokens, head_dim);
-    memset(memory.keys, 0, (uintptr_t)memory.weights - (uintptr_t)memory.keys); /* what no token fills */
+    memset(memory.keys, 0, (uintptr_t)memory.weights - (uintptr_t)memory.keys); /* elements of no token */
     for (int64_t item = first; item < end; item++) {
         int64_t picture = item / self->num_heads, head = item % self->num_heads;
         const void *q = element(self->qkv, type, picture * num_tokens * 3 * width + head * head_dim);
@@ -193,7 +197,7 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
     }
 }
 
-/* Of what is made for the most demanding of the layers that read a norm or the heads. */
+/* Bytes for the converted input of any layer that reads a norm or the attention heads: the largest of them. */
 static int64_t most_converted_bytes_of(const stack_t *stack, int64_t num_rows) {
     int64_t num_bytes = 0;
     for (int64_t index = 0; index < stack->num_blocks; index++) {
@@ -205,6 +209,7 @@ static int64_t most_converted_bytes_of(const stack_t *stack, int64_t num_rows) {
     return num_bytes;
 }
 
+/* Bytes for the converted hidden units that a `down` layer reads: the largest of all blocks. */
 static int64_t most_hidden_bytes_of(const stack_t *stack, int64_t num_rows) {
     int64_t num_bytes = 0;
     for (int64_t index = 0; index < stack->num_blocks; index++)
@@ -212,26 +217,29 @@ static int64_t most_hidden_bytes_of(const stack_t *stack, int64_t num_rows) {
     return num_bytes;
 }
 
-/* LayerNorm(x) as `linear` reads it, made in `memory`. */
+/* LayerNorm(x) in the form that `linear` reads, written to `memory`. */
 static input_t normalise(const linear_t *linear, layer_norm_t job, int64_t num_rows, void *memory, int num_threads) {
     job.next = converted_in(memory, linear, WIDE_GROUP, num_rows);
     run_items(layer_norm_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.next);
 }
 
-/* The type of attention behind a layer. A key's numbers in bfloat16 are whole pairs. */
+/* The type that attention after this layer computes in. bfloat16 products take pairs of inputs, so they need an
+ * even head_dim. */
 static int mixing_type(const linear_t *qkv, int64_t head_dim) {
     bool has_few_bits = qkv->kind == INT8 || qkv->kind == INT4;
     return has_few_bits && BFLOAT16_INPUT == BFLOAT16 && head_dim % 2 == 0 ? BFLOAT16 : FLOAT32;
 }
 
-/* x (pictures * tokens, width), in place. The last block ends, behind its keys and values, for the first `num_kept` tokens
- * of each picture alone: they stand at the beginning of x then. Returns as forward of decoder.h. */
+/* x (pictures * tokens, width), in place. The last block computes keys and values of all tokens, and the rest only for
+ * the first `num_kept` tokens of each picture, which are then at the beginning of x: (pictures * num_kept, width).
+ *
+ * Returns 0, or the bytes that it needs if the scratch memory is too small; x is then unchanged. */
 static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens, int64_t num_kept,
                           scratch_t scratch, int num_threads) {
     int64_t num_rows = num_pictures * num_tokens, width = stack->width, head_dim = width / stack->num_heads;
-    if (!num_rows) return 0; /* the tasks count on a token */
-    /* The one is read before the other is made. */
+    if (!num_rows) return 0; /* the tasks require at least one token */
+    /* qkv and hidden share their memory: qkv is no longer read when hidden is written. */
     void *qkv = scratch_take(&scratch, most(4 * num_rows * 3 * width, most_hidden_bytes_of(stack, num_rows)));
     void *hidden = qkv;
     float *heads = scratch_take(&scratch, 4 * num_rows * width);

@@ -1,6 +1,7 @@
-"""The instruction sets that the kernels are written for, and the choice of one for this machine. No torch here.
+"""The instruction sets that the kernels are written for, and the choice for this machine. This file imports no torch.
 
-The best instruction set of the processor is taken, or the one that the environment variable LLAMA_ADAPTER_ISA names.
+The environment variable LLAMA_ADAPTER_ISA can name an instruction set. Otherwise the best one that the processor
+has is chosen.
 """
 
 import functools
@@ -22,7 +23,7 @@ class InstructionSet(NamedTuple):
     machine: str  # as `platform.machine()` names it
     # Processor flags as Linux names them, with the compiler's option for each.
     needed: Mapping[str, str]
-    optional: Mapping[str, str]  # used where the processor has them and those before them
+    optional: Mapping[str, str]  # each is used if the processor has it and all flags before it
 
     def missing(self) -> list[str]:
         """Flags that this processor lacks."""
@@ -37,7 +38,7 @@ class InstructionSet(NamedTuple):
         return [*self.needed.values(), *(option for flag, option in self.optional.items() if flag in extras)]
 
     def variants(self) -> list[tuple[str, ...]]:
-        """The optional flags of all kinds of processors, the plainest first."""
+        """The sets of optional flags that processors can have, beginning with the empty one."""
         flags = tuple(self.optional)
         return [flags[:count] for count in range(len(flags) + 1)]
 
@@ -69,7 +70,8 @@ INSTRUCTION_SETS = (  # the best first
         "neon",
         "aarch64",
         needed={"asimd": "-mcpu=generic"},
-        # The last of these options counts. i8mm goes before bf16: on some Cortex-A510, Linux shows i8mm and hides bf16.
+        # The compiler uses the last of these options. i8mm is before bf16 because on some Cortex-A510, Linux shows i8mm
+        # and hides bf16.
         optional={
             "asimddp": "-mcpu=generic+dotprod",
             "i8mm": "-mcpu=generic+dotprod+i8mm",

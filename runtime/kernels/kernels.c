@@ -1,8 +1,8 @@
-/* What Python calls, through ctypes; `library.py` declares the same functions, `structs.py` the structures.
+/* The functions that Python calls through ctypes. `library.py` declares these functions, `structs.py` the structures.
  *
- * What computes is given `scratch`, `scratch_bytes` of it, at a multiple of 64. Where that is too little, nothing is done
- * and the bytes that are needed are returned; 0 says that all is done. Nothing here asks for memory, but a new thread,
- * which is done without where it cannot be had.
+ * Functions that compute take `scratch`: `scratch_bytes` bytes at an address that is a multiple of 64. If that is too
+ * little, they do nothing and return the number of bytes that they need. They return 0 when they have finished. No
+ * function here allocates memory. Starting a thread may fail; the job then runs on the threads that exist.
  */
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 
 EXPORT const char *kernels_instruction_set(void) { return INSTRUCTION_SET; }
 
-/* What the layout of packed weights depends on: files of them are used by kernels where these are equal. */
+/* What the layout of packed weights depends on. Kernels use a file of packed weights only if all of these are equal. */
 EXPORT int32_t kernels_layout_version(void) { return LAYOUT_VERSION; }
 EXPORT int32_t kernels_block(void) { return BLOCK; }
 EXPORT int32_t kernels_int8_added(void) { return INT8_ADDED; }
@@ -25,15 +25,15 @@ EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_i
     return packed_bytes(kind, num_out, num_in);
 }
 
-/* Memory in large pages costs fewer faults at first, and fewer look-ups of addresses later. */
+/* Memory in large pages causes fewer page faults at first, and fewer TLB misses later. */
 static void ask_for_large_pages(void *memory, int64_t num_bytes) {
     uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)memory + num_bytes) / page * page;
     if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
 }
 
-/* Lay out plain (num_out, num_in) weights, with scales for INT4 only; `packed` has packed_bytes bytes, with large pages
- * asked for where it can be. */
+/* Lay out plain (num_out, num_in) weights for the kernels. `scales` is read for INT4 only. `packed` has packed_bytes
+ * bytes; large pages are requested for it. */
 EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, const void *scales,
                          void *packed, int32_t num_threads) {
     ask_for_large_pages(packed, packed_bytes(kind, num_out, num_in));
@@ -41,9 +41,9 @@ EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const vo
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
 }
 
-/* Plain (num_out, num_in) weights, FLOAT32 or BFLOAT16, in 4 bits: codes (num_out, groups, GROUP / 2), two in a byte with
- * the even input in the low half, and scales (num_out, groups), which float16 holds. Groups whose byte in `undecided` is 1
- * are left to the caller. */
+/* Round plain (num_out, num_in) weights, FLOAT32 or BFLOAT16, to 4 bits. Results: codes (num_out, groups, GROUP / 2),
+ * two in a byte with the even input in the low half, and scales (num_out, groups), which are exact in float16. The
+ * caller must round the groups whose byte in `undecided` (num_out, groups) is 1. */
 EXPORT void kernels_round_int4(int32_t type, int64_t num_out, int64_t num_in, const void *plain, uint8_t *codes,
                                float *scales, uint8_t *undecided, int32_t num_threads) {
     rounding_t job = {type, plain, num_in, round_up(num_in, GROUP) / GROUP, codes, scales, undecided};
@@ -60,7 +60,7 @@ EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t typ
     return 0;
 }
 
-/* Rows of training, all FLOAT32 or all BFLOAT16; see training.h. Without `grad` forward, else backward. */
+/* For training: rows that are all FLOAT32 or all BFLOAT16, see training.h. Forward if `grad` is NULL, else backward. */
 EXPORT void kernels_swiglu(int32_t type, int64_t num_rows, int64_t width, const void *gate_up, const void *grad,
                            void *out, int32_t num_threads) {
     swiglu_t job = {type, width, gate_up, grad, out};
@@ -73,12 +73,14 @@ EXPORT void kernels_rms_norm(int32_t type, int64_t num_rows, int64_t width, floa
     run_items(grad ? rms_norm_back_task : rms_norm_task, &job, num_rows, 1 + SMALL / width, num_threads);
 }
 
+/* Forward pass of the decoder; see decoder.h. Returns -1 if a sum over ranks failed. */
 EXPORT int64_t kernels_forward(const decoder_t *decoder, const batch_t *batch, int32_t num_threads, void *scratch,
                                int64_t scratch_bytes) {
     return forward(decoder, batch, (scratch_t){scratch, scratch_bytes, 0}, num_threads);
 }
 
-/* x (num_pictures, num_tokens, width) float32, in place; becomes (num_pictures, num_kept, width). */
+/* The blocks of an encoder; see encoder.h. x (num_pictures, num_tokens, width) float32 is changed in place and becomes
+ * (num_pictures, num_kept, width). */
 EXPORT int64_t kernels_blocks(const stack_t *stack, float *x, int64_t num_pictures, int64_t num_tokens,
                               int64_t num_kept, int32_t num_threads, void *scratch, int64_t scratch_bytes) {
     ask_for_large_pages(scratch, scratch_bytes);

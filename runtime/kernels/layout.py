@@ -1,4 +1,4 @@
-"""What the layout of packed weights depends on, as data: bundles keep it in their manifest. No torch here."""
+"""What the layout of packed weights depends on, as data that bundles store in their manifest. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ class PackedLayout:
     """What the layout of packed weights depends on. Instruction sets with equal values share it."""
 
     version: int
-    block: int  # outputs side by side
-    int8_added: int  # to weights of 8 bits
+    block: int  # number of adjacent outputs
+    int8_added: int  # number that is added to 8-bit weights
 
     def fits(self, other: "PackedLayout | None", precision: str) -> bool:
-        """Whether weights of a precision in one layout are the same bytes in the other."""
+        """Whether weights of this precision are the same bytes in both layouts."""
         if other is None or (self.version, self.block) != (other.version, other.block):
             return False
         return precision != "int8" or self.int8_added == other.int8_added

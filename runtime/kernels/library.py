@@ -1,6 +1,6 @@
-"""The kernels as a shared library, declared to ctypes: one that a wheel brought, else compiled on this machine.
+"""The kernels as a shared library for ctypes: a prebuilt one from a wheel, or one compiled on this machine.
 
-The kernels are optional: without a library for this processor, torch's own kernels compute.
+The kernels are optional. If there is no library for this processor, torch's own kernels are used.
 """
 
 import ctypes
@@ -21,22 +21,22 @@ from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
 
-# Of weights, by the dtype that stores them; enum in tiles.h. uint8 holds two weights of 4 bits.
+# Kinds of weights by their dtype, as in the enum of tiles.h. A uint8 holds two 4-bit weights.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
-# Fields of PackedLayout, and what the library calls them.
+# Fields of PackedLayout, and their names in the library.
 _LAYOUT = {"version": "layout_version", "block": "block", "int8_added": "int8_added"}
-_Function = Any  # of a library: ctypes has no public name for its type
+_Function = Any  # a function of a library: ctypes has no public name for its type
 
 _ALIGNMENT = 64  # bytes of scratch memory, as kernels.c requires
 
 
 class _Scratch(NamedTuple):
-    """Working memory of the kernels, which each thread keeps between calls and releases when it ends."""
+    """Scratch memory of the kernels. Each thread keeps it between calls and releases it when the thread ends."""
 
     memory: Tensor | None
-    address: int  # of its first aligned byte
-    num_bytes: int  # from there
+    address: int  # first aligned byte of `memory`
+    num_bytes: int  # beginning at `address`
 
 
 _NONE = _Scratch(None, 0, 0)
@@ -50,10 +50,10 @@ _held = _Held()
 
 
 def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
-    """A function of kernels.c without its last two arguments, scratch and its size.
+    """Wrap a function of kernels.c so that its last two arguments, the scratch memory and its size, are supplied.
 
-    It raises RuntimeError, as torch does for tensors, if memory is insufficient. Then nothing was computed, and the
-    thread holds no scratch.
+    The wrapped function raises RuntimeError, as torch does for tensors, if memory is insufficient. Then nothing was
+    computed, and the thread holds no scratch memory. It also raises RuntimeError if a sum over ranks failed.
     """
 
     def run(*arguments: int) -> None:
@@ -73,7 +73,7 @@ def _allocated(num_bytes: int) -> _Scratch:
 
 
 class Library:
-    """The loaded kernels. Raises OSError if `path` is not a library."""
+    """The loaded kernels. Raises OSError if `path` is not a library, and AttributeError if it lacks a function."""
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
@@ -105,14 +105,14 @@ class Finding:
     """The library, or the reason why there is none."""
 
     library: Library | None
-    variant: str = ""  # of the instruction set that it uses: `avx2+avx_vnni`
-    origin: str = ""  # of the library: prebuilt or compiled, by what, its path, and why it is not a better one
+    variant: str = ""  # the instruction set that it uses, with optional flags: `avx2+avx_vnni`
+    origin: str = ""  # prebuilt or compiled, the compiler, the library's path, and why a better one is not used
     reason: str = ""
 
 
 @functools.cache
 def find_library() -> Finding:
-    """The kernels for this machine, prebuilt or compiled; the first use compiles them, which takes a few seconds."""
+    """The kernels for this machine, prebuilt or compiled. Compiling takes a few seconds at the first use."""
     instructions = choose_instructions()
     if isinstance(instructions, str):
         return Finding(library=None, reason=instructions)

@@ -1,18 +1,19 @@
 /* Linear layers: out = x W^T + bias, for weights in float32, bfloat16, int8 or int4 (see tiles.h).
  *
- * One row reads the weights in one even stream; several rows share what was read.
+ * With one row, the weights are read once, as one continuous stream. Several rows share the weights that were read.
  */
 #pragma once
 
 #include "parallel.h"
 #include "tiles.h"
 
-#define SMALL 16384     /* numbers to touch or to multiply, not worth another thread */
-#define ROWS_AT_ONCE 66 /* whose sums of one block stay in the nearest cache */
-/* Of weights that stay in the nearest cache while all rows pass. Few rows of floats do not hide the wait for more of them. */
+#define SMALL 16384     /* this many numbers to read or multiply are too few for another thread */
+#define ROWS_AT_ONCE 66 /* rows whose sums of one block stay in the L1 cache */
+/* Bytes of weights that stay in the L1 cache while all rows use them. Few rows of floats cannot hide the wait for a
+ * larger slab. */
 #define SLAB_BYTES(kind, num_rows) (is_integer(kind) || (num_rows) > 56 ? 16 * 1024 : 12 * 1024)
-#define LEAST_PANEL 64 /* outputs that are finished together */
-#define GROUP_BYTES (4 << 20) /* of rows that stay in a farther cache while all weights pass */
+#define LEAST_PANEL 64 /* least number of outputs that are finished together */
+#define GROUP_BYTES (4 << 20) /* bytes of rows that stay in an outer cache while all weights are read */
 
 static inline bool is_integer(int kind) { return kind == INT8 || kind == INT4; }
 
@@ -24,13 +25,13 @@ typedef struct {
     const float *bias;  /* or NULL */
 } linear_t;
 
-/* What becomes of the sums. */
+/* Activation functions, and how the results are stored. CONVERT stores them in the form that the next layer reads. */
 enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2 };
 enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2, CONVERT = 3 };
 
-/* Memory that a call computes in, given by its caller. All pieces are taken before anything is computed: then
- * `num_taken` says how much it must be, and where it is less the call ends with nothing done. So no thread of the crew
- * ever lacks memory. */
+/* Scratch memory, provided by the caller. A function takes all its pieces before it computes anything: `num_taken` is
+ * then the size that it needs, and if the memory is smaller, the function returns without any effect. So a job never
+ * runs out of memory in the middle. */
 typedef struct {
     void *memory; /* a multiple of 64 */
     int64_t num_bytes, num_taken;
@@ -44,7 +45,7 @@ static void *scratch_take(scratch_t *scratch, int64_t num_bytes) {
 
 static bool scratch_is_short(const scratch_t *scratch) { return scratch->num_taken > scratch->num_bytes; }
 
-/* Packed, of `num_in` inputs of one block. */
+/* Bytes of packed weights for `num_in` inputs of one block. */
 static inline int64_t bytes_of_block(int kind, int64_t num_in) {
     switch (kind) {
         case FLOAT32: return 4 * num_in * BLOCK;
@@ -60,7 +61,8 @@ static int64_t packed_bytes(int kind, int64_t num_out, int64_t num_in) {
 
 /* ---- packing ----
  *
- * Packed weights are kept in files: another layout is another LAYOUT_VERSION, and runtime/schemes/packed.py unpacks it. */
+ * Packed weights are stored in files. Increase LAYOUT_VERSION when the layout changes, and change the unpacking in
+ * runtime/schemes/packed.py too. */
 #define LAYOUT_VERSION 1
 
 typedef struct {
@@ -72,7 +74,7 @@ typedef struct {
 } packing_t;
 
 static void pack_block(const packing_t *self, int64_t block) {
-    int depth = self->kind == FLOAT32 ? 1 : self->kind == BFLOAT16 ? 2 : 4; /* inputs side by side */
+    int depth = self->kind == FLOAT32 ? 1 : self->kind == BFLOAT16 ? 2 : 4; /* adjacent inputs of one output */
     int64_t place = block * self->num_in * BLOCK;
     for (int64_t k = 0; k < self->num_in; k += depth)
         for (int64_t lane = 0; lane < BLOCK; lane++)
@@ -88,7 +90,8 @@ static void pack_block(const packing_t *self, int64_t block) {
             }
 }
 
-/* Plain weights have two inputs in a byte, the even one in the low half. Packed, a byte has inputs k and k + 4. */
+/* A byte of plain weights holds two adjacent inputs, the even one in the low half. A packed byte holds inputs
+ * k and k + 4. */
 static void pack_block_of_int4(const packing_t *self, int64_t block) {
     int64_t num_groups = self->num_in / GROUP;
     uint8_t *place = (uint8_t *)self->packed + block * bytes_of_block(INT4, self->num_in);
@@ -118,7 +121,7 @@ static void pack_task(const void *context, int64_t first, int64_t end, int64_t t
 
 static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-/* Activations of a layer, in the making: rows as its weights take them. The fields are those of input_t. */
+/* Writable activations for a layer: rows in the form that its weights take. Fields are as in input_t. */
 typedef struct {
     int kind; /* of the weights */
     int64_t num_in, num_rows, group;
@@ -142,7 +145,7 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-/* Of `count` numbers; a lane of `broken` becomes no number where one of them is none or infinite. */
+/* Largest magnitude of `count` numbers. If one of them is NaN or infinite, a lane of `broken` becomes NaN. */
 ALWAYS_INLINE float largest_magnitude(const void *x, int type, int64_t at, int64_t count, floats_t *broken) {
     floats_t largest = zeros();
     for (int64_t k = 0; k < count; k += LANES) {
@@ -153,15 +156,15 @@ ALWAYS_INLINE float largest_magnitude(const void *x, int type, int64_t at, int64
     return largest_of(largest);
 }
 
-/* How often `whole` can be halved and is not below `part`, at most 30 times. */
+/* How often `whole` can be halved without becoming smaller than `part`; at most 30. */
 static inline int32_t halvings_of(float whole, float part) {
     int32_t bits_of_whole, bits_of_part;
     memcpy(&bits_of_whole, &whole, sizeof whole);
     memcpy(&bits_of_part, &part, sizeof part);
-    return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* less than 0 where x is no number */
+    return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* negative for NaN */
 }
 
-/* Rounds one WIDE_GROUP of a row, its first input x[at]. `kind` is known to the compiler. */
+/* Rounds a WIDE_GROUP of a row. Its first input is element `at` of x. `kind` is known at compile time. */
 ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, int64_t row, int64_t wide, const void *x,
                                        int type, int64_t at) {
     int64_t first = wide * WIDE_GROUP, count = least(WIDE_GROUP, self->num_in - first);
@@ -178,7 +181,7 @@ ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, 
     for (int64_t group = 0; group < count; group += self->group, place += self->num_rows) {
         int32_t halvings = halvings_of(absmax, largest[group / self->group]);
         float inverse = widest * (float)(1 << halvings);
-        /* A subnormal group has an infinite inverse. It is rounded to zero. */
+        /* The inverse may be infinite if all numbers of the group are subnormal. They are then rounded to 0. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
         int64_t end = least(count, group + self->group);
@@ -189,17 +192,18 @@ ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, 
             if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
             else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
-        /* Unsigned, because it may overflow if x is not a number. */
+        /* Unsigned, because the sum may overflow if x has NaN. */
         uint32_t base = ONE_BY_ONE - halvings * HALVING, added = kind == INT8 ? INT8_ADDED : 8;
         memcpy(self->bases + place, &base, sizeof base);
         self->offsets[place] = (int32_t)(base - added * (uint32_t)sum_of_ints(sum));
     }
 }
 
-/* The type of activations that weights of a kind take; an integer kind stands for its own form of them. */
+/* The type of activations that weights of a kind take. For INT8 and INT4, this is the kind itself. */
 static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPUT : kind; }
 
-/* Inputs first..end-1 of a row from x, whose element `at` is the first; `first` begins a WIDE_GROUP. */
+/* Converts inputs first..end-1 of a row. They are read from x, beginning at its element `at`. `first`
+ * begins a WIDE_GROUP. */
 static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type,
                     int64_t at) {
     if (is_integer(self->kind)) {
@@ -228,7 +232,7 @@ static void convert_task(const void *context, int64_t first, int64_t end, int64_
     for (int64_t row = first; row < end; row++) convert(&self->made, row, 0, num_in, self->x, self->type, row * num_in);
 }
 
-/* Of a row of activations with this many inputs each; none for weights in floats. */
+/* Number of groups of `group` inputs in a row of activations; 0 for weights in floats. */
 static inline int64_t groups_of(const linear_t *linear, int64_t group) {
     return is_integer(linear->kind) ? parts_of(linear->num_in, group) : 0;
 }
@@ -238,13 +242,13 @@ static inline int64_t value_bytes_of(int kind) {
     return each[kind];
 }
 
-/* From row to row, in elements: an odd number of cache lines, or rows would compete for few places of the cache. */
+/* Elements from row to row: an odd number of cache lines, so that rows do not fall into the same few cache sets. */
 static inline int64_t value_stride_of(int kind, int64_t num_in) {
     int64_t each = value_bytes_of(kind), lines = round_up(num_in * each, 64) / 64;
     return (lines | 1) * 64 / each;
 }
 
-/* What a layer reads, made in `memory` of converted_bytes. */
+/* The activations that a layer reads, not yet written, in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
     if (kind == INT4) group = GROUP;
@@ -255,7 +259,7 @@ static converted_t converted_in(void *memory, const linear_t *linear, int64_t gr
     return (converted_t){kind, linear->num_in, num_rows, group, memory, stride, scales, offsets, bases};
 }
 
-/* With any number of inputs in a group. */
+/* Bytes of a layer's activations; enough for groups of GROUP inputs or more. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
     int64_t value_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
     return num_rows * (value_bytes + 4 * groups_of(linear, WIDE_GROUP) + 8 * groups_of(linear, GROUP));
@@ -266,7 +270,8 @@ static inline input_t input_of(const converted_t *made) {
                      made->group};
 }
 
-/* x (num_rows, num_in), in a type of its own, as the layer's weights take it; `memory` has converted_bytes. */
+/* x (num_rows, num_in) of any type, in the form that the layer's weights take. If x already has that form it is used
+ * directly, else it is converted into `memory`, which has converted_bytes. */
 static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
                              void *memory, int num_threads) {
     if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, num_rows, group};
@@ -278,31 +283,47 @@ static input_t convert_input(const linear_t *linear, const void *x, int type, in
 /* ---- products ---- */
 
 /* A tile of `rows` rows from `row` on, over inputs first..end-1 of a block. `w` are the weights from `first` on. */
-ALWAYS_INLINE void tile(const int kind, const int rows, const input_t *input, int64_t row, int64_t first, int64_t end,
-                        const void *w, float *c) {
+ALWAYS_INLINE void tile(const int kind, const bool deep, const int rows, const input_t *input, int64_t row, int64_t first,
+                        int64_t end, const void *w, float *c) {
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    if (kind == FLOAT32) tile_float32(rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
+    if (kind == FLOAT32) tile_float32(deep, rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
     else if (kind == BFLOAT16)
-        tile_bfloat16(rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
-    else tile_of_integers(kind, rows, input, row, first, end, w, c);
+        tile_bfloat16(deep, rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
+    else tile_of_integers(kind, deep, rows, input, row, first, end, w, c);
 }
 
 /* A function for each kind and number of rows. In one large function, GCC 12 keeps vectors of tiles in memory. */
 typedef void (*tile_t)(const input_t *input, int64_t row, int64_t first, int64_t end, const void *w, float *c);
-#define TILE(kind, rows)                                                                                                \
-    static __attribute__((noinline)) void kind##_##rows(const input_t *input, int64_t row, int64_t first, int64_t end,  \
-                                                        const void *w, float *c) {                                      \
-        tile(kind, rows, input, row, first, end, w, c);                                                                 \
+#define TILE(name, kind, deep, rows)                                                                                   \
+    static __attribute__((noinline)) void name##_##rows(const input_t *input, int64_t row, int64_t first, int64_t end, \
+                                                        const void *w, float *c) {                                     \
+        tile(kind, deep, rows, input, row, first, end, w, c);                                                          \
     }
-#define TILES(kind) TILE(kind, 1) TILE(kind, 2) TILE(kind, 3) TILE(kind, 4) TILE(kind, 5) TILE(kind, 6)
-#define TILES_OF(kind) {kind##_1, kind##_2, kind##_3, kind##_4, kind##_5, kind##_6}
+#define TILES(kind)                                                                                                   \
+    TILE(kind, kind, false, 1) TILE(kind, kind, false, 2) TILE(kind, kind, false, 3) TILE(kind, kind, false, 4)       \
+    TILE(kind, kind, false, 5) TILE(kind, kind, false, 6) TILE(deep_##kind, kind, true, 4)                            \
+    TILE(deep_##kind, kind, true, 5) TILE(deep_##kind, kind, true, 6)
 TILES(FLOAT32)
 TILES(BFLOAT16)
 TILES(INT8)
 TILES(INT4)
-static const tile_t tiles[][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
 
-/* Sums of rows first_row.. of one block into c, from row to row SUMS_APART. */
+#define TILES_OF(kind)                                              \
+    {{kind##_1, kind##_2, kind##_3, kind##_4, kind##_5, kind##_6},  \
+     {kind##_1, kind##_2, kind##_3, deep_##kind##_4, deep_##kind##_5, deep_##kind##_6}}
+static const tile_t tiles[][2][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
+
+/* Whether the L1 cache has 32 KB or less. 4 rows or more then fetch weights `deep`, which takes half of the time for 5 rows
+ * of int8 on AMD Zen 4. An L1 cache of unknown size counts as larger. */
+static bool l1_is_small;
+__attribute__((constructor)) static void look_up_l1(void) {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    long num_bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    l1_is_small = num_bytes > 0 && num_bytes <= 32768;
+#endif
+}
+
+/* Sums of one block for `num_rows` rows, beginning with first_row, into c; rows of c are SUMS_APART floats apart. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
                        float *c) {
     int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
@@ -313,29 +334,30 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
         const char *w = weights + bytes_of_block(self->kind, first);
         int64_t end = least(first + depth, self->num_in);
         for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
-            tiles[self->kind][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w, c + r * SUMS_APART);
+            tiles[self->kind][l1_is_small][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w,
+                                                                               c + r * SUMS_APART);
     }
 }
 
 typedef struct {
-    const linear_t *linear, *up; /* with `up`: silu(linear) * up */
-    int activation;              /* of the linear, without `up` */
+    const linear_t *linear, *up; /* if `up` is not NULL: silu(linear) * up */
+    int activation;              /* of `linear`, if `up` is NULL */
     input_t input;
     int how;
     void *out; /* (num_rows, num_out) */
-    const converted_t *next; /* CONVERT: for the layer that reads this, in place of `out` */
-    int64_t num_rows, rows_of_part, parts_of_group, panel; /* the last three as `multiply` sets them */
+    const converted_t *next; /* CONVERT: the input of the layer that reads the result; replaces `out` */
+    int64_t num_rows, rows_of_part, parts_of_group, panel; /* `multiply` sets the last three */
 } product_t;
 
-/* Rows that are multiplied together. Equal parts, as many for each thread: so its share is the same rows in all layers,
- * which are in a cache of its own. */
+/* Number of rows that are multiplied together. Parts are equal, and every thread has the same number of them. So a
+ * thread computes the same rows in all layers, and finds them in the cache of its core. */
 static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
     return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
 }
 
-/* Sums of LANES outputs become x W^T + bias, and then the activation of it, for rows that are SUMS_APART. */
+/* Turns the sums of LANES outputs into activation(x W^T + bias), in place; rows are SUMS_APART floats apart. */
 static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
     int64_t count = self->num_out - output;
     floats_t scale = self->kind == INT8 ? load_first(self->scale + output, count) : splat(1.0f);
@@ -346,7 +368,7 @@ static void finish(const linear_t *self, int activation, int64_t output, int64_t
     }
 }
 
-/* One row of a panel's outputs. */
+/* Stores a panel's outputs for one row. */
 static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
     int64_t num_out = self->linear->num_out, end = least(output + self->panel, num_out), at = row * num_out;
     if (self->how == CONVERT) {
@@ -361,8 +383,8 @@ static inline void put(const product_t *self, int64_t row, int64_t output, const
     }
 }
 
-/* Parts that meet a panel of weights one after the other, while their rows stay in a cache: of one thread's share, where
- * all threads have some. */
+/* Number of parts that a panel of weights is multiplied by in succession, while the rows of these parts stay in a
+ * cache. If there is a part for every thread, a group is no larger than one thread's share. */
 static int64_t parts_of_group(const product_t *self, int num_threads) {
     int64_t part_bytes = self->rows_of_part * self->input.stride * value_bytes_of(self->linear->kind);
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), at_once = most(1, GROUP_BYTES / part_bytes);
@@ -398,8 +420,8 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     }
 }
 
-/* Outputs that are finished together: the next layer's groups are made of whole ones, and elsewhere fewer of them keep
- * more threads busy. */
+/* Number of outputs that are finished together. If they are converted for the next layer, a panel must hold a whole
+ * group of its inputs. Otherwise a smaller panel keeps more threads busy. */
 static int64_t panel_of(const product_t *self) {
     return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT && is_integer(self->next->kind) ? WIDE_GROUP : 0);
 }
@@ -414,21 +436,21 @@ static void multiply(product_t *job, int num_threads) {
     run_items(product_task, job, num_panels * num_parts, 1 + SMALL / per_item, num_threads);
 }
 
-/* out = x W^T + bias, stored or added. */
+/* out = x W^T + bias, or out += x W^T + bias if `how` is ADD_FLOAT32. */
 static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
                           int num_threads) {
     product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 
-/* activation(x W^T + bias), or silu(x W^T) * (x up^T), as the next layer reads it. */
+/* activation(x W^T + bias), or silu(x W^T) * (x up^T) if `up` is not NULL, in the form that the next layer reads. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
     product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0};
     multiply(&job, num_threads);
 }
 
-/* As multiply_into, of x in a type of its own; `memory` has converted_bytes of the layer. */
+/* As multiply_into, for x of any type; `memory` has converted_bytes of the layer. */
 static void apply(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows, int how, void *out,
                   void *memory, int num_threads) {
     input_t input = convert_input(linear, x, type, group, num_rows, memory, num_threads);

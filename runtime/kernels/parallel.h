@@ -1,9 +1,10 @@
-/* Work in items 0..count-1, shared out to a crew of threads. Items are independent, so results do not depend on who does
- * them.
+/* A thread pool, the crew. A job has items 0..count-1, which the threads share. Items are independent, so results do
+ * not depend on which thread computes which item.
  *
- * Each thread has a share of the items, one after the other, and the same part of them in every job: what it wrote in one
- * job is in its own cache in the next. A thread without items left draws from the shares of others. So nobody waits for a
- * thread that other programs keep from starting, as at the barriers of OpenMP, but only for items that somebody has begun.
+ * Each thread has a share: consecutive items, at the same position in every job. So the results of one job are in the
+ * thread's own cache in the next job. A thread that has finished its share takes items from other shares. The end of a
+ * job therefore waits only for items that a thread has begun, and not, as a barrier of OpenMP does, for threads that
+ * the operating system has not scheduled.
  */
 #pragma once
 
@@ -17,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Items first..end-1; `thread` counts from 0, is below most_threads, and no two at work on a job have the same. */
+/* Computes items first..end-1. `thread` is in 0..most_threads-1, and different for all threads that work on a job. */
 typedef void (*task_t)(const void *context, int64_t first, int64_t end, int64_t thread);
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -32,10 +33,10 @@ static inline int64_t round_up(int64_t value, int64_t step) { return (value + st
 
 #define MAX_CREW 256
 #define FIELD ((1 << 24) - 1)
-#define PATIENCE 20000 /* looks for work before a thread sleeps: some tenths of a millisecond */
-#define MAX_SHARES 8   /* larger crews have several threads to a share: each look for work is a look at all shares */
+#define PATIENCE 20000 /* searches for work before a thread sleeps: some tenths of a millisecond */
+#define MAX_SHARES 8   /* in larger crews, several threads have one share, because a search for work reads all shares */
 
-/* One word says all of a share: who may take part, where its chunks end, and which comes next. */
+/* One word is the whole state of a share: how many threads may take part, where its chunks end, and the next chunk. */
 #define TICKET(limit, end, next) ((uint64_t)(limit) << 48 | (uint64_t)(end) << 24 | (uint64_t)(next))
 #define LIMIT_OF(ticket) ((int64_t)((ticket) >> 48))
 #define END_OF(ticket) ((int64_t)((ticket) >> 24 & FIELD))
@@ -46,9 +47,10 @@ typedef struct {
 } share_t;
 
 static struct {
-    pthread_mutex_t mutex; /* held by the thread whose job it is */
+    pthread_mutex_t mutex; /* held by the thread that called run_crew for the current job */
     int64_t num_threads;   /* started so far */
-    /* The job; written while no chunk of an earlier one is unfinished, read by who has drawn a chunk. */
+    /* The job. It is written when all chunks of the previous job are done, and read by threads that have
+     * taken a chunk. */
     task_t task;
     const void *context;
     int64_t count, chunk;
@@ -70,12 +72,13 @@ static inline bool has_chunk(uint64_t ticket, int64_t index) {
     return index < LIMIT_OF(ticket) && NEXT_OF(ticket) < END_OF(ticket);
 }
 
-/* Draw a chunk, of the thread's own share if it has one, and do it; false when there is none for this thread. */
+/* Take a chunk and run it, from the thread's own share if that has one left. Returns false if no chunk is left for
+ * this thread. */
 static bool take_chunk(int64_t index) {
     for (int64_t look = 0; look < MAX_SHARES; look++) {
         share_t *share = &crew.shares[(index + look) % MAX_SHARES];
         uint64_t ticket = atomic_load(&share->ticket);
-        /* Never by adding blindly: by then it may be the ticket of a job that has no place for this thread. */
+        /* Not an atomic addition: the ticket may meanwhile be that of another job, which uses fewer threads. */
         while (has_chunk(ticket, index))
             if (atomic_compare_exchange_weak(&share->ticket, &ticket, ticket + 1)) {
                 run_chunk(NEXT_OF(ticket), index);
@@ -91,7 +94,8 @@ static bool sees_chunk(int64_t index) {
     return false;
 }
 
-/* Threads sleep in classes, 1, 2-3, 4-7 and so on, so that a job for few of them does not wake all. */
+/* Threads sleep in classes of indices, 1, 2-3, 4-7 and so on, so that a job for few threads does not wake
+ * all of them. */
 static uint32_t class_of(int64_t index) { return 1u << (63 - __builtin_clzll((uint64_t)index)); }
 
 static void *work(void *argument) {
@@ -116,14 +120,14 @@ static void *work(void *argument) {
 static void grow_crew(int64_t num_threads) {
     for (; crew.num_threads < num_threads; crew.num_threads++) {
         pthread_t thread;
-        /* Index 0 is the caller. Whoever cannot be had is not waited for. */
+        /* Index 0 is the calling thread. A thread that cannot be started is left out of the job. */
         if (pthread_create(&thread, NULL, work, (void *)(intptr_t)(crew.num_threads + 1))) return;
         pthread_detach(thread);
     }
 }
 
 static void run_crew(task_t task, const void *context, int64_t count, int64_t chunk, int64_t num_threads) {
-    if (pthread_mutex_trylock(&crew.mutex)) { /* somebody else's job is running */
+    if (pthread_mutex_trylock(&crew.mutex)) { /* the crew runs the job of another thread */
         task(context, 0, count, 0);
         return;
     }
@@ -145,11 +149,11 @@ static void run_crew(task_t task, const void *context, int64_t count, int64_t ch
     while (take_chunk(0)) continue;
     for (int looks = 0; atomic_load_explicit(&crew.num_done, memory_order_acquire) < num_chunks; looks++)
         if (looks < PATIENCE) PAUSE();
-        else sched_yield(); /* who has the rest may be waiting for this very core */
+        else sched_yield(); /* the thread with the last chunk may be waiting for this core */
     pthread_mutex_unlock(&crew.mutex);
 }
 
-/* Do all items, `chunk` at a time; returns when they are done. */
+/* Run `task` on all items, `chunk` items at a time; returns when all are done. */
 static void run_items(task_t task, const void *context, int64_t count, int64_t chunk, int num_threads) {
     if (num_threads <= 1 || count <= chunk) {
         if (count > 0) task(context, 0, count, 0);

@@ -1,7 +1,8 @@
-"""Compiled kernels that a wheel brings, one library for each kind of processor. No torch here.
+"""Compiled kernels in a wheel, one library for each kind of processor. This file imports no torch.
 
-A file's name says what it was made from and what it holds: `avx2+avx_vnni-SOURCES-CONTENT.so`. So a library of other
-sources is not taken, and a damaged one is found before it is loaded; loading a truncated one would end the process.
+A file's name contains digests of its sources and of its content: `avx2+avx_vnni-SOURCES-CONTENT.so`. So a library
+of other sources is not used, and a damaged one is detected before it is loaded. Loading a truncated library would
+end the process.
 """
 
 from collections.abc import Collection
@@ -10,13 +11,13 @@ from pathlib import Path
 from llama_adapter.runtime.kernels.compiling import FLAGS, digest_of_sources, named_by_content
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet
 
-FOLDER = Path(__file__).parent / "prebuilt"  # in a wheel for one machine; not in a checkout
+FOLDER = Path(__file__).parent / "prebuilt"  # exists in a wheel for one platform; not in a checkout
 
 
 def find_prebuilt(instructions: InstructionSet) -> Path | None:
-    """The library for this processor; None where the package brings none.
+    """The library for this processor; None if the package contains no libraries.
 
-    Raises OSError if those that it brings are of other sources, or this one is damaged.
+    Raises OSError if the libraries were made from other sources, or if the one for this processor is damaged.
     """
     if not FOLDER.is_dir():
         return None
@@ -30,7 +31,7 @@ def find_prebuilt(instructions: InstructionSet) -> Path | None:
 
 
 def name_prebuilt(path: Path, instructions: InstructionSet, extras: Collection[str]) -> Path:
-    """Rename a compiled library to the name by which it is found on processors with these optional flags."""
+    """Rename a compiled library to the name that `find_prebuilt` looks for on processors with these optional flags."""
     return path.rename(named_by_content(path, _stem(instructions, extras)))
 
 

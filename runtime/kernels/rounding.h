@@ -1,6 +1,7 @@
-/* Rounding of weights to 4 bits: of four scales for a group, the one with the least squared error, as int4.py has it.
+/* Rounding of weights to 4 bits. For each group, four scales are tried and the one with the least squared error is
+ * chosen, as in schemes/int4.py.
  *
- * Everything but the sum of the errors is computed as torch does, to the bit. */
+ * The results are the same bits as those of torch, except the sum of the errors. */
 #pragma once
 
 #include <math.h>
@@ -10,13 +11,14 @@
 typedef struct {
     int type; /* of the plain weights, FLOAT32 or BFLOAT16 */
     const void *plain;
-    int64_t num_in, num_groups; /* of a row; the last group is filled with zeros */
+    int64_t num_in, num_groups; /* of a row; the last group is padded with zeros */
     uint8_t *codes;
     float *scales;
     uint8_t *undecided;
 } rounding_t;
 
-/* The nearest number of float16, ties to even. Below 2^-14 those are multiples of 2^-24, as are floats around 0.5. */
+/* The nearest number of float16, ties to even. Below 2^-14, numbers of float16 are multiples of 2^-24, and so are
+ * floats from 0.5 to 1: adding 0.5 rounds to such a multiple. */
 static float to_float16(float x) {
     if (fabsf(x) < 0x1p-14f) return copysignf(fabsf(x) + 0.5f - 0.5f, x);
     uint32_t bits;
@@ -30,8 +32,8 @@ static inline floats_t levels_of(const float *weights, float scale) {
     return larger(splat(-8.0f), smaller(splat(7.0f), nearest(divide(load(weights), splat(scale)))));
 }
 
-/* False, with nothing written, where another order of additions may choose another scale, and for weights that no scale
- * fits: then the caller rounds this group. */
+/* Returns false and writes nothing if another order of additions might choose another scale, or if no scale fits the
+ * weights. The caller must then round this group. */
 static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint8_t *codes, float *scale) {
     static const float factors[] = {1.0f, 0.95f, 0.9f, 0.85f};
     _Alignas(64) float x[GROUP];
@@ -41,11 +43,11 @@ static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint
         floats_t some = count > 0 ? load_some(self->plain, self->type, row * self->num_in + first, count) : zeros();
         store(x + k, some);
         highest = larger(highest, some);
-        lowest = larger(lowest, subtract(zeros(), some)); /* of minus the weights */
-        broken = times_add(some, zeros(), broken); /* 0, or no number where a weight is none or infinite */
+        lowest = larger(lowest, subtract(zeros(), some)); /* largest of the negated weights */
+        broken = times_add(some, zeros(), broken); /* 0, or NaN if a weight is NaN or infinite */
     }
     float above = largest_of(highest), below = largest_of(lowest), widest = above > below ? above : -below;
-    for (int64_t k = GROUP; above == below && k-- > 0;) /* then the first one's sign counts */
+    for (int64_t k = GROUP; above == below && k-- > 0;) /* in a tie, the first weight's sign counts */
         if (fabsf(x[k]) == above) widest = x[k];
     if (sum_of(broken) != 0.0f || fabsf(widest) >= 8 * 65520.0f) return false;
 
@@ -65,7 +67,7 @@ static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint
         chosen = sum < best ? tried : chosen;
         best = sum < best ? sum : best;
     }
-    /* The orders differ by 4e-6 of a sum at most, and by subnormal numbers. */
+    /* Different orders of addition change a sum by at most 4e-6 of its value, and by subnormal numbers. */
     if (second <= best + (1e-5f * best + 1e-37f)) return false;
     int8_t values[GROUP];
     for (int64_t k = 0; k < GROUP; k += LANES)

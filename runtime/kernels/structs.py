@@ -1,4 +1,4 @@
-"""The structures of the C sources for ctypes. The sources document the fields."""
+"""The structures of the C sources, declared for ctypes. The C sources document the fields."""
 
 import ctypes
 from typing import Any
@@ -9,7 +9,7 @@ SumFunction = ctypes.CFUNCTYPE(_I64, _ADDRESS, _I64)  # `sum` of `decoder_t`
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Fields in order, from pairs of a type and the names that have it."""
+    """The fields in order. Each group is a type and the names of the fields of this type."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 

@@ -1,4 +1,4 @@
-"""Threads of the kernels, and a context in which torch's own threads are idle."""
+"""The number of threads of the kernels, and a context in which torch's own threads are idle."""
 
 import threading
 from collections.abc import Iterator
@@ -6,21 +6,24 @@ from contextlib import contextmanager
 
 import torch
 
-_held = threading.local()  # `count`, inside `torch_stands_aside` in this thread
+_held = threading.local()  # has `count` while this thread is inside `torch_stands_aside`
 
 
 def num_threads() -> int:
-    """Threads of a call of the kernels: torch's number, or its number outside `torch_stands_aside`."""
+    """Number of threads for a call of the kernels.
+
+    It is torch's number; inside `torch_stands_aside`, torch's number outside of it.
+    """
     count: int | None = getattr(_held, "count", None)
     return torch.get_num_threads() if count is None else count
 
 
 @contextmanager
 def torch_stands_aside() -> Iterator[None]:
-    """Inside, torch computes in one thread and the kernels keep their number; also a decorator.
+    """Inside this context, torch uses one thread and the kernels keep their number. It is also a decorator.
 
-    After each operator torch's threads spin for milliseconds on the cores that the kernels need. With few small
-    operators between long calls of the kernels, torch gains less from its threads than the kernels lose.
+    After each operator, torch's threads spin for milliseconds on the cores that the kernels need. If only a few small
+    operators are between long calls of the kernels, torch gains less from its threads than the kernels lose.
     """
     count = num_threads()
     if count == 1 or getattr(_held, "count", None) is not None:

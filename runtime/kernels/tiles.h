@@ -1,8 +1,8 @@
 /* Tiles: sums of up to TILE_ROWS rows and one block of BLOCK outputs, over a range of inputs, held in registers.
  *
- * Weights are laid out in blocks; inside a block, outputs stand side by side for one input (float32), a pair of inputs
- * (bfloat16), four (int8) or eight (int4), as multiply-add instructions take them. A row's sums are always taken in the
- * same order, so its result is the same, to the bit, alone or among others, and with any number of threads.
+ * Weights are laid out in blocks. Inside a block, outputs are adjacent for one input (float32), a pair of inputs
+ * (bfloat16), four (int8) or eight (int4), as multiply-add instructions read them. A row's products are always added in
+ * the same order. Its result therefore has the same bits in every batch and with any number of threads.
  *
  * int8 and int4: activations are rounded to 8 bits. Each WIDE_GROUP of a row has a scale. It is made of groups, each
  * rounded with that scale halved n times, as often as the group's largest value allows. So with groups of GROUP inputs an
@@ -25,13 +25,13 @@
 #define BLOCK (TILE_VECTORS * LANES) /* outputs */
 #define GROUP 32       /* inputs of a group, and of 4-bit weights that share a scale */
 #define WIDE_GROUP 128 /* inputs whose activations share a scale */
-#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* outputs that are finished together at most, for a group */
-#define SUMS_APART (PANEL + 16) /* from row to row: an odd number of cache lines, or rows would compete for few places */
-#define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* of a group in a block: scales in float16, then pairs of weights */
+#define PANEL (BLOCK > WIDE_GROUP ? BLOCK : WIDE_GROUP) /* the most outputs that are finished together */
+#define SUMS_APART (PANEL + 16) /* floats from row to row: an odd number of cache lines, for different cache sets */
+#define INT4_BYTES (BLOCK * (2 + GROUP / 2)) /* bytes of a group in a block: scales in float16, then pairs of weights */
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
-/* Activations in the form that a kind of weights takes. */
+/* Activations in the form that a kind of weights reads. */
 typedef struct {
     const void *values; /* rows of num_in: float, bfloat16, int8_input_t (INT8) or int8_t (INT4) */
     int64_t stride;     /* elements from row to row */
@@ -42,16 +42,20 @@ typedef struct {
     int64_t num_rows, group; /* `group` inputs are summed as integers; for INT4 that is GROUP */
 } input_t;
 
-#define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are the whole numbers */
-#define HALVING (1 << 23)     /* taken away from the bits of a float */
+#define ONE_BY_ONE 0x4b400000 /* bits of 1.5 * 2^23: floats around it are 1 apart */
+#define HALVING (1 << 23)     /* subtracted from the bits of a float, it halves the float */
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-#define AHEAD 8192 /* bytes: the memory answers by then, and they fit into the nearest cache */
-
-static inline void fetch_ahead(const void *weights) { __builtin_prefetch((const char *)weights + AHEAD, 0, 3); }
+/* Fetches weights before they are used: 8 KB ahead into the L1 cache. `deep` is for small L1 caches: 16 KB ahead into the
+ * L2 cache, and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it never faults. */
+ALWAYS_INLINE void fetch_ahead(const bool deep, const void *weights) {
+    const char *at = weights;
+    if (deep) __builtin_prefetch(at + 16384, 0, 2), __builtin_prefetch(at + 2048, 0, 3);
+    else __builtin_prefetch(at + 8192, 0, 3);
+}
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
     EACH(r, rows) EACH(v, TILE_VECTORS) sums[r][v] = go_on ? load(c + r * SUMS_APART + v * LANES) : zeros();
@@ -61,7 +65,7 @@ ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECT
     EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * SUMS_APART + v * LANES, sums[r][v]);
 }
 
-ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
+ALWAYS_INLINE void tile_float32(const bool deep, const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
                                 bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -69,7 +73,7 @@ ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, 
         floats_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = load(w + v * LANES);
-            fetch_ahead(w + v * LANES);
+            fetch_ahead(deep, w + v * LANES);
         }
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k]);
@@ -83,7 +87,7 @@ ALWAYS_INLINE void tile_float32(const int rows, const float *a, int64_t stride, 
 #define BFLOAT16_INPUT BFLOAT16 /* the type of activations for weights in bfloat16 */
 typedef bfloat16_t bfloat16_input_t;
 
-ALWAYS_INLINE void tile_bfloat16(const int rows, const bfloat16_t *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const bfloat16_t *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
                                  float *c, bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -91,7 +95,7 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const bfloat16_t *a, int64_t st
         pairs_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = load_pairs(w + 2 * v * LANES);
-            fetch_ahead(w + 2 * v * LANES);
+            fetch_ahead(deep, w + 2 * v * LANES);
         }
         EACH(r, rows) {
             int32_t pair;
@@ -105,7 +109,7 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const bfloat16_t *a, int64_t st
 #define BFLOAT16_INPUT FLOAT32 /* weights are widened */
 typedef float bfloat16_input_t;
 
-ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const float *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
                                  float *c, bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -113,13 +117,13 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride,
         floats_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = first_of_pairs(w + 2 * v * LANES);
-            fetch_ahead(w + 2 * v * LANES);
+            fetch_ahead(deep, w + 2 * v * LANES);
         }
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k]);
             EACH(v, TILE_VECTORS) sums[r][v] = add_scaled(sums[r][v], x, weights[v]);
         }
-        asm volatile("" : "+r"(w)); /* read the weights again: to keep them takes registers from the sums */
+        asm volatile("" : "+r"(w)); /* makes the compiler read the weights again: keeping them would take registers */
         EACH(v, TILE_VECTORS) weights[v] = second_of_pairs(w + 2 * v * LANES);
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k + 1]);
@@ -130,7 +134,7 @@ ALWAYS_INLINE void tile_bfloat16(const int rows, const float *a, int64_t stride,
 }
 #endif
 
-/* 32 bits of activations for all outputs. */
+/* Copies 32 bits of activations to all lanes. */
 ALWAYS_INLINE ints_t splat_word(const void *a) {
     int32_t word;
     memcpy(&word, a, 4);
@@ -148,17 +152,17 @@ typedef ints_t int_sums_t[TILE_ROWS][TILE_VECTORS];
 /* Adds products of eight inputs at a time, where an instruction multiplies two rows with two outputs: `w` are weights of
  * `kind`, of all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs that
  * it computed. A row alone is not computed here, and 4 inputs may be left. Integers are exact in any order. */
-ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int kind, int_sums_t sums,
+ALWAYS_INLINE int64_t add_in_pairs(const bool deep, const int rows, const int vectors, const int kind, int_sums_t sums,
                                    const int8_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
     if (rows == 1) return 0;
-    const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* of eight inputs */
-    ints_t low[TILE_ROWS / 2][TILE_VECTORS], high[TILE_ROWS / 2][TILE_VECTORS]; /* sums of the lower and upper outputs */
+    const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* for eight inputs */
+    ints_t low[TILE_ROWS / 2][TILE_VECTORS], high[TILE_ROWS / 2][TILE_VECTORS]; /* sums of lower, upper outputs */
     EACH(p, num_pairs) EACH(v, vectors) low[p][v] = high[p][v] = splat_ints(0);
     int64_t k = 0;
     for (; k + 8 <= num_in; k += 8, w += num_bytes) {
         ints_t x[TILE_ROWS / 2];
         EACH(p, num_pairs) x[p] = load_pair(a + 2 * p * stride + k, a + least(2 * p + 1, rows - 1) * stride + k);
-        for (int line = 0; line < num_bytes; line += 64) fetch_ahead(w + line);
+        for (int line = 0; line < num_bytes; line += 64) fetch_ahead(deep, w + line);
         EACH(v, vectors) {
             const uint8_t *at = w + 4 * v * LANES;
             ints_t four = kind == INT8 ? int8_weights(at, 0) : low_halves(at);
@@ -177,14 +181,13 @@ ALWAYS_INLINE int64_t add_in_pairs(const int rows, const int vectors, const int 
 #define add_in_pairs(...) 0
 #endif
 
-/* Adds the products of a group of inputs. With `fetch`, weights further on are fetched for all vectors.
- * Not unrolled: with GCC 12 and AVX-512 that is 3 % faster. */
-ALWAYS_INLINE void add_int8_products(const int rows, const int vectors, const bool fetch, int_sums_t sums,
+/* Adds the products of a group of inputs. The loop is not unrolled: with GCC 12 and AVX-512 that is 3 % faster. */
+ALWAYS_INLINE void add_int8_products(const bool deep, const int rows, const int vectors, int_sums_t sums,
                                      const int8_input_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
-    int64_t k = add_in_pairs(rows, vectors, INT8, sums, a, stride, w, num_in);
+    int64_t k = add_in_pairs(deep, rows, vectors, INT8, sums, a, stride, w, num_in);
     w += k * BLOCK;
     _Pragma("GCC unroll 1") for (; k < num_in; k += 4, w += 4 * BLOCK) {
-        if (fetch) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+        EACH(v, vectors) fetch_ahead(deep, w + 4 * v * LANES);
         EACH(pass, INT8_PASSES) {
             ints_t weights[TILE_VECTORS];
             EACH(v, vectors) weights[v] = int8_weights(w + 4 * v * LANES, pass);
@@ -203,13 +206,13 @@ ALWAYS_INLINE void add_int8_products(const int rows, const int vectors, const bo
 #define INT4_UNROLL UNROLL
 #endif
 
-/* As add_int8_products, of a whole GROUP. */
-ALWAYS_INLINE void add_int4_products(const int rows, const int vectors, const bool fetch, int_sums_t sums,
+/* As add_int8_products, for a GROUP of inputs. */
+ALWAYS_INLINE void add_int4_products(const bool deep, const int rows, const int vectors, int_sums_t sums,
                                      const int8_t *a, int64_t stride, const uint8_t *w) {
-    int64_t in_pairs = add_in_pairs(rows, vectors, INT4, sums, a, stride, w, GROUP); /* all or none */
+    int64_t in_pairs = add_in_pairs(deep, rows, vectors, INT4, sums, a, stride, w, GROUP); /* all or none */
     INT4_UNROLL for (int64_t k = in_pairs; k < GROUP; k += 8, w += 4 * BLOCK) {
         ints_t weights[TILE_VECTORS];
-        if (fetch) EACH(v, TILE_VECTORS) fetch_ahead(w + 4 * v * LANES);
+        EACH(v, vectors) fetch_ahead(deep, w + 4 * v * LANES);
         EACH(v, vectors) weights[v] = low_halves(w + 4 * v * LANES);
         EACH(r, rows) {
             ints_t x = splat_word(a + r * stride + k);
@@ -230,11 +233,11 @@ ALWAYS_INLINE void add_to_total(float *total, floats_t sum, float scale, bool go
 /* `vectors` of a tile from `first_vector` on, over a WIDE_GROUP. Sums of each group become floats; for INT4 they are
  * multiplied by the scales of the weights. The scale of the activations follows once, on the way to the totals in `c`. With
  * few registers, sums of INT8 are added to the totals group by group: `scaled` would be in memory too. */
-ALWAYS_INLINE void part_of_integers(const int kind, const int rows, const int vectors, const int first_vector,
-                                    const void *a, int64_t stride, const float *scales, const int32_t *offsets,
+ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int rows, const int vectors,
+                                    const int first_vector, const void *a, int64_t stride, const float *scales, const int32_t *offsets,
                                     const float *bases, int64_t num_rows, int64_t group, const uint8_t *w,
                                     int64_t num_in, float *c, bool go_on) {
-    const bool fetch = !first_vector, is_scaled_once = kind == INT4 || MANY_REGISTERS;
+    const bool is_scaled_once = kind == INT4 || MANY_REGISTERS;
     floats_t scaled[TILE_ROWS][TILE_VECTORS];
     if (is_scaled_once) EACH(r, rows) EACH(v, vectors) scaled[r][v] = zeros();
     c += first_vector * LANES;
@@ -242,7 +245,7 @@ ALWAYS_INLINE void part_of_integers(const int kind, const int rows, const int ve
         int_sums_t sums;
         if (kind == INT8) {
             EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r]);
-            add_int8_products(rows, vectors, fetch, sums, (const int8_input_t *)a + first, stride,
+            add_int8_products(deep, rows, vectors, sums, (const int8_input_t *)a + first, stride,
                               w + 4 * first_vector * LANES, least(group, num_in - first));
             EACH(r, rows) EACH(v, vectors) {
                 floats_t sum = subtract(as_floats(sums[r][v]), splat(bases[r]));
@@ -252,11 +255,12 @@ ALWAYS_INLINE void part_of_integers(const int kind, const int rows, const int ve
             w += group * BLOCK;
         } else {
             EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r]);
-            if (fetch) for (int byte = 0; byte < 2 * BLOCK; byte += 64) fetch_ahead(w + byte);
-            add_int4_products(rows, vectors, fetch, sums, (const int8_t *)a + first, stride,
+            const uint16_t *float16_scales = (const uint16_t *)w + first_vector * LANES;
+            for (int i = 0; i < vectors * LANES; i += 32) fetch_ahead(deep, float16_scales + i);
+            add_int4_products(deep, rows, vectors, sums, (const int8_t *)a + first, stride,
                               w + 2 * BLOCK + 4 * first_vector * LANES);
             floats_t weight_scales[TILE_VECTORS];
-            EACH(v, vectors) weight_scales[v] = load_float16((const uint16_t *)w + (first_vector + v) * LANES);
+            EACH(v, vectors) weight_scales[v] = load_float16(float16_scales + v * LANES);
             EACH(r, rows) EACH(v, vectors) {
                 floats_t sum = subtract(as_floats(int4_total(sums[r][v], offsets[r])), splat(bases[r]));
                 scaled[r][v] = times_add(sum, weight_scales[v], scaled[r][v]);
@@ -270,8 +274,8 @@ ALWAYS_INLINE void part_of_integers(const int kind, const int rows, const int ve
 }
 
 /* A tile for `kind`, INT8 or INT4; `first` of the layer's inputs begins a WIDE_GROUP. */
-ALWAYS_INLINE void tile_of_integers(const int kind, const int rows, const input_t *input, int64_t row, int64_t first,
-                                    int64_t end, const uint8_t *w, float *c) {
+ALWAYS_INLINE void tile_of_integers(const int kind, const bool deep, const int rows, const input_t *input, int64_t row,
+                                    int64_t first, int64_t end, const uint8_t *w, float *c) {
     const int vectors = VECTORS_AT_A_TIME(rows), value_bytes = kind == INT8 ? sizeof(int8_input_t) : 1;
     const int wide_bytes = kind == INT8 ? WIDE_GROUP * BLOCK : WIDE_GROUP / GROUP * INT4_BYTES; /* of weights */
     const int64_t group = kind == INT8 ? input->group : GROUP, num_rows = input->num_rows, stride = input->stride;
@@ -281,7 +285,7 @@ ALWAYS_INLINE void tile_of_integers(const int kind, const int rows, const input_
     const char *a = (const char *)input->values + (row * stride + first) * value_bytes;
     for (int64_t k = first; k < end; k += WIDE_GROUP) {
         EACH(part, TILE_VECTORS / vectors)
-            part_of_integers(kind, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group, w,
+            part_of_integers(kind, deep, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group, w,
                              least(WIDE_GROUP, end - k), c, k > 0);
         a += WIDE_GROUP * value_bytes, w += wide_bytes, scales += num_rows, offsets += places, bases += places;
     }

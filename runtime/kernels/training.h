@@ -1,6 +1,6 @@
-/* What training computes beside products: the norm and the gated activation, forward and backward, row by row.
+/* The operations of training that are not matrix products: RMS norm and SwiGLU, forward and backward, row by row.
  *
- * Rows are FLOAT32 or BFLOAT16, and everything is computed in float32.
+ * Rows are FLOAT32 or BFLOAT16. All arithmetic is float32.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ typedef struct {
     int type;
     int64_t width;
     const void *gate_up; /* (rows, 2 width) */
-    const void *grad;    /* (rows, width) of the result, backward only */
+    const void *grad;    /* (rows, width): gradient of the result, backward only */
     void *out;           /* forward (rows, width), backward (rows, 2 width) */
 } swiglu_t;
 
@@ -61,9 +61,9 @@ typedef struct {
     int type;
     int64_t width;
     float eps;
-    const void *x, *grad; /* (rows, width); the gradient backward only */
+    const void *x, *grad; /* (rows, width); `grad` backward only */
     const float *weight;
-    float *inverse; /* of each row, 1 / sqrt(mean(x^2) + eps): made forward, read backward */
+    float *inverse; /* (rows): 1 / sqrt(mean(x^2) + eps), written by forward, read by backward */
     void *out;      /* (rows, width) */
 } rms_norm_t;
 

@@ -1,14 +1,15 @@
-/* Vectors of LANES floats: what the instruction set offers, and functions that are the same on each.
+/* Vectors of LANES floats: operations of the instruction set, and functions that are the same for all of them.
  *
- * A header vector_*.h is what an instruction set is to the kernels: its registers, the size of a tile of sums, and how
- * products of narrow numbers are added. `larger` and `smaller` give their second operand where one is not a number.
+ * One header vector_*.h describes each instruction set: its registers, the size of a tile of sums, and how products of
+ * narrow numbers are added. `larger` and `smaller` return their second operand if either operand is NaN.
  */
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
-/* Fewer than 16 bytes, without a call: around a call Clang would keep the vectors of a loop in memory. */
+/* Copies fewer than 16 bytes without a function call. With a call in a loop, Clang keeps the loop's
+ * vectors in memory. */
 static inline void copy_few(void *out, const void *values, int64_t num_bytes) {
     char *to = out;
     const char *from = values;
@@ -29,9 +30,10 @@ static inline void copy_few(void *out, const void *values, int64_t num_bytes) {
 #error "the kernels need AVX2 with FMA and F16C, AVX-512 (F, BW, VL, DQ, VNNI), or NEON of AArch64"
 #endif
 
-/* e^x to about 2 units in the last place: 2^n times a polynomial of the rest (Cody and Waite's reduction). */
+/* e^x to about 2 units in the last place: 2^n times a polynomial of the remainder (Cody and Waite's range
+ * reduction). */
 static inline floats_t exponential(floats_t x) {
-    /* In this order of operands, what is not a number comes through. */
+    /* With this order of operands, NaN is passed on. */
     x = smaller(splat(89.0f), larger(splat(-105.0f), x));
     floats_t n = nearest(times(x, splat(1.44269504f)));
     floats_t r = minus_times(x, n, splat(0.693359375f));

@@ -1,4 +1,4 @@
-/* Vectors of AVX2 with FMA and F16C: 16 registers of 8 floats. AVX-VNNI is used where it is there. */
+/* Vectors of AVX2 with FMA and F16C: 16 registers of 8 floats. AVX-VNNI is used if the processor has it. */
 #pragma once
 
 #include <immintrin.h>
@@ -55,7 +55,7 @@ static inline float largest_of(floats_t x) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 static inline floats_t nearest(floats_t x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-/* In two steps, so that each power is a number: n is a whole number in -252..254. */
+/* n is a whole number in -252..254. Two steps, because 2^n itself may be outside the range of floats. */
 static inline floats_t times_power_of_two(floats_t x, floats_t n) {
     __m256i power = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(power, 1), bias = _mm256_set1_epi32(127);
     __m256i rest = _mm256_sub_epi32(power, half);
@@ -96,7 +96,7 @@ static inline floats_t load_float16(const uint16_t *values) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)values));
 }
 
-/* times_add as an instruction of its own: with AVX-VNNI allowed, GCC 12 keeps sums of a tile in memory otherwise, which takes
+/* times_add in assembler: if AVX-VNNI is enabled, GCC 12 otherwise keeps sums of a tile in memory, which takes
  * twice as long. */
 static inline floats_t add_scaled(floats_t sums, floats_t x, floats_t weights) {
     asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(x), "x"(weights));
@@ -142,8 +142,8 @@ static inline ints_t high_halves(const uint8_t *weights) {
 
 #define INT8_ADDED 128 /* the instructions take unsigned weights */
 
-/* Products and additions are one piece of assembler: GCC 12 keeps half of the sums of a tile in memory otherwise, and Clang
- * some of them where it may change the order. */
+/* Multiplication and addition are in one assembler statement, because GCC 12 otherwise keeps half of a tile's sums in
+ * memory, and Clang some of them if it may reorder the instructions. */
 
 #ifdef __AVXVNNI__
 
@@ -166,8 +166,8 @@ static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }
 
 #else
 
-/* int8: no instruction multiplies bytes without saturating. In 16 bits, the first pass takes inputs 0 and 2 of four, the
- * second pass inputs 1 and 3; inputs are kept in that order. `count` is a multiple of 4. */
+/* int8: AVX2 cannot multiply bytes without saturation, so products are computed in 16 bits. The first pass takes inputs
+ * 0 and 2 of four, the second pass inputs 1 and 3; inputs are stored in that order. `count` is a multiple of 4. */
 #define INT8_PASSES 2
 typedef int16_t int8_input_t;
 
@@ -187,7 +187,8 @@ static inline ints_t int8_products(ints_t sums, ints_t weights, ints_t x) {
     return sums;
 }
 
-/* int4: two products are at most 2 * 15 * 127, and the 8 of them in a group of 32 inputs fit into 16 bits. */
+/* int4: two products are at most 2 * 15 * 127. A group of 32 inputs adds 8 such pairs to a sum, which fits
+ * into 16 bits. */
 static inline ints_t int4_products(ints_t sums, ints_t weights, ints_t x) {
     __m256i products;
     asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(weights), "x"(x));

@@ -1,4 +1,4 @@
-/* Vectors of AVX-512 (F, BW, VL, DQ, VNNI): 32 registers of 16 floats. AVX512-BF16 is used where it is there. */
+/* Vectors of AVX-512 (F, BW, VL, DQ, VNNI): 32 registers of 16 floats. AVX512-BF16 is used if the processor has it. */
 #pragma once
 
 #include <immintrin.h>
@@ -110,8 +110,8 @@ static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     _mm_mask_storeu_epi8(out, lanes_of(count), _mm512_cvtsepi32_epi8(x));
 }
 
-/* Four products of unsigned weights with signed inputs, added to each sum. As an instruction of its own: GCC 12 keeps half
- * of the sums of a tile in memory otherwise, and Clang some of them where it may change the order. */
+/* Adds four products of unsigned weights with signed inputs to each sum. It is assembler because GCC 12 otherwise keeps
+ * half of a tile's sums in memory, and Clang some of them if it may reorder the instructions. */
 static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
     asm volatile("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(x));
     return sums;

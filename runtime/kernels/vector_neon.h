@@ -1,8 +1,8 @@
-/* Vectors of NEON on AArch64: 32 registers of 4 floats. Dot products and matrix products of bytes (I8MM) and BF16 are used
- * where they are there. */
+/* Vectors of NEON on AArch64: 32 registers of 4 floats. Dot products (DotProd), matrix products of bytes (I8MM) and
+ * BF16 are used if the processor has them. */
 #pragma once
 
-/* sdot, smmla and bfdot are assembler: GCC 12 has their intrinsics with -march alone, and zig takes -mcpu alone. */
+/* sdot, smmla and bfdot are assembler: GCC 12 has their intrinsics only with -march, and zig accepts only -mcpu. */
 #include <arm_neon.h>
 #include <stdint.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 
 typedef float32x4_t floats_t;
 typedef int32x4_t ints_t;
-#define bfloat16_t uint16_t /* arm_neon.h has a type of this name, which no other number converts to */
+#define bfloat16_t uint16_t /* arm_neon.h has a type of this name, which other numbers cannot be converted to */
 
 static inline uint32x4_t lanes_of(int64_t count) {
     static const int32_t numbers[LANES] = {0, 1, 2, 3};
@@ -55,7 +55,7 @@ static inline floats_t magnitude(floats_t x) { return vabsq_f32(x); }
 static inline float sum_of(floats_t x) { return vaddvq_f32(x); }
 static inline float largest_of(floats_t x) { return vmaxvq_f32(x); }
 static inline floats_t nearest(floats_t x) { return vrndnq_f32(x); }
-/* In two steps, so that each power is a number: n is a whole number in -252..254. */
+/* n is a whole number in -252..254. Two steps, because 2^n itself may be outside the range of floats. */
 static inline floats_t times_power_of_two(floats_t x, floats_t n) {
     int32x4_t power = vcvtnq_s32_f32(n), half = vshrq_n_s32(power, 1), bias = vdupq_n_s32(127);
     int32x4_t rest = vsubq_s32(power, half);
@@ -125,7 +125,7 @@ static inline void store_int8_first(int8_t *out, ints_t x, int64_t count) {
     else memcpy(out, &packed, LANES);
 }
 
-/* Four products of signed weights with signed inputs, added to each sum. */
+/* Adds four products of signed weights with signed inputs to each sum. */
 static inline ints_t add_products(ints_t sums, ints_t weights, ints_t x) {
 #ifdef __ARM_FEATURE_DOTPROD
     asm volatile(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(weights), "w"(x));
@@ -154,20 +154,20 @@ static inline ints_t int4_start(int32_t offset) { return splat_ints(offset); }
 static inline ints_t int4_total(ints_t sums, int32_t offset) { return sums; }
 
 #ifdef __ARM_FEATURE_MATMUL_INT8
-#define ROW_PAIRS 1 /* eight inputs of two rows are multiplied with those of two outputs */
+#define ROW_PAIRS 1 /* an instruction multiplies eight inputs of two rows with the weights of two outputs */
 
 static inline ints_t load_pair(const int8_t *row, const int8_t *next) {
     return vreinterpretq_s32_s8(vcombine_s8(vld1_s8(row), vld1_s8(next)));
 }
-/* The weights of eight inputs, of two of LANES outputs, from those of four inputs and the next four. */
+/* The weights of eight inputs for two of the LANES outputs, from the weights of four inputs and of the next four. */
 static inline ints_t lower_outputs(ints_t four, ints_t next) { return vzip1q_s32(four, next); }
 static inline ints_t upper_outputs(ints_t four, ints_t next) { return vzip2q_s32(four, next); }
-/* Sums of the first row, then of the second. */
+/* Adds products to the sums of two rows: those of the first row, then those of the second. */
 static inline ints_t pair_products(ints_t sums, ints_t x, ints_t weights) {
     asm volatile(".arch armv8.2-a+i8mm\n\tsmmla %0.4s, %1.16b, %2.16b" : "+w"(sums) : "w"(x), "w"(weights));
     return sums;
 }
-/* One row's sums of LANES outputs. */
+/* The sums of one row for LANES outputs. */
 static inline ints_t row_of_pair(ints_t low, ints_t high, int row) {
     int64x2_t a = vreinterpretq_s64_s32(low), b = vreinterpretq_s64_s32(high);
     return vreinterpretq_s32_s64(row ? vzip2q_s64(a, b) : vzip1q_s64(a, b));

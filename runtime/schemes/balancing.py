@@ -1,8 +1,8 @@
-"""Balances norms with the weights that read them, before these are rounded, so that activations have no outliers.
+"""Balances norms with the linear layers that read them, before weights are rounded, so that activations lose outliers.
 
-A channel of a norm is divided by a factor, and the column of the weights behind it multiplied by the same one
-(SmoothQuant, Xiao et al., 2023). There, samples say how large a channel is. Here its own weight and bias do, since what
-a norm scales has a variance of about 1.
+A channel of a norm is divided by a factor, and the column of the next layer's weights is multiplied by the same factor
+(SmoothQuant, Xiao et al., 2023). SmoothQuant measures the size of a channel on samples. Here it is computed from the
+norm's weight and bias, because the normalised input has a variance of about 1.
 """
 
 # O outputs, I inputs: the channels of the norm
@@ -12,12 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 import torch
 from torch import Tensor, nn
 
-# Of a module class: names of its norms, and of the one linear layer that reads each.
+# Attribute of a module class: the names of its norms, each with the name of the one linear layer that reads it.
 READERS = "norm_readers"
 
 
 def read_norms(module: nn.Module) -> dict[str, str]:
-    """The norms inside `module` that can be balanced, with the linear layer that reads each; classes name them."""
+    """Names of the norms inside `module` that can be balanced -> name of the linear layer that reads each.
+
+    A module's class lists them in its attribute `norm_readers`.
+    """
     return {
         f"{prefix}{norm}": f"{prefix}{reader}"
         for name, child in module.named_modules()
@@ -31,8 +34,9 @@ def balanced(
 ) -> Iterator[tuple[str, Tensor]]:
     """The float tensors of a state dict with the `norms` balanced, for norms that will be stored in `dtype`.
 
-    Norms come in `dtype` then, their weights in float32. Factors are powers of two, so the function is the same to the
-    bit of every float. A norm is kept back until the weight behind it comes; what needs no change is given as it is.
+    A balanced norm is in `dtype`, and the weights that read it are in float32. Factors are powers of two, so the model
+    computes exactly the same function. A norm is held back until the weights that read it arrive. Tensors that need no
+    change are passed on unchanged.
     """
     owners = {part: norm for norm, reader in norms.items() for part in _parts(norm, reader)}
     waiting: dict[str, dict[str, Tensor]] = {}
@@ -46,16 +50,16 @@ def balanced(
                 _balance(waiting.pop(norm), *_parts(norm, norms[norm]), dtype=dtype)
                 yield from ((part, held.pop(part)) for part in list(held))
         del tensor
-    for held in waiting.values():  # whose other parts never came
+    for held in waiting.values():  # norms for which some tensors did not arrive
         yield from held.items()
 
 
 def balancing_factors(weight_I: Tensor, bias_I: Tensor, weight_OI: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Powers of two, float32 (I,): the channels of a norm are divided by them, and the columns behind it multiplied.
+    """Powers of two, float32 (I,), to divide the channels of a norm by, and to multiply the columns that read them by.
 
-    Then the spread of a channel, sqrt(weight^2 + bias^2), and the root mean square of its column are as nearly equal as
-    powers of two make them, up to one number for all channels. Channels stay that have no spread or are read by zeros,
-    with numbers that are not finite, and those that `dtype` could no longer hold exactly.
+    They make the spread of a channel, sqrt(weight^2 + bias^2), and the root mean square of its column as nearly equal
+    as powers of two can, up to one constant for all channels. A factor is 1 if the channel's spread or its column is 0,
+    if it has numbers that are not finite, or if `dtype` could not hold the divided numbers exactly.
     """
     spread_I = (weight_I.float().square() + bias_I.float().square()).sqrt()
     column_I = weight_OI.float().square().mean(0).sqrt()

@@ -24,15 +24,15 @@ _SAFETENSORS_NAMES = {
 
 
 class TensorWriter:
-    """Writes a safetensors file tensor by tensor; float types are cast. Leave the context when all are written.
+    """A context manager that writes a safetensors file tensor by tensor, and casts float types.
 
-    safetensors' own writer needs all of them in memory, twice.
+    The safetensors package needs all tensors in memory, twice.
     """
 
     def __init__(
         self, path: Path, *, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None
     ) -> None:
-        """A file of tensors of these names and forms, with texts beside them."""
+        """Open the file and write its header: names and forms of all tensors, and `metadata`. Raises OSError."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         self._places: dict[str, int] = {}
         offset = 0
@@ -49,10 +49,10 @@ class TensorWriter:
         self._file.write(len(encoded).to_bytes(8, "little") + encoded)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor, in any order.
+        """Write one tensor; the order does not matter.
 
-        Raises ValueError for one that is repeated, of another name or shape, or of integers in place of floats or the
-        reverse.
+        Raises ValueError if its name is unknown or was already written, its shape differs, or it has integers instead
+        of floats or the reverse.
         """
         form = self._missing.get(name)
         if form is None or form.shape != tuple(tensor.shape):
@@ -74,12 +74,12 @@ class TensorWriter:
 
 
 def _alignment(item: tuple[str, TensorForm]) -> tuple[bool, int]:
-    """Order in which all tensors are aligned to their numbers, and those that fill cache lines to cache lines."""
+    """A sort key. In this order, each tensor is aligned to its dtype, and to cache lines if its size is a multiple."""
     return item[1].num_bytes % 64 > 0, -item[1].dtype.itemsize
 
 
 def check_tensors(state: Mapping[str, Tensor], *, forms: Mapping[str, TensorForm], path: Path, hint: str) -> None:
-    """Raise CheckpointError unless the tensors of the file at `path` have these names and forms and are sound."""
+    """Raise CheckpointError unless the tensors of the file at `path` have these names and forms and are undamaged."""
     missing = [key for key in forms if key not in state]
     unknown = [key for key in state if key not in forms]
     if missing or unknown:

@@ -1,8 +1,9 @@
-"""Rounding that keeps a layer's outputs: GPTQ (Frantar et al., 2022, arXiv 2210.17323), from the paper's formulas.
+"""Rounding that preserves a layer's outputs: GPTQ (Frantar et al., 2022, arXiv 2210.17323), from the paper's formulas.
 
-Nearest rounding keeps the weights W. What counts is the output X Wᵀ, whose squared error of one output is e H eᵀ with
-the Hessian H = XᵀX and the error e of its weights. So columns are rounded one after the other, and the weights that
-are not rounded yet make up for each error. How far each of them moves is a row of the Cholesky factor of H⁻¹.
+Rounding to nearest minimises the error of the weights W. GPTQ minimises the error of the output X Wᵀ: the squared error
+of one output is e H eᵀ, with the Hessian H = XᵀX and the error e of the output's weights. Columns are rounded one after
+the other. After each, the weights that are not yet rounded are changed to compensate its error, in proportion to a row
+of the Cholesky factor of H⁻¹.
 """
 
 # O outputs, I inputs, G inputs of one group
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 
 _OUTPUTS_AT_ONCE = 4096
-# Of the median of H's diagonal, and larger ones where H is not positive definite in float32.
+# Multiples of the median of H's diagonal. The larger ones are tried if H is not positive definite in float32.
 _DAMPINGS = (0.01, 0.1, 1.0)
 
-# Takes weights (O, G) and the cost (G,) of a squared error in each column; returns scales float32 (O, 1).
+# From weights (O, G) and the cost (G,) of a squared error in each column to scales float32 (O, 1).
 ChooseScales = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -25,10 +26,10 @@ def round_columns(
 ) -> tuple[Tensor, Tensor]:
     """Weight (O, I) of any float type -> levels float32 (O, I) and scales (O, I / group, rounded up).
 
-    A weight is about level * scale. `hessian_II` is float32, symmetric, in any unit. Each `group` of inputs has scales
-    of its own, chosen when its first column is reached. Groups with the largest inputs come first, since the others
-    make up for their errors. An input without any value is rounded to nearest. So are all if no damping makes H
-    positive definite; the diagonal of H then says which errors count in the choice of scales.
+    A weight is about level * scale. `hessian_II` is float32 and symmetric; its unit does not matter. Each `group` of
+    inputs has its own scales, which are chosen when its first column is reached. Groups with the largest inputs come
+    first, so that the other groups compensate their errors. An input that is always 0 is rounded to nearest. If no
+    damping makes H positive definite, all inputs are, and the diagonal of H weights the errors when scales are chosen.
 
     Raises ValueError for weights or a Hessian that are not finite, and what `choose_scales` raises.
     """
@@ -66,7 +67,10 @@ def round_columns(
 def _round_group(
     weight_OG: Tensor, scales_O1: Tensor, factor_GG: Tensor | None, *, levels: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Levels (O, G) of the columns one after the other, and their errors over the factor's diagonal."""
+    """Round the columns one after the other.
+
+    Returns levels (O, G), and the errors divided by the factor's diagonal (O, G).
+    """
     if factor_GG is None:
         return (weight_OG / scales_O1).round_().clamp_(*levels), torch.zeros_like(weight_OG)
     rest_OG, levels_OG, errors_OG = weight_OG.clone(), torch.empty_like(weight_OG), torch.empty_like(weight_OG)
@@ -80,7 +84,10 @@ def _round_group(
 
 
 def _order(diagonal_I: Tensor, *, group: int) -> Tensor:
-    """Indices of the inputs: the groups by falling sum of the diagonal, and so the inputs in each. Ties keep places."""
+    """Indices of the inputs: groups by descending sum of the diagonal, and inputs in a group by descending diagonal.
+
+    Equal values keep their order.
+    """
     groups = torch.split(diagonal_I, group)
     sums = torch.stack([part.sum() for part in groups])
     first = sums.argsort(descending=True, stable=True).tolist()
@@ -88,10 +95,10 @@ def _order(diagonal_I: Tensor, *, group: int) -> Tensor:
 
 
 def _inverse_factor(hessian_II: Tensor, order_I: Tensor) -> Tensor | None:
-    """The upper Cholesky factor U of the damped inverse, H⁻¹ = UᵀU, its inputs in order; None if there is none.
+    """The upper Cholesky factor U of the damped inverse, H⁻¹ = UᵀU, inputs in the given order; None if it fails.
 
-    The paper adds a share of the mean of H's diagonal, which a few outliers make large for all other inputs. The median
-    is added here. Inputs are scaled to one size for the factorisation, and U is scaled back.
+    The paper adds a part of the mean of H's diagonal, but a few outliers make the mean too large for all other inputs.
+    Here a part of the median is added. Inputs are scaled to equal size for the factorisation, and U is scaled back.
     """
     squares_I = hessian_II.diagonal()[order_I].clamp(min=0)
     typical = squares_I.median() if squares_I.median() > 0 else squares_I.mean()

@@ -1,9 +1,9 @@
 """4-bit weights: 32 inputs of an output share a scale, W = (code - 8) * scale, with codes 0..15. 4.5 bits per weight.
 
-Stored are two codes in a byte, uint8 (out, in / 2), the even input in the low half, and float16 scales
-(out, in / 32, rounded up). The layout is that of `MatMulNBits` in onnxruntime.
+A byte stores two codes, the even input in the low half: uint8 (out, in / 2). Scales are float16 (out, in / 32, rounded
+up). The layout is that of `MatMulNBits` in onnxruntime.
 
-The C kernels round many times faster than torch, to the same codes and scales; torch does it where there are none.
+The C kernels round many times faster than torch, to the same codes and scales. Without kernels, torch rounds.
 """
 
 # O outputs, I inputs, G groups of an output, E inputs of a group, P pairs of them
@@ -21,17 +21,18 @@ GROUP = 32
 SCALE = "_scale"
 MIDDLE = 8
 _LEVELS = (-MIDDLE, MIDDLE - 1)
-_FACTORS = (1.0, 0.95, 0.9, 0.85)  # of the scale that holds the largest weight; smaller steps, for clipping it
-_NUMBERS_AT_ONCE = 1 << 18  # by torch
+_FACTORS = (1.0, 0.95, 0.9, 0.85)  # times the scale that fits the largest weight; smaller factors clip that weight
+_NUMBERS_AT_ONCE = 1 << 18  # for torch
 _NUMBERS_FOR_KERNELS = 1 << 22
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weight (out, in) of any float type -> bytes of two codes (out, groups, 16) and float16 scales (out, groups).
 
-    The largest magnitude of a group gets the code 0, which no other sign has: so a scale may be negative. Of four
-    scales the one with the least squared error is taken. A group at the end of a row is filled with zeros. Raises
-    ValueError for a weight that is not finite, or that float16 cannot scale.
+    The weight of largest magnitude in a group gets the code 0, level -8, because the largest level is only 7. The scale
+    is therefore negative if this weight is positive. Of four scales, the one with the least squared error is chosen.
+    The last group of a row is padded with zeros. Raises ValueError for a weight that is not finite or too large for a
+    scale in float16.
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // GROUP)
@@ -48,7 +49,7 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round_by_kernels(weight_OI: Tensor, kernels: Library) -> tuple[Tensor, Tensor]:
-    """As `_round`. The kernels add errors in another order: where that may decide, they leave a group to torch."""
+    """As `_round`. The kernels add errors in another order; if that could change the choice, torch rounds the group."""
     numbers_OI = weight_OI if weight_OI.dtype in (torch.float32, torch.bfloat16) else weight_OI.float()
     numbers_OI = numbers_OI.detach().contiguous()
     num_outputs, num_inputs = numbers_OI.shape
@@ -68,14 +69,14 @@ def _round(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_groups(weight_OI: Tensor) -> Tensor:
-    """(O, I) -> (O, G, E), the last group filled with zeros."""
+    """(O, I) -> (O, G, E), the last group padded with zeros."""
     num_outputs, num_inputs = weight_OI.shape
     missing = -num_inputs % GROUP
     return (pad(weight_OI, (0, missing)) if missing else weight_OI).reshape(num_outputs, -1, GROUP)
 
 
 def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as `quantise_groups` has them."""
+    """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as in `quantise_groups`."""
     if not bool(weight.isfinite().all()):
         raise ValueError("a number is infinite or NaN")
     steps = _choose_scales(weight, torch.ones(GROUP))
@@ -83,9 +84,9 @@ def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choose_scales(weight: Tensor, cost_I: Tensor) -> Tensor:
-    """Groups of weights (..., I) -> scales (..., 1), of four the one with the least squared error times `cost_I` (I,).
+    """Groups of weights (..., I) -> scales (..., 1): of four, the one with the least squared error times `cost_I` (I,).
 
-    They are float32, of float16's values. Raises ValueError for what float16 cannot scale.
+    Scales are float32 numbers that are exact in float16. Raises ValueError for weights too large for such a scale.
     """
     places = weight.abs().argmax(-1, keepdim=True)
     widest = weight.gather(-1, places) / -MIDDLE

@@ -1,6 +1,6 @@
 """8-bit weights: int8 (out, in) in -127..127 with a float32 scale for each output, W = weight * scale[:, None].
 
-No weight moves by more than half a step of its row: |W - dequantised| <= scale / 2.
+The error of a weight is at most half a step of its row: |W - dequantised| <= scale / 2.
 """
 
 import torch
@@ -16,8 +16,8 @@ _NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,).
 
-    A scale is the largest magnitude of its row over 127, or 1 for a row where that is 0 in float32. Raises ValueError
-    for a weight that is not finite.
+    A scale is the largest magnitude of its row divided by 127, or 1 if that is 0 in float32. Raises ValueError for a
+    weight that is not finite.
     """
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
@@ -37,7 +37,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Activations (rows, in) of any float type -> int8 (rows, in) and float32 scales (rows, 1), on the device of `x`.
 
-    A scale is the largest magnitude of its row over 127; a row of zeros stays zeros.
+    A scale is the largest magnitude of its row divided by 127. A row of zeros stays zeros.
     """
     numbers = x.float()
     scales = (numbers.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
@@ -55,7 +55,7 @@ def _fault(suffix: str, tensor: Tensor) -> str:
 
 
 def _foreign(weight: Tensor) -> str:
-    """Kernels may take the absolute value of a weight, and that of -128 does not fit into 8 bits."""
+    """Report -128, because kernels may compute the absolute value of a weight, and 128 does not fit into 8 bits."""
     return "-128" if int(weight.min()) < -LARGEST else ""
 
 

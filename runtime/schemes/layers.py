@@ -1,7 +1,8 @@
-"""Quantised linear layers of a loaded module, and how they become plain ones.
+"""Quantised linear layers of a loaded module, and their conversion to plain layers.
 
 A quantised layer is an `nn.Linear` whose weight has the stored form of its scheme. The other stored tensors are
-buffers, for example `weight_scale`. The layer cannot compute as it is: `Backend.prepare` replaces or dequantises it.
+buffers, for example `weight_scale`. The layer cannot compute in this form: `Backend.prepare` replaces or
+dequantises it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ def load_state(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _sketch_stored(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give the linear layers whose weights in `state` are packed or quantised the form that they have there."""
+    """Give linear layers whose weights are packed or quantised in `state` the form of these weights."""
     for name, layer in list(sketch.named_modules()):
         kind = find_packed(state, f"{name}.{WEIGHT}")
         if isinstance(layer, nn.Linear) and kind is not None:
@@ -49,10 +50,10 @@ def load_stream(
     device: torch.device,
     finish: Callable[[nn.Module], None],
 ) -> None:
-    """As `load_state`, for tensors that come one by one; they are moved to `device`.
+    """As `load_state`, for tensors that arrive one by one; they are moved to `device`.
 
-    Blocks are the members of the lists of modules in `sketch`. `finish` gets each block when it is complete, and at the
-    end `sketch` itself. So a block whose weights `finish` replaces is released before the next one comes.
+    Blocks are the members of the `nn.ModuleList`s in `sketch`. `finish` is called with each block when it is complete,
+    and at the end with `sketch`. If `finish` replaces a block's weights, they are released before the next block loads.
     """
     blocks = dict(_blocks(sketch))
     wanted = {name: frozenset(block.state_dict()) for name, block in blocks.items()}
@@ -71,7 +72,7 @@ def load_stream(
                 finish(blocks[block])
         del tensor  # before the next one is made
     for block, state in waiting.items():
-        load_state(blocks[block], state)  # raises, and names what is missing
+        load_state(blocks[block], state)  # raises an error that names the missing tensors
     _sketch_stored(sketch, rest)
     sketch.requires_grad_(False)
     missing, unexpected = sketch.load_state_dict(rest, strict=False, assign=True)
@@ -84,7 +85,7 @@ def load_stream(
 
 
 def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Members of the outermost lists of modules, by name; not those that are single layers."""
+    """Members of the outermost `nn.ModuleList`s, with their names; not members that are single layers."""
     for name, child in module.named_children():
         if not isinstance(child, nn.ModuleList):
             yield from _blocks(child, f"{prefix}{name}.")
@@ -95,13 +96,13 @@ def _blocks(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def _owners(name: str) -> Iterator[str]:
-    """The modules that a tensor is in, by its name."""
+    """Names of the modules that contain a tensor, from its name."""
     places = (place for place, character in enumerate(name) if character == ".")
     return (name[:place] for place in places)
 
 
 def _is_complete(state: Mapping[str, Tensor], wanted: Collection[str]) -> bool:
-    """Whether `state` has all of the plain names `wanted`, with every stored tensor of those that are quantised."""
+    """Whether `state` has all plain names in `wanted`, and every stored tensor of the quantised ones."""
     for name in wanted:
         if name not in state:
             if find_packed(state, name) is None:
@@ -122,9 +123,9 @@ def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:
 
 
 def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
-    """Replace quantised layers inside `module` by what `build` makes of them, one after the other; returns how many.
+    """Replace quantised layers inside `module` by what `build` returns for them; returns the number of replaced layers.
 
-    `build` takes a layer and its precision; where it returns None, the layer stays. Each weight is released when its
+    `build` takes a layer and its precision. If it returns None, the layer stays. Each weight is released when its
     layer is replaced.
     """
     num_replaced = 0

@@ -1,10 +1,10 @@
-"""Weights packed as the kernels of an instruction set compute with them, in files: names, forms, and the way back.
+"""Weights in files in the packed layout of the kernels of an instruction set: names, forms, and unpacking.
 
-The packed form of `head.weight` has a name such as `head.weight_packed_int8`: bytes, used where the file is mapped.
-Unpacking is exact. The layout is that of `pack_block` in runtime/kernels/linear.h.
+The packed form of `head.weight` has a name such as `head.weight_packed_int8`. Its bytes are used directly from the
+mapped file. Unpacking is exact. The layout is that of `pack_block` in runtime/kernels/linear.h.
 """
 
-# O outputs, I inputs, B blocks of outputs, L outputs of a block, G groups of inputs, D inputs side by side
+# O outputs, I inputs, B blocks of outputs, L outputs of a block, G groups of inputs, D adjacent inputs
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -17,9 +17,9 @@ from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision, int4, int
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, dtype_name, find_scheme
 
 PACKED: Final = "_packed_"
-ALIGNMENT: Final = 64  # bytes: packed weights are filled up to a multiple, so that each begins with a cache line
+ALIGNMENT: Final = 64  # bytes: packed weights are padded to a multiple, so that each begins at a cache line
 VERSION: Final = 1  # of the layout, see linear.h
-# Stored dtypes of weights, by the kind that a packed name ends with.
+# Stored dtypes of weights, by kind. A packed name ends with its kind.
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _SIDE_BY_SIDE: Final = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": int4.GROUP}
 # Stored tensors that are not inside the packed ones, by the suffix of their names.
@@ -27,25 +27,28 @@ _BESIDE: Final[Mapping[str, tuple[str, ...]]] = {"int8": (int8.SCALE,)}
 
 
 def kind_of(precision: Precision, dtype: torch.dtype) -> str | None:
-    """The kind of packed weights in `precision`, or in the float type `dtype`; None for a type without kernels."""
+    """The kind of packed weights for `precision`, or for `dtype` if that is float; None for a type without kernels."""
     kind = dtype_name(dtype) if precision == FLOAT else str(precision)
     return kind if kind in DTYPES else None
 
 
 def find_packed(state: Mapping[str, Tensor], name: str) -> str | None:
-    """The kind in which `state` holds the weight `name` packed; None where it does not, or not with all its tensors."""
+    """The kind of the packed weight `name` in `state`; None if it is not packed, or one of its tensors is missing."""
     kind = next((kind for kind in DTYPES if f"{name}{PACKED}{kind}" in state), None)
     is_whole = kind is not None and all(name + suffix in state for suffix in beside(kind))
     return kind if is_whole else None
 
 
 def beside(kind: str) -> tuple[str, ...]:
-    """Suffixes of the stored tensors of a kind that are not inside the packed one."""
+    """Suffixes of the stored tensors of a kind that are not part of the packed tensor."""
     return _BESIDE.get(kind, ())
 
 
 def packed_form(shape: tuple[int, ...], kind: str, layout: PackedLayout) -> TensorForm | None:
-    """The packed weight of a linear layer (out, in); None for a number of inputs that the kernels do not take."""
+    """The form of the packed weight of a linear layer (out, in).
+
+    None if the kernels do not support its number of inputs.
+    """
     num_out, num_in = shape
     if num_in % max(_SIDE_BY_SIDE[kind], 4):
         return None
@@ -60,9 +63,9 @@ def packed_form(shape: tuple[int, ...], kind: str, layout: PackedLayout) -> Tens
 def packed_forms(
     forms: Mapping[str, TensorForm], shapes: Mapping[str, tuple[int, ...]], *, kind: str, layout: PackedLayout
 ) -> dict[str, TensorForm]:
-    """The forms of a state dict whose linear weights are packed where the kernels take them.
+    """The forms of a state dict after its linear weights are packed, except those that kernels do not support.
 
-    `forms` are those of the plain state dict, `shapes` the (out, in) of the linear weights in it.
+    `forms` are those of the plain state dict, `shapes` the shapes (out, in) of its linear weights.
     """
     inside = [suffix for suffix in scheme_of_kind(kind).suffixes if suffix not in beside(kind)]
     replaced: dict[str, tuple[str, TensorForm] | None] = {}
@@ -79,7 +82,7 @@ def scheme_of_kind(kind: str) -> Scheme:
 
 
 def unpack(packed: Tensor, shape: tuple[int, int], *, kind: str, layout: PackedLayout) -> dict[str, Tensor]:
-    """The stored tensors that are inside a packed weight of (out, in)."""
+    """The stored tensors that a packed weight of shape (out, in) contains, by suffix."""
     num_out, num_in = shape
     num_blocks = -(-num_out // layout.block)
     if kind == "int4":
@@ -99,7 +102,7 @@ def _unpack_int4(packed: Tensor, num_out: int, num_in: int, block: int) -> dict[
     groups_BG = packed[: num_blocks * num_groups * group_bytes].view(num_blocks, num_groups, group_bytes)
     scales_BGL = groups_BG[..., :scale_bytes].contiguous().view(torch.float16)
     scales_OG = scales_BGL.transpose(1, 2).reshape(-1, num_groups)[:num_out]
-    # A byte has inputs k and k + 4 of eight.
+    # A byte holds inputs k and k + 4 of eight inputs.
     bytes_BGELD = groups_BG[..., scale_bytes:].reshape(num_blocks, num_groups, int4.GROUP // 8, block, 4)
     codes = torch.cat([bytes_BGELD & 15, bytes_BGELD >> 4], dim=-1)
     codes_OI = codes.permute(0, 3, 1, 2, 4).reshape(-1, num_in)[:num_out]
@@ -122,7 +125,10 @@ def unpacked(
 
 
 class StoredPacked(nn.Module):
-    """A linear layer whose weight is packed: buffers and a bias. `Backend.prepare` makes it a layer that computes."""
+    """A linear layer whose weight is packed: buffers and a bias.
+
+    `Backend.prepare` turns it into a layer that computes.
+    """
 
     def __init__(self, linear: nn.Linear, *, kind: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -138,7 +144,7 @@ class StoredPacked(nn.Module):
 
 
 def stored_packed(linear: nn.Linear, state: Mapping[str, Tensor], name: str, kind: str) -> StoredPacked:
-    """The layer of a packed weight `name` in `state`, its own tensors on the meta device."""
+    """The layer for the packed weight `name` in `state`, with its tensors on the meta device."""
     suffixes = (f"{PACKED}{kind}", *beside(kind))
     tensors = {suffix: torch.empty_like(state[name + suffix], device="meta") for suffix in suffixes}
     return StoredPacked(linear, kind=kind, tensors=tensors)

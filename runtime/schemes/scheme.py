@@ -1,4 +1,4 @@
-"""What a scheme says of itself, and how it is looked up."""
+"""The description of a scheme, and how it is looked up."""
 
 import functools
 import importlib
@@ -36,16 +36,16 @@ class Scheme:
 
     name: Precision
     title: str  # for people, as in "8-bit weights"
-    bundle_version: int  # of bundles in this format; older programs refuse versions they do not know
-    weight_dtype: torch.dtype | None  # of the stored weight, unique among schemes; None: the model's float type
+    bundle_version: int  # version of bundles in this format; older programs refuse versions they do not know
+    weight_dtype: torch.dtype | None  # dtype of the stored weight, unique among schemes; None: the model's float type
     weights_per_item: int  # weights in one element of the stored tensor
     suffixes: tuple[str, ...]  # of the stored tensors of a weight
     forms: Callable[[tuple[int, ...], torch.dtype], Mapping[str, TensorForm]]  # (shape, float type) -> by suffix
-    quantise: Callable[[Tensor], Parts]  # raises ValueError, a clause, for a weight that it cannot hold
+    quantise: Callable[[Tensor], Parts]  # raises ValueError, whose text is a clause, for a weight that it cannot hold
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
-    fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> why it is damaged, or an empty text
-    foreign: Callable[[Tensor], str]  # stored weight -> values that `quantise` never writes, or an empty text
-    # As `quantise`, for inputs with XᵀX float32 (in, in), the second argument: keeps outputs rather than weights.
+    fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> how it is damaged, or an empty string
+    foreign: Callable[[Tensor], str]  # stored weight -> values in it that `quantise` never writes, or an empty string
+    # As `quantise`, but minimises the error of outputs. The second argument is XᵀX of the inputs X, float32 (in, in).
     calibrate: Callable[[Tensor, Tensor], Parts] | None = None
 
 

@@ -1,6 +1,6 @@
-"""State dicts in a scheme: which tensors there are, and passes that convert them, tensor by tensor.
+"""State dicts in a scheme: which tensors they have, and generators that convert them tensor by tensor.
 
-The passes hold no tensor that they have given away.
+The generators keep no reference to a tensor that they have yielded.
 """
 
 import math
@@ -17,12 +17,12 @@ from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.tensor_files.files import list_keys
 
-# Gives the wanted part of a stored tensor, by its name.
+# Returns the required part of a stored tensor, given its name and the tensor.
 Take = Callable[[str, Tensor], Tensor]
 
 
 def all_of(_name: str, tensor: Tensor) -> Tensor:
-    """A `Take`: all of it."""
+    """A `Take` that returns the whole tensor."""
     return tensor
 
 
@@ -41,7 +41,7 @@ def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def stored_forms(module: nn.Module, *, dtype: torch.dtype, precision: Precision = FLOAT) -> dict[str, TensorForm]:
-    """Names and forms of the tensors of `module` in a scheme; all that is not quantised is in `dtype`."""
+    """Names and forms of the tensors of `module` in a scheme. Tensors that are not quantised are in `dtype`."""
     scheme, linears = find_scheme(precision), linear_weights(module)
     forms: dict[str, TensorForm] = {}
     for name, tensor in module.state_dict().items():
@@ -75,8 +75,8 @@ def quantise(
 ) -> Iterator[tuple[str, Tensor]]:
     """Float tensors of `module` in a scheme: weights of linear layers as its stored tensors, all others in `dtype`.
 
-    Norms are balanced with the weights that read them first. Raises CheckpointError for a weight that the scheme cannot
-    hold.
+    Norms are first balanced with the weights that read them. Raises CheckpointError for a weight that the
+    scheme cannot hold.
     """
     scheme = find_scheme(precision)
     linears: Collection[str] = ()
@@ -103,7 +103,10 @@ def quantise(
 def dequantise(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype, take: Take = all_of
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a quantised state dict as plain ones, all in `dtype`; `take` is asked for a part of each."""
+    """The tensors of a quantised state dict as plain tensors, all in `dtype`.
+
+    `take` returns the part of each tensor that is used.
+    """
     schemes = dict(_quantised(tensors))
     parts = _part_names(schemes)
     for name, tensor in tensors.items():
@@ -134,7 +137,7 @@ def convert_precision(
 def converted(
     tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype, wanted: Precision, take: Take = all_of
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `convert_precision`, tensor by tensor, and of each tensor the part that `take` gives when its turn comes."""
+    """As `convert_precision`, tensor by tensor. `take` returns the part of each tensor that is converted."""
     stored = precision_of(tensors)
     if stored == wanted:
         return cast(tensors, dtype=dtype, take=take)
@@ -164,7 +167,7 @@ def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> Non
 
 
 def foreign_weights(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Names of quantised weights with values that our own `quantize` never writes, by what they hold."""
+    """Names of quantised weights that contain values our `quantize` never writes, by a description of the values."""
     found: dict[str, list[str]] = {}
     for name, scheme in _quantised(tensors):
         if value := scheme.foreign(tensors[name]):
@@ -173,7 +176,7 @@ def foreign_weights(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 
 def _quantised(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Scheme]]:
-    """Names of the quantised weights, with their scheme; packed ones are none."""
+    """Names of the quantised weights, with their scheme. Packed weights are not among them."""
     for name, tensor in tensors.items():
         if PACKED not in name and (scheme := scheme_of(tensor.dtype)) is not None:
             yield name, scheme

@@ -1,1 +1,1 @@
-"""Weight files of every format, read safely: safetensors, torch, TorchScript archives."""
+"""Reads weight files safely: safetensors, torch files, TorchScript archives and MindSpore checkpoints."""

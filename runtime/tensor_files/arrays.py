@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
 
-_MAX_JSON: Final = 16 << 20  # bytes; the largest shard index has a hundredth of it
+_MAX_JSON: Final = 16 << 20  # bytes; the largest shard index has a hundredth of this
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -21,12 +21,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with safe_open(path, framework="numpy") as file:
             arrays: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
             return arrays
-    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):  # TypeError for a type numpy has not
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):  # TypeError: numpy lacks the type
         raise damaged(path) from None
 
 
 def require_file(path: Path) -> None:
-    """Raise CheckpointError unless `path` is a regular file with something in it that is not a Git LFS pointer."""
+    """Raise CheckpointError unless `path` is a regular file that is neither empty nor a Git LFS pointer."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -53,7 +53,7 @@ def require_file(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raises CheckpointError if the file is missing or holds something else."""
+    """Read a JSON object. Raises CheckpointError if the file is missing or contains something else."""
     require_file(path)
     if path.stat().st_size > _MAX_JSON:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""MindSpore's `.ckpt` files: a protobuf of named tensors, read mapped from the file, and written.
+"""Reads, memory-mapped, and writes MindSpore's `.ckpt` files, which are a protobuf of named tensors.
 
     Checkpoint { repeated Value value = 1; }
     Value { string tag = 1; TensorProto tensor = 2; }
@@ -33,11 +33,11 @@ _DTYPES: Final = {
     "Bool": torch.bool,
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-_TEXT: Final = "str"  # the type of notes beside the tensors
+_TEXT: Final = "str"  # the type of texts that are stored among the tensors
 _CHECKSUM: Final = b"crc_num"
 _CHECKSUM_BYTES: Final = len(_CHECKSUM) + 10
 _PART_BYTES: Final = 512 << 20
-_VARINT, _BYTES = 0, 2  # kinds of protobuf's fields
+_VARINT, _BYTES = 0, 2  # wire types of protobuf
 
 
 class _Part(NamedTuple):
@@ -46,12 +46,12 @@ class _Part(NamedTuple):
     name: str
     kind: str
     dims: tuple[int, ...]
-    start: int  # of its bytes in the file
+    start: int  # offset of its first byte in the file
     end: int
 
 
 def read_ckpt(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, mapped from it. Raises CheckpointError for a missing, damaged or foreign file."""
+    """The tensors of a file by name, memory-mapped. Raises CheckpointError for a missing, damaged or foreign file."""
     require_file(path)
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -72,7 +72,7 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
 
 
 def write_ckpt(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors as MindSpore does, one by one; the file appears complete or not at all."""
+    """Write tensors as MindSpore does, one by one. The file appears complete or not at all."""
     with atomic_write(path) as file:
         for name, tensor in tensors:
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -91,7 +91,7 @@ def _parts(memory: mmap.mmap, end: int) -> Iterator[_Part]:
         if field != 1:
             raise ValueError
         inside = {number: (first, last) for number, _, first, last in _fields(memory, start, stop)}
-        if inside.keys() != {1, 2}:  # 3 is a table of keys and values, which no LLaMA has
+        if inside.keys() != {1, 2}:  # 3 is a map tensor, which no LLaMA has
             raise ValueError
         dims: list[int] = []
         kind, content = "", None
@@ -134,7 +134,7 @@ def _tensor(memory: mmap.mmap, parts: list[_Part]) -> Tensor:
 
 
 def _fields(memory: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number and kind of each field, and the start and end of its bytes; of a whole number, it and 0."""
+    """Number and wire type of each field, then the start and end of its bytes; for a varint, its value and 0."""
     while start < end:
         key, start = _read_varint(memory, start, end)
         value, start = _read_varint(memory, start, end)

@@ -1,7 +1,6 @@
-"""Reads tensor files of every kind as memory-mapped tensors, and checks what they hold: kinds, names and shapes.
+"""Reads tensor files of every kind as memory-mapped tensors, and checks their content: kinds, names and shapes.
 
-Damage and foreign files are refused in a sentence. What the tensors mean is known to `llm.weights` and
-`vision.weights`.
+Damaged and foreign files are refused with an explanation. `llm.weights` and `vision.weights` interpret the tensors.
 """
 
 import re
@@ -22,10 +21,10 @@ from llama_adapter.runtime.tensor_files.torch_files import CompressedError, Torc
 from llama_adapter.runtime.text import shown_excerpt
 
 _SHOWN_KEYS = 12
-_LARGEST = 1 << 63  # of a whole number in a tensor
+_LARGEST = 1 << 63  # whole numbers in a tensor are below this
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ADAPTER = "a LLaMA-Adapter file"
-# What a file is that has such keys; the first that fits.
+# A pattern of keys, and the kind of file that has such keys. The first pattern that matches a key is used.
 _KINDS = (
     (r"image_bind|prefix_query\.", "an adapter of ImageBind-LLM, which sees by ImageBind and not by CLIP"),
     (r"layers\.\d+\.(attention|feed_forward)\.w[1-3qkvo]_(bias|scale)$", "a LLaMA-Adapter for chat, without pictures"),
@@ -41,18 +40,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorFile:
-    """The tensors of a file, on the CPU and mapped from it; `config` stands beside them in an adapter's release."""
+    """The memory-mapped tensors of a file, on the CPU. `config` is what an adapter's release stores with them."""
 
     tensors: dict[str, Tensor]
     config: Mapping[str, Any]
 
 
 def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
-    """Read safetensors, by the suffix, or a file written by `torch.save`: a dictionary of tensors, or one as "model".
+    """Read a safetensors file, known by its suffix, or a file of `torch.save`.
 
-    With `torchscript` also a TorchScript archive, whose code is not run, and plain numbers beside the tensors, as in
-    CLIP. Memory stays in proportion to the file's size, whatever it holds. Raises CheckpointError for a missing,
-    damaged or foreign file.
+    A file of `torch.save` must contain a dictionary of tensors, at its top level or under the key "model". With
+    `torchscript`, TorchScript archives are read too, without running their code, and plain numbers among the tensors,
+    as in CLIP. The memory used is in proportion to the file's size, for any content. Raises CheckpointError for a
+    missing, damaged or foreign file.
     """
     if path.suffix == ".safetensors":
         return TensorFile(tensors=read_safetensors(path), config={})
@@ -123,7 +123,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts beside the tensors of a safetensors file. Raises CheckpointError as `read_safetensors`."""
+    """The metadata of a safetensors file, which are texts. Raises CheckpointError as `read_safetensors`."""
     require_file(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -133,7 +133,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Raise CheckpointError unless all tensors hold plain floating-point numbers: not sparse, quantised or absent."""
+    """Raise CheckpointError unless all tensors are plain floating-point numbers: not sparse, quantised or absent."""
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _FLOATING:
             kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
@@ -141,7 +141,10 @@ def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:
 
 
 def check_names(found: Collection[str], wanted: Collection[str], *, what: str, meaning: str) -> None:
-    """Raise CheckpointError unless `found` are exactly the `wanted` names; `meaning` is the hint."""
+    """Raise CheckpointError unless `found` has exactly the `wanted` names.
+
+    `what` begins the message, `meaning` is its hint.
+    """
     known, present = set(wanted), set(found)
     missing = [name for name in wanted if name not in present]
     unknown = [name for name in found if name not in known]
@@ -162,9 +165,9 @@ def check_shapes(found: Mapping[str, Shape], wanted: Mapping[str, Shape], *, wha
 
 
 def count_blocks(keys: Collection[str], prefix: str, *, what: str) -> int:
-    """One more than the highest number that follows `prefix`, such as `layers.`, in a key; 0 without any.
+    """The highest number that follows `prefix`, such as `layers.`, in a key, plus one; 0 if there is none.
 
-    Raises CheckpointError where that is far more than there are keys, so that what is made for each block stays in
+    Raises CheckpointError if that is far more than the number of keys, so that memory for blocks stays in
     proportion to the file.
     """
     pattern = re.compile(re.escape(prefix) + r"([0-9]{1,18})\.")
@@ -178,14 +181,14 @@ def count_blocks(keys: Collection[str], prefix: str, *, what: str) -> int:
 
 
 def what_is(keys: Collection[str]) -> str | None:
-    """What kind of file has these keys; None for an unknown one."""
+    """The kind of file that has these keys, for a message; None if unknown."""
     return next((kind for pattern, kind in _KINDS if any(re.match(pattern, key) for key in keys)), None)
 
 
 def require_numbers(
     content: Mapping[str, Any], *, path: Path, whole: Sequence[str], real: Sequence[str], hint: str
 ) -> None:
-    """Raise CheckpointError unless the entries `whole` are whole numbers and `real` finite ones, all above 0."""
+    """Raise CheckpointError unless the entries `whole` are integers and `real` are finite numbers, all above 0."""
     wrong = [name for name in whole if type(content.get(name)) is not int or content[name] < 1]
     for name in real:
         if type(content.get(name)) not in (int, float) or not 0 < content[name] <= sys.float_info.max:
@@ -195,7 +198,7 @@ def require_numbers(
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """The first dozen keys for a message, and how many more there are."""
+    """The first twelve keys for a message, and the number of further keys."""
     told = ", ".join(f"`{shown_excerpt(key)}`" for key in keys[:_SHOWN_KEYS])
     rest = len(keys) - _SHOWN_KEYS
     return f"{told} and {rest} more" if rest > 0 else told

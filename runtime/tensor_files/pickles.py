@@ -1,8 +1,8 @@
 """Reads torch's pickles as data: no class is looked up and no function is called.
 
-Python's own unpickler calls whatever a pickle names, and even a restricted one lets a few bytes reserve gigabytes. Here
-names are only compared with what a checkpoint needs: plain values, dictionaries, tensors in storages, and attributes of
-the modules of a TorchScript archive.
+Python's own unpickler calls any function that a pickle names, and even a restricted unpickler lets a few bytes allocate
+gigabytes. Here, names are only compared with those that a checkpoint needs: plain values, dictionaries, tensors in
+storages, and attributes of the modules of a TorchScript archive.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 
 from llama_adapter.runtime.errors import CheckpointError
 
-MAX_BYTES: Final = 4 << 20  # of one pickle; LLaMA-65B's with its optimiser has a tenth of it
+MAX_BYTES: Final = 4 << 20  # of one pickle; that of LLaMA-65B with its optimiser has a tenth of this
 _MAX_SIDE: Final = 1 << 48
 _MAX_DIMS: Final = 16
 
@@ -35,7 +35,7 @@ STORAGES: Final = {
         "Bool": torch.bool,
         "ComplexFloat": torch.complex64,
         "ComplexDouble": torch.complex128,
-        # Quantised numbers: the bytes alone, of tensors that are no weights here.
+        # Quantised numbers, read as bytes. Such tensors are not used as weights.
         "QInt8": torch.int8,
         "QUInt8": torch.uint8,
         "QUInt4x2": torch.uint8,
@@ -46,9 +46,9 @@ STORAGES: Final = {
 _DICTIONARY = "collections.OrderedDict"
 _TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 _WRAPPED = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
-_SUBCLASS = "torch._tensor._rebuild_from_type_v2"  # a tensor with attributes of its own, which are left out
-# Harmless and unused: they become an `Unread`. The adapters' trainer stores its command line as a Namespace; tensors of
-# these kinds are no weights.
+_SUBCLASS = "torch._tensor._rebuild_from_type_v2"  # a tensor with additional attributes, which are ignored
+# Harmless objects that are not used; they become `Unread`. The adapters' trainer stores its command line as a
+# Namespace. Tensors of these kinds are not used as weights.
 _OTHER_KIND = "torch._utils._rebuild_"
 _UNREAD = frozenset(
     {
@@ -81,15 +81,15 @@ _UNREAD = frozenset(
 )
 _DTYPE = re.compile(r"torch\.(b?float|complex|q?u?int|bool|bits|per_tensor|per_channel)\w*", re.ASCII)
 _MODULE = re.compile(r"__torch__(\.\w+)+", re.ASCII)
-_CUSTOM = "__torch__.torch.classes."  # implemented in C++, with a form of their own
+_CUSTOM = "__torch__.torch.classes."  # classes implemented in C++, which have their own serialised form
 
 
 class PickleError(CheckpointError):
-    """Bytes that are no pickle of torch's, or a damaged one."""
+    """Bytes that are not a pickle of torch, or a damaged one."""
 
 
 class ForeignObjectError(PickleError):
-    """A pickle with an object that no checkpoint needs; `name` is that of its class or function."""
+    """A pickle with an object that no checkpoint needs. `name` is the name of its class or function."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -98,7 +98,7 @@ class ForeignObjectError(PickleError):
 
 @dataclass(frozen=True, slots=True)
 class StorageHeader:
-    """Numbers of one type, stored in the file under `key`; `start` is where a view of them begins, in numbers."""
+    """Numbers of one type, stored in the file under `key`. `start` is the index where a view of them begins."""
 
     dtype: torch.dtype
     key: str
@@ -108,7 +108,7 @@ class StorageHeader:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A tensor whose numbers are still in the file; offset and strides count numbers of its storage."""
+    """A tensor whose numbers have not been read yet. Offset and strides count elements of its storage."""
 
     storage: StorageHeader
     offset: int
@@ -117,12 +117,12 @@ class TensorHeader:
 
     @property
     def numel(self) -> int:
-        """How many numbers the tensor has."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> int:
-        """One more than the last number of the storage that the tensor reaches."""
+        """The index of the last element of the storage that the tensor uses, plus one."""
         if not self.numel:
             return self.offset
         return self.offset + sum((side - 1) * step for side, step in zip(self.shape, self.stride, strict=True)) + 1
@@ -130,9 +130,9 @@ class TensorHeader:
 
 @dataclass(slots=True, eq=False)
 class Module:
-    """A module of a TorchScript archive: its attributes as they are stored. Its code is not read.
+    """A module of a TorchScript archive: its stored attributes. Its code is not read.
 
-    A key that is not a text means that the module has a form of its own.
+    A key that is not a string shows that the module has its own serialised form.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Unread:
 
     @property
     def tensor_kind(self) -> str | None:
-        """Such as `sparse_tensor`; None for what is no tensor."""
+        """The kind of tensor, such as `sparse_tensor`; None if the object is not a tensor."""
         return self.name.removeprefix(_OTHER_KIND) if self.name.startswith(_OTHER_KIND) else None
 
 
@@ -160,7 +160,7 @@ class _Name:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pickle:
-    """What a pickle holds, the storages that it names, by key, and the byte behind it."""
+    """The content of a pickle, the storages that it names, by key, and the index of the byte after it."""
 
     value: Any
     storages: Mapping[str, StorageHeader]
@@ -170,8 +170,8 @@ class Pickle:
 def read_pickle(data: bytes, *, start: int = 0, torchscript: bool = False) -> Pickle:
     """Read the pickle that begins at byte `start`.
 
-    Tensors come as TensorHeader, modules as Module (only with `torchscript`), harmless unused objects as Unread. Raises
-    ForeignObjectError for any other object, and PickleError for bytes that are no pickle of torch's.
+    Tensors become TensorHeader, modules Module (only with `torchscript`), and harmless unused objects Unread. Raises
+    ForeignObjectError for any other object, and PickleError for bytes that are not a pickle of torch.
     """
     reader = _Reader(data, start, torchscript=torchscript)
     try:
@@ -181,14 +181,14 @@ def read_pickle(data: bytes, *, start: int = 0, torchscript: bool = False) -> Pi
 
 
 class _Reader:
-    """Runs the opcodes of protocol 2 that torch's writers use, on a stack of plain values."""
+    """Executes the opcodes of protocol 2 that torch writes, on a stack of plain values."""
 
     def __init__(self, data: bytes, start: int, *, torchscript: bool) -> None:
         self.data = data
         self.at = start
         self.torchscript = torchscript
         self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []  # stacks that wait below a mark
+        self.marks: list[list[Any]] = []  # the stacks below each mark
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, StorageHeader] = {}
 
@@ -293,7 +293,7 @@ class _Reader:
         return int(struct.unpack(form, self._bytes(struct.calcsize(form)))[0])
 
     def _name(self) -> str:
-        """The two lines behind GLOBAL. Raises ForeignObjectError for a name that nothing is known of."""
+        """The two lines after GLOBAL as one dotted name. Raises ForeignObjectError if the name is not known."""
         words = []
         for _ in range(2):
             end = self.data.index(b"\n", self.at)
@@ -326,7 +326,7 @@ def _require(value: Any, kind: type) -> Any:
 
 
 def _pairs(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
-    # A tuple as key would be hashed as deep as it is nested, in C and without a limit.
+    # Tuples are refused as keys: Python would hash nested tuples recursively in C, without a limit on the depth.
     if any(not isinstance(key, str | int | float | None) for key in keys):
         raise TypeError("key")
     return dict(zip(keys, values, strict=True))
@@ -341,20 +341,20 @@ def _new(name: str, arguments: Any) -> Any:
 
 
 def _set_state(target: Any, state: Any) -> None:
-    """Keep the state of a module; that of other objects is not used."""
+    """Keep the state of a module. The state of other objects is not used."""
     if not isinstance(target, Module):
         if not isinstance(target, dict | Unread):
             raise TypeError("state")
         return
-    # A module with a `__setstate__` has a state that only running it would explain. Keys are checked where modules are
-    # counted: many may share one dictionary.
+    # The state of a module with a `__setstate__` can only be interpreted by running that. Keys are checked later, in
+    # `module_tensors`, because many modules may share one dictionary.
     if type(state) is not dict or target.attributes:
         raise ForeignObjectError(target.name)
     target.attributes = state
 
 
 def _rebuilt(function: Any, arguments: Any) -> Any:
-    """What the named function would make of its arguments."""
+    """The object that the named function would return for these arguments."""
     name = _require(function, _Name).name
     _require(arguments, tuple)
     if name == _SUBCLASS:
@@ -385,9 +385,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorHeader:
 
 
 def _storage(identity: Any) -> StorageHeader:
-    """From the tuple "storage", type, key, device, number of numbers; and, in files before torch 1.6, a view.
+    """From the tuple ("storage", type, key, device, number of elements), and a view in files before torch 1.6.
 
-    The device is where the numbers were when they were saved, and has no meaning here.
+    The device is the one from which the tensor was saved, and is not used.
     """
     word, kind, key, _, numel, *views = _require(identity, tuple)
     dtype = STORAGES[_require(kind, _Name).name]

@@ -1,7 +1,7 @@
 """Reads files of `torch.save` and TorchScript archives: content as plain data, tensors as views of the mapped file.
 
-Nothing in them is run, and sizes are compared with the file's before anything is allocated. Both forms of `torch.save`
-are read, today's archive and the one before torch 1.6.
+No code in them is run, and all sizes are compared with the file's size before memory is allocated. Both formats of
+`torch.save` are read: today's archive, and the format before torch 1.6.
 """
 
 import struct
@@ -26,9 +26,9 @@ from llama_adapter.runtime.tensor_files.pickles import (
 )
 
 MAX_TENSORS: Final = 100_000
-_MAX_CLAIM: Final = 4  # bytes of all tensors, in sizes of the file: few tensors share their numbers with another
-_SMALL: Final = 64 << 20  # bytes that tensors may claim in any case
-_MAX_NAME: Final = 1000  # characters of a tensor's name with those of its modules
+_MAX_CLAIM: Final = 4  # most bytes of all tensors, in multiples of the file's size; few tensors share their elements
+_SMALL: Final = 64 << 20  # bytes that tensors may have in any case
+_MAX_NAME: Final = 1000  # most characters of a tensor's name, including the names of its modules
 _ZIP: Final = b"PK\x03\x04"
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -36,7 +36,7 @@ _LEGACY_PROTOCOL: Final = 1001
 
 
 class CompressedError(PickleError):
-    """An archive whose members were compressed, which torch's own never are; `member` names one."""
+    """An archive with compressed members, which torch never writes. `member` is the name of one."""
 
     def __init__(self, member: str) -> None:
         super().__init__(member)
@@ -52,13 +52,13 @@ class _Span:
 
 
 class TorchFile:
-    """A file of torch's, opened: `content` is what was saved, with a TensorHeader for each tensor."""
+    """An opened file of torch. `content` is the saved object, with a TensorHeader for each tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ForeignObjectError for objects that are no data, and PickleError for files that are not torch's."""
+        """Raises ForeignObjectError for objects that are not plain data, PickleError for other files, and OSError."""
         self.path = path
         self._size = path.stat().st_size
-        self._swapped = False  # whether the numbers are in the other byte order than this machine's
+        self._swapped = False  # whether the file's byte order differs from this machine's
         self.is_torchscript = False
         self._spans: dict[str, _Span] = {}  # of the storages, by key
         self._map: Any = None  # torch gives its storages no types
@@ -70,16 +70,16 @@ class TorchFile:
                 self.content = self._open_legacy(file)
 
     def tensors(self, headers: Mapping[str, TensorHeader]) -> dict[str, Tensor]:
-        """The tensors with these headers, on the CPU and mapped from the file.
+        """The tensors with these headers, on the CPU and memory-mapped.
 
-        Raises PickleError for headers that do not fit the file, or claim many times its size.
+        Raises PickleError for headers that do not fit the file, or whose tensors have many times its size.
         """
         if len(headers) > MAX_TENSORS:
             raise PickleError(f"{len(headers):,} tensors")
         for header in headers.values():
             self._check(header)
         claimed = sum(header.numel * header.storage.dtype.itemsize for header in headers.values())
-        # Each may become a copy, and members of an archive may share their bytes.
+        # Each storage may have to be copied, and members of an archive may share bytes.
         keys = {(header.storage.dtype, header.storage.key) for header in headers.values()}
         stored = sum(self._spans[key].end - self._spans[key].start for _, key in keys)
         for what, num_bytes in (("tensors", claimed), ("storages", stored)):
@@ -107,20 +107,20 @@ class TorchFile:
             span = self._spans[header.key]
             storage: Any = self._bytes()[span.start : span.end]  # shares the map
             if self._swapped or span.start % header.dtype.itemsize:
-                storage = storage.clone()  # else no processor could compute with it
+                storage = storage.clone()  # a copy, to swap its bytes or to align it
             if self._swapped:
                 storage.byteswap(header.dtype)
             self._storages[known] = storage
         return self._storages[known]
 
     def _bytes(self) -> Any:
-        """The whole file as a storage, mapped once; what is written into it does not reach the file."""
+        """The whole file as a storage, mapped once and privately: writing to it does not change the file."""
         if self._map is None:
             self._map = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self._size)
         return self._map
 
     def _open_archive(self, file: BinaryIO) -> Any:
-        """A zip file whose members are stored as they are: `NAME/data.pkl` and the storages in `NAME/data/`."""
+        """Open a zip file with uncompressed members: `NAME/data.pkl`, and the storages in `NAME/data/`."""
         try:
             with zipfile.ZipFile(file) as archive:
                 members = archive.infolist()
@@ -157,8 +157,11 @@ class TorchFile:
         return _Span(start, start + info.file_size)
 
     def _open_legacy(self, file: BinaryIO) -> Any:
-        """Pickles one after the other (magic number, protocol, system, content, keys of storages), then the storages,
-        each behind its number of numbers."""
+        """Open the format before torch 1.6.
+
+        It has consecutive pickles (magic number, protocol, system, content, keys of the storages), then the storages.
+        The number of its elements precedes each storage.
+        """
         file.seek(0)
         head = file.read(MAX_BYTES)
         pickles = [read_pickle(head)]
@@ -191,10 +194,10 @@ class TorchFile:
 
 
 def module_tensors(module: Module) -> dict[str, TensorHeader]:
-    """The tensors of a TorchScript module and of the modules in it, under the names of its state dict.
+    """The tensors of a TorchScript module and of the modules inside it, under the names of its state dict.
 
-    Raises ForeignObjectError for a module with a form of its own, and PickleError for modules that are nested too
-    deep, have too many attributes in all, or contain one another without end.
+    Raises ForeignObjectError for a module with its own serialised form, and PickleError for modules that are nested too
+    deeply, have too many attributes in total, or contain each other in a cycle.
     """
     found: dict[str, TensorHeader] = {}
     waiting = [("", module)]

@@ -223,12 +223,12 @@ def test_zero_bytes_are_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "code", "word"),
     [
-        (b"hello, I am a text\n", "not_a_picture", "none that is known"),
-        (b"P", "not_a_picture", "none that is known"),
-        (b"BMW is a maker of cars", "not_a_picture", "none that is known"),
-        (b"P6 is not only a format", "not_a_picture", "none that is known"),
-        (bytes(1000), "not_a_picture", "none that is known"),
-        (b"RIFF\x10\0\0\0WAVEfmt ", "not_a_picture", "none that is known"),
+        (b"hello, I am a text\n", "not_a_picture", "of no known format"),
+        (b"P", "not_a_picture", "of no known format"),
+        (b"BMW is a maker of cars", "not_a_picture", "of no known format"),
+        (b"P6 is not only a format", "not_a_picture", "of no known format"),
+        (bytes(1000), "not_a_picture", "of no known format"),
+        (b"RIFF\x10\0\0\0WAVEfmt ", "not_a_picture", "of no known format"),
         (b"\n<!DOCTYPE html><html><body>404</body></html>", "not_a_picture", "web page"),
         (b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported", "SVG"),
         (b"%PDF-1.7\n", "unsupported", "PDF"),

@@ -1,1 +1,1 @@
-"""Backends of the picture encoder: torch, and exported graphs."""
+"""Backends of the picture encoder: torch, the C kernels, and exported graphs."""

@@ -1,4 +1,4 @@
-"""The protocol that every vision backend follows, and those of models whose picture half is not here."""
+"""The protocol of vision backends, and backends for models that are loaded without an encoder."""
 
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
@@ -21,35 +21,35 @@ def as_array(visual_query_BQD: VisualQuery) -> np.ndarray:
 
 
 class VisionBackend(Protocol):
-    """Turns preprocessed pictures into visual queries. Any number of pictures; one call at a time."""
+    """Turns preprocessed pictures into visual queries. A call may have any number of pictures. Not thread-safe."""
 
     @property
     def name(self) -> str:
-        """For reports, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
+        """The name for reports, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
         ...
 
     @property
     def image_size(self) -> int:
-        """Side of the square pictures it takes, in pixels."""
+        """Side of the square input pictures, in pixels."""
         ...
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
-        """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D), in the encoder's type: a tensor on the backend's device,
-        or an array where torch is not used.
+        """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D) in the encoder's dtype.
 
-        Pixels are uint8, or float32 on the scale of 0..255, between whole numbers and beyond the scale too.
+        The result is a tensor on the backend's device, or a numpy array if torch is not used. Pixels are uint8, or
+        float32 on the scale 0..255; float32 pixels may have fractions and may exceed this range.
 
-        Raises GraphError when an exported encoder, or what runs it, fails.
+        Raises GraphError if an exported encoder or its runtime fails.
         """
         ...
 
     def close(self) -> None:
-        """Release device, thread and process; a closed backend cannot encode any more. May be repeated."""
+        """Release device, thread and process. A closed backend can no longer encode. May be repeated."""
         ...
 
 
 class NoEncoder:
-    """Of LLaMA alone: encodes nothing."""
+    """The backend of a LLaMA without adapter, which cannot encode pictures."""
 
     name = "none"
     image_size = VIT_L_14.image_size
@@ -63,7 +63,7 @@ class NoEncoder:
 
 
 class EncodedBefore:
-    """Of a decoder whose pictures come as visual queries: passes them on."""
+    """The backend of a decoder whose pictures are already visual queries: it returns them unchanged."""
 
     name = "prefixes"
 
@@ -72,7 +72,7 @@ class EncodedBefore:
         self.image_size = config.clip.image_size
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
-        """In place of pixels, visual queries (B, Q, D) in float32."""
+        """Takes visual queries (B, Q, D) in float32 instead of pixels."""
         return pixels_BHWC
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The picture encoder as an exported graph, in whatever session runs it."""
+"""The picture encoder as an exported graph, run by any graph session."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,16 +20,16 @@ _PIXELS = (np.uint8, np.float32)
 
 
 class ExportedEncoder:
-    """A `VisionBackend` whose weights are in an ONNX or OM file, of our export or of another program.
+    """A `VisionBackend` whose weights are in an ONNX or OM file, from our export or from another program.
 
-    The graph takes pixels 0..255 (B, S, S, 3) and normalises inside. `channel_order` is the order in which it takes
-    colours: graphs of our export take RGB. `query_shape` is (Q, D), -1 where the graph does not tell.
+    The graph takes pixels 0..255 (B, S, S, 3) and normalises them itself. `channel_order` is the order of its input
+    channels; graphs of our export take RGB. `query_shape` is (Q, D), with -1 for a size that the graph does not state.
     """
 
     channel_order: ChannelOrder = "rgb"
 
     def __init__(self, session: GraphSession) -> None:
-        """Raises GraphError where the graph is no picture encoder, or differs from its card."""
+        """Raises GraphError if the graph is not a picture encoder, or differs from its card."""
         self.session = session
         info = session.info
         self.name, self.batch_sizes = info.name, info.batch_sizes
@@ -41,20 +41,20 @@ class ExportedEncoder:
 
     @property
     def device_ms(self) -> float | None:
-        """Milliseconds of the last `encode` on the device, where they are measured."""
+        """Milliseconds of the last `encode` on the device; None if they are not measured."""
         return self.session.device_ms
 
     def encode(self, pixels_BHWC: np.ndarray) -> "Tensor":
-        """As `VisionBackend.encode`, on the CPU, in the graph's type. B is at least 1. Raises as `encode_array`."""
-        import torch  # here, because `encode_array` needs none
+        """As `VisionBackend.encode`: a CPU tensor in the graph's dtype. B is at least 1. Raises as `encode_array`."""
+        import torch  # imported here, because `encode_array` does not need torch
 
         query = self.encode_array(pixels_BHWC)
         return torch.from_numpy(query if query.flags.writeable else query.copy())
 
     def encode_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        """`encode` without torch.
+        """As `encode`, without torch.
 
-        Raises GraphError for other pixels, and when the graph or its runtime fails.
+        Raises GraphError for pixels of another shape or dtype, and if the graph or its runtime fails.
         """
         given, side = pixels_BHWC.shape, self.image_size
         if pixels_BHWC.dtype not in _PIXELS or len(given) != 4 or given[1:] != (side, side, 3) or not given[0]:
@@ -87,7 +87,7 @@ class ArrayEncoder:
 
 
 def open_encoder(spec: GraphSpec) -> ExportedEncoder:
-    """The encoder of `spec`, loaded and checked, not warmed up. Raises GraphError."""
+    """Load and check the encoder of `spec`, without a warm-up. Raises GraphError."""
     session = open_session(spec)
     try:
         return ExportedEncoder(session)
@@ -97,13 +97,13 @@ def open_encoder(spec: GraphSpec) -> ExportedEncoder:
 
 
 def _check_pixels_port(ports: Sequence[Port], *, file: str, hint: str) -> int:
-    """The side of the pictures that the only input takes."""
+    """The side of the pictures that the graph's only input takes."""
     port = _only(ports, "input", file=file, hint=hint)
     shape = port.shape
     if len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2] or shape[1] <= 0:
         layout = ""
         if len(shape) == 4 and shape[1] == 3:
-            # Equal numbers of bytes: a runtime that only counts them would run it, and the answer would be noise.
+            # The number of bytes is the same, so a runtime that checks only this would run it and return noise.
             layout = ": colour stands before height and width (NCHW), so pixels would be read in the wrong order"
         raise GraphError(f"`{file}` takes {port}, and pictures are given as (B, S, S, 3){layout}", hint=hint)
     if port.dtype not in _FLOATS:
@@ -115,7 +115,7 @@ def _check_pixels_port(ports: Sequence[Port], *, file: str, hint: str) -> int:
 
 
 def _check_query_port(ports: Sequence[Port], *, file: str, hint: str) -> tuple[int, ...]:
-    """(Q, D) of the visual query that the only output gives; -1 where the graph does not tell."""
+    """(Q, D) of the visual query that the graph's only output returns; -1 for a size that the graph does not state."""
     port = _only(ports, "output", file=file, hint=hint)
     if len(port.shape) != 3 or port.dtype not in _FLOATS:
         raise GraphError(

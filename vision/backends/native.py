@@ -1,4 +1,4 @@
-"""Runs the blocks of the picture encoder with our CPU kernels, one call for all blocks."""
+"""Runs the blocks of the picture encoder with the C kernels: one call for the tower, one for the query blocks."""
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from llama_adapter.vision.inference import HostEncoder
 
 
 def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
-    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns how many."""
+    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns their number."""
     num_installed = 0
     stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
     for owner, activation in stacks:
@@ -27,7 +27,7 @@ def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
 
 
 class NativeEncoder(nn.Module):
-    """An encoder whose blocks compute with the kernels, while torch's threads are idle."""
+    """An encoder whose blocks are computed by the kernels while torch's threads are idle."""
 
     def __init__(self, encoder: HostEncoder, *, library: Library) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class NativeEncoder(nn.Module):
         self.encoder = encoder
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
-        """As that of `HostEncoder`."""
+        """See `HostEncoder.forward`."""
         with torch_stands_aside():
             visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
             return visual_query_BQD
 
 
 def _parts(block: Block) -> BlockParts | None:
-    """The block as the kernels take it; None if one of its layers is not theirs."""
+    """The parts of a block that the kernels need; None if one of its linear layers is not a `NativeLinear`."""
     linears = block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
     qkv, out, up, down = (linear if isinstance(linear, NativeLinear) else None for linear in linears)
     if qkv is None or out is None or up is None or down is None:

@@ -1,4 +1,4 @@
-"""The encoder run by torch, on whatever device its weights are; on the host, in calls that suit its caches."""
+"""The encoder run by torch, on any device. On the host, the number of pictures per call suits the caches."""
 
 import math
 from pathlib import Path
@@ -13,15 +13,16 @@ from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import HostEncoder
 
 CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL_CACHE_BYTES: Final = 16 << 20  # where the system does not tell
+USUAL_CACHE_BYTES: Final = 16 << 20  # used if the system does not state it
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class TorchVisionBackend:
     """Runs a `PictureEncoder`, on the host as a `HostEncoder`.
 
-    With `batch_sizes`, ascending, a batch is filled up to the next of them, for devices on which each new shape costs.
-    Calls have at most `largest_batch` pictures; None means all at once, and on the host what suits its caches.
+    With `batch_sizes`, in ascending order, a batch is padded to the next of these sizes, for devices on which each new
+    shape costs time. Calls have at most `largest_batch` pictures. None means all at once; on the host, it means a
+    number that suits the caches.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class TorchVisionBackend:
         self.name, self.image_size = "torch", encoder.config.clip.image_size
         self.batch_sizes = batch_sizes or ()
         self._device, self._largest_batch = device, largest_batch
-        self.module: nn.Module = encoder.to(device)  # for a device's own layout of weights
+        self.module: nn.Module = encoder.to(device)  # the caller may convert its weights to a device's layout
         if device.type == "cpu":
             self.module = HostEncoder(encoder)
             if largest_batch is None:
@@ -60,11 +61,11 @@ class TorchVisionBackend:
 
 
 def best_batch_size(config: VisionConfig, *, itemsize: int, cache_bytes: int) -> int:
-    """Pictures in one call of the encoder, at least 1; `itemsize` is the bytes of one of its numbers.
+    """Pictures in one call of the encoder, at least 1. `itemsize` is the number of bytes of its dtype.
 
-    The widest activations, inside a block's two linear layers, get a quarter of the cache: weights stream through it,
-    and operators read as much as they write. With ViT-L/14 in bfloat16, five at a time were an eighth slower than
-    three.
+    The widest activations, between the two linear layers of a block's MLP, may take a quarter of the cache, because
+    weights also pass through it and operators read as much as they write. With ViT-L/14 in bfloat16, five pictures per
+    call were an eighth slower than three.
     """
     clip, query = config.clip, config.query
     num_tokens = 1 + clip.num_patches
@@ -80,7 +81,7 @@ def even_batches(num_pictures: int, *, largest: int) -> list[int]:
 
 
 def last_cache_bytes(caches: Path = CACHES) -> int:
-    """Size of the largest cache of the first core, from the system's own files."""
+    """Size in bytes of the largest cache of the first core, from files in /sys."""
     sizes = [_parse(place) for place in caches.glob("index*/size")]
     return max(filter(None, sizes), default=USUAL_CACHE_BYTES)
 

@@ -407,7 +407,7 @@ def test_without_a_device_only_what_needs_one_fails(tmp_path: Path) -> None:
         "no errors in 3 checks",
         "1 error in 3 checks: NPU devices",
     ]
-    assert re.fullmatch(r"error: .*no NPU is.*\n\nhint: .*npu-smi info.*\n", told[2][2])
+    assert re.fullmatch(r"error: .*there is no NPU.*\n\nhint: .*npu-smi info.*\n", told[2][2])
 
 
 # The same on the real torch_npu, with a stand-in for CANN.
