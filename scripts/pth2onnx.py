@@ -1,4 +1,4 @@
-"""An adapter file -> the picture encoder as ONNX. No LLaMA is needed: `python scripts/pth2onnx.py BIAS-7B.pth`.
+"""Converts an adapter file to the picture encoder as ONNX: `python scripts/pth2onnx.py BIAS-7B.pth`. Needs no LLaMA.
 
 The same as `llama-adapter export onnx --adapter FILE`, under the name and with the file name that Ascend users know.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file can be run from any folder
 
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.run_guarded import run_guarded
