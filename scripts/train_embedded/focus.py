@@ -24,8 +24,7 @@ _PLURALS = {plural(shape): shape for shape in SHAPES}
 
 
 def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, Labels]]:
-    """Yields (end of the word in `text`, label of each kind or NOT_ASKED) for each word that names a shape or colour.
-    """
+    """Yields (end of the word in `text`, label of each kind or NOT_ASKED) for each word naming a shape or colour."""
     words = text.rstrip("?.").split()
     end = -1
     for index, word in enumerate(words):
