@@ -84,7 +84,7 @@ def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
 # Records of an earlier version, which escaped names
 
 OLD_MODEL = (
-    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # of the golden files at that time
+    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # the digest of the golden files at that time
 )
 OLD_RUN = {
     "prompt": "Generate caption of this image",
