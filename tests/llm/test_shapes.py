@@ -36,9 +36,7 @@ PROMPTS = toy_prompts(9, longest=80)
 
 
 class TracingBackend(CpuBackend):
-    """A CPU with a graph mode. torch's compiler traces whole programs with fixed shapes, but generates no code for
-    them.
-    """
+    """A CPU with a graph mode. torch's compiler traces whole programs with fixed shapes, without code generation."""
 
     capabilities = Capabilities(dtypes=("float32",), static_shapes=True, graph_modes=("traced",))
 

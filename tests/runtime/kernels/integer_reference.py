@@ -1,10 +1,10 @@
-"""What linear layers with 8-bit and 4-bit weights compute, in plain torch and slowly: the yardstick for kernels.
+"""Slow reference for linear layers with 8-bit and 4-bit weights, in plain torch; the kernels are compared with it.
 
-Activations are rounded per row and per group of input features, products and their sums within a group are exact whole
-numbers, and groups are added in float32.
+Activations are rounded per row and per group of input features. Products and their sums within a group are exact
+integers. Groups are added in float32.
 
-For 4-bit weights, four groups of activations share a scale. Each is rounded with that scale halved as often as its
-largest activation allows.
+With 4-bit weights, four groups of activations share a scale. Each group halves that scale as often as its largest
+activation allows.
 """
 
 # R rows, G groups of input features, K features in a group, F input features, O output features
@@ -15,25 +15,26 @@ from torch import Tensor
 from llama_adapter.runtime.schemes.int4 import unpacked
 
 GROUP = 32
-SHARING = 4  # groups of activations that share a scale, for 4-bit weights
+SHARING = 4  # groups of activations that share a scale, with 4-bit weights
 LARGEST = 127
-MIDDLE = 8  # of the codes of 4-bit weights
+MIDDLE = 8  # the code of 0 in 4-bit weights
 
 
 def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32."""
+    """Rows of any float type -> for each group, integers in -127..127 (R, K) and scales (R, 1), both as float32."""
     numbers, scales = [], []
     for group_RK in x_RF.float().split(GROUP, dim=1):
         largest = group_RK.abs().amax(dim=1, keepdim=True)
         scales.append(largest / LARGEST)
-        # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
+        # Divide two tensors: a Python number divided by a tensor is computed as its reciprocal times the number, which
+        # rounds differently.
         inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
         numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
     return numbers, scales
 
 
 def quantise_rows_for_int4(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """As `quantise_rows`; scales of groups that share one differ by powers of two."""
+    """Like `quantise_rows`, but the scales of groups that share one differ by powers of two."""
     numbers, scales = [], []
     for wide_RW in x_RF.float().split(SHARING * GROUP, dim=1):
         widest = wide_RW.abs().amax(dim=1, keepdim=True)
@@ -49,7 +50,7 @@ def quantise_rows_for_int4(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    """(..., F) -> (..., O) in the type of `x`, by weights int8 (O, F) with float32 scales (O,)."""
+    """(..., F) -> (..., O) in the dtype of `x`, with int8 weights (O, F) and float32 scales (O,)."""
     x_RF = x.reshape(-1, x.shape[-1])
     sums_RO = torch.zeros(len(x_RF), len(weight_OF))
     groups = zip(*quantise_rows(x_RF), weight_OF.split(GROUP, dim=1), strict=True)
@@ -60,7 +61,7 @@ def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Te
 
 
 def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tensor | None) -> Tensor:
-    """(..., F) -> (..., O) in the type of `x`, by the stored weights and scales of the scheme int4."""
+    """(..., F) -> (..., O) in the dtype of `x`, with stored weights and scales of the scheme int4."""
     x_RF = x.reshape(-1, x.shape[-1])
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))
