@@ -96,8 +96,8 @@ print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules})
 """
 )
 FLAGS = {
-    "sizes": "of models with random weights",
-    "rounds": "of processes and rates",
+    "sizes": "sizes of models with random weights",
+    "rounds": "rounds of the parts that measure processes and rates",
     "engines": "programs to compare",
     "budget": "seconds for the repetitions of one figure",
     "work": "working folder",

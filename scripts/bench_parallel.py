@@ -318,7 +318,11 @@ def _rank_processes(process: int) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"size": "of the random model", "ranks": "numbers of ranks", "rounds": "of all numbers of ranks"}
+    flags = {
+        "size": "size of the random model",
+        "ranks": "numbers of ranks",
+        "rounds": "rounds, each with all numbers of ranks",
+    }
     measure = {"steps": measure_steps, "memory": measure_memory, "answers": measure_answers}
     run_bench(__doc__, arguments, measure=measure, page="parallel", full=Settings(), quick=QUICK, flags=flags)
 

@@ -19,17 +19,17 @@ from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import engine_names
 
 FLAGS = {  # keys are fields of `Plan`
-    "threads": "of every engine",
-    "sizes": "of models",
-    "sections": "what is measured",
-    "engines": "only these",
-    "batch_sizes": "of steps, pictures",
-    "prefill_batch_sizes": "of prefill",
+    "threads": "threads of every engine",
+    "sizes": "sizes of models",
+    "sections": "sections to measure",
+    "engines": "engines to measure",
+    "batch_sizes": "batch sizes of decode steps and of picture encoders",
+    "prefill_batch_sizes": "batch sizes of prefills",
     "rounds": "each round starts every engine once",
     "budget": "seconds for the repetitions of one figure",
     "long": "seconds; figures that take longer are measured in one round only",
     "work": "working folder",
-    "instructions": "of the processor: the best it has, or AVX2 at most",
+    "instructions": "instruction sets to use: the best of the processor, or AVX2 at most",
 }
 CHOICES = {
     "instructions": INSTRUCTIONS,

@@ -105,7 +105,7 @@ def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "of each job", "rounds": "jobs of each variant", "actors": "captioners at once"}
+    flags = {"pictures": "pictures of each job", "rounds": "jobs of each variant", "actors": "numbers of captioners"}
     run_bench(
         __doc__,
         arguments,

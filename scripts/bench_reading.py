@@ -135,7 +135,10 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"seconds": "of each row, all rounds together", "rounds": "that the seconds are divided into"}
+    flags = {
+        "seconds": "seconds of each row, all rounds together",
+        "rounds": "rounds that the seconds are divided into",
+    }
     run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
 
 

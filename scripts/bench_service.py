@@ -216,7 +216,10 @@ def measure_replicas(settings: Settings) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
+    flags = {
+        "seconds": "seconds of each load, all rounds together",
+        "rounds": "rounds that the seconds are divided into",
+    }
     found = run_bench(
         __doc__,
         arguments,

@@ -343,7 +343,10 @@ def _bundle_bytes(precision: Precision) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "fresh pictures of each kind", "outliers": "random decoder to plant them in"}
+    flags = {
+        "pictures": "number of fresh pictures of each kind",
+        "outliers": "size of the random decoder that gets outliers",
+    }
     parts: dict[str, Any] = {name: functools.partial(measure, precision=name) for name in QUANTISED}
     run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4), flags=flags)
 

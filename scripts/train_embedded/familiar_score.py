@@ -107,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a table; `--json` also writes all figures to a file."""
     parser = parser_of(__doc__)
     parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
-    parser.add_argument("--pictures", type=int, default=1000, help="of the world, fresh (default: %(default)s)")
-    parser.add_argument("--drawn", type=int, default=100, help="of each other world (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=1000, help="fresh pictures of the world (default: %(default)s)")
+    parser.add_argument("--drawn", type=int, default=100, help="drawings of each other kind (default: %(default)s)")
     parser.add_argument("--others", type=Path, metavar="FOLDER", action="append", default=[], help="more pictures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)

@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--model", default="assets/embedded", help="bundle to score (default: %(default)s)")
     parser.add_argument("--pictures", type=int, default=500, help="fresh pictures per table (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="which fresh pictures (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the fresh pictures (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
     result = score(options.model, num_pictures=options.pictures, seed=options.seed)

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 QUESTION = "Which digit is this?"
 CHOICES = tuple("0123456789")
-# Names for the digits from words that the embedded model already says, as a control.
+# Names for the digits, as a control: words that the embedded model already uses in answers.
 KNOWN_WORDS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black", "star", "moon")
 SIDE = 224  # of a picture, in pixels: one pixel of the scan is one patch of the embedded model's tower
 GROUND = np.array([128, 128, 128])  # a mid-tone, as in the pictures that the tower was trained on

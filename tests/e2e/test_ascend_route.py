@@ -130,7 +130,7 @@ def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
         ("torch", "2024"): CAPTION,
         ("encode", "2024"): ("encode", *PICTURES, "--encoder", encoders / "fixed", "--out", prefixes, *OPTIONS),
         ("prefixes", "2024"): ("caption", prefixes, *OPTIONS),
-        # CLIP's weights are inside the OM: the decoder is all that is read beside it.
+        # CLIP's weights are inside the OM, so only the decoder is read in addition.
         ("adapter_bs2.om", "2024"): (*of_adapter, "--encoder", encoders / "adapter_bs2.om"),
         ("adapter by torch", "2024"): (*of_adapter, *CLIP),
     }

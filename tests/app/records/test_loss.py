@@ -29,7 +29,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def lost_after(change: Callable[[], object], writer: RecordWriter, *texts: str) -> str:
-    """The error at closing, after another program has made a change behind some records."""
+    """The error at closing, if another program makes a change after some records were written."""
     write(writer, *texts)
     change()
     with pytest.raises(RecordFileLostError) as lost:
