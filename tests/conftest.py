@@ -29,7 +29,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Processes with another HOME use the kernels that are already compiled.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
-gc.disable()  # imports create few objects that can be freed; collecting would take a third of collection time
+gc.disable()  # imports leave little garbage, and looking for it would take a third of pytest's collection
 # Python's default threshold is 700 new objects; with it, garbage collection takes 5 % of the quick tests' processor
 # time.
 gc.set_threshold(50_000)

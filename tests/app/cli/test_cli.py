@@ -441,7 +441,7 @@ def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_flo
 
     assert (made.code, made.out, again.code) == (0, "", 1)
     assert "MB in int8" in made.err
-    for _ in range(2):  # answers in one precision are not repeated in it, but are in the other
+    for _ in range(2):  # the second time, the answers of this precision are reused
         for precision in ("int8", "float"):
             assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
     records = list(read_records(answers))

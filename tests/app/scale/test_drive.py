@@ -46,7 +46,10 @@ class FakeReaders:
 
 
 class FakeCrew:
-    """Answers in any order. It loses some chunks, answers some twice, and dies of poisonous ones."""
+    """Answers in any order.
+
+    It loses some chunks, answers some twice, and never answers a chunk with a poisoned question.
+    """
 
     def __init__(
         self, chance: random.Random, *, loss: float, poison: frozenset[int] = frozenset(), known: Known | None = None

@@ -142,7 +142,7 @@ def test_closing_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         backend.close()
     assert backend._child.process.returncode == 0
-    assert capfd.readouterr() == ("", "noise from below\n")  # and its output does not mix with our data
+    assert capfd.readouterr() == ("", "noise from below\n")  # its output is not mixed into our data
     with pytest.raises(GraphError, match="was closed"):
         backend.run(given())
 
