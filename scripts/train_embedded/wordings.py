@@ -154,7 +154,7 @@ def sentence(
     frame: str = "%",
     command: bool = False,
 ) -> Question:
-    """A question from a template in a frame, with people's typing errors; `command` decides how it ends."""
+    """A question from a template in a frame, typed as people do; with `command` it ends like a command."""
 
     def asked(rng: np.random.Generator) -> list[Word]:
         return expand(template, fills, rng)
