@@ -154,10 +154,10 @@ def _pixels(size: int) -> np.ndarray:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     flags = {
-        "device": "of all models",
-        "dtypes": "of the decoder",
-        "threads": "of the decoder",
-        "rounds": "of every measurement",
+        "device": "device of all models",
+        "dtypes": "dtypes of the decoder",
+        "threads": "numbers of threads of the decoder",
+        "rounds": "rounds of every measurement",
     }
     # Pictures first: a process's peak memory never falls.
     measure = {"pictures": measure_pictures, "decoders": measure_decoders}

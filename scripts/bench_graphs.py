@@ -3,8 +3,8 @@
 Usage: python -m scripts.bench_graphs [--part PART] [--sizes 160M 1B] [--rounds 3]
 
 Parts measured earlier stay unless they are measured again. `exports` writes decoders with random weights in every
-precision, `processes` runs the caption command with and without torch, and `one_thread` and `two_threads` compare
-programs in turn. `formats` compares the logits of each format with torch's; run it where MindSpore is installed.
+precision. `processes` runs the caption command with and without torch. `one_thread` and `two_threads` measure all
+programs in alternation. `formats` compares the logits of each format with torch's logits; it needs MindSpore.
 """
 
 import dataclasses
@@ -55,7 +55,8 @@ ENGINES = (
     "graphs-int4",
     "mindspore-float32",
 )
-# Programs of their own, because what they import counts. Each prints its figures as JSON in the last line of stderr.
+# These programs run in separate processes, so that only their own imports are measured. Each program prints its figures
+# as JSON in the last line of stderr.
 _PEAK = """
 import json, sys, time
 def peak_mb():
@@ -95,8 +96,8 @@ print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules})
 """
 )
 FLAGS = {
-    "sizes": "of models with random weights",
-    "rounds": "of processes and rates",
+    "sizes": "sizes of models with random weights",
+    "rounds": "rounds of the parts that measure processes and rates",
     "engines": "programs to compare",
     "budget": "seconds for the repetitions of one figure",
     "work": "working folder",
@@ -115,7 +116,7 @@ class Settings:
 
 
 def measure_exports(settings: Settings) -> dict[str, Any]:
-    """One export for each size and precision, in a process of its own; its graphs are opened in another."""
+    """Export each size and precision in a separate process, and open the graphs in another process."""
     rows: list[dict[str, Any]] = []
     for size in settings.sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +133,7 @@ def measure_exports(settings: Settings) -> dict[str, Any]:
 
 
 def _add_differences(row: dict[str, Any], place: Path, kept: Path) -> None:
-    """Compare the logits with those of the size's float32 graph, which comes first."""
+    """Compare the logits with those of the same size's float32 graph, which is exported first."""
     logits_TV = _logits(place)
     if row["precision"] == "float32":
         np.save(kept, logits_TV)
@@ -143,7 +144,7 @@ def _add_differences(row: dict[str, Any], place: Path, kept: Path) -> None:
 
 
 def _logits(place: Path) -> np.ndarray:
-    """Logits behind 16 prompts of several lengths."""
+    """Logits after 16 prompts of several lengths."""
     program = OnnxProgram(read_card(place), place, threads=os.cpu_count() or 1, num_slots=16)
     config = program.card.config
     shape = (16, config.num_queries, config.dim)
@@ -157,7 +158,7 @@ def _logits(place: Path) -> np.ndarray:
 
 
 def _child(program: str, *arguments: str) -> dict[str, Any]:
-    """The figures of a program in a process of its own, and `seconds`, the time of the whole process."""
+    """Run a program in a separate process. Returns its figures, and the time of the whole process as `seconds`."""
     started = time.perf_counter()
     command = [sys.executable, "-c", program, *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -197,7 +198,10 @@ def measure_formats(settings: Settings) -> dict[str, Any]:
 
 
 def measure_processes(settings: Settings) -> dict[str, Any]:
-    """The caption command for one picture, whole processes in turn: seconds, and the largest memory of the process."""
+    """Run the caption command for one picture in separate processes, in turn.
+
+    Gives seconds and peak memory per process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         exported = f"{folder}/embedded"
         program = [sys.executable, "-m", "llama_adapter", "export", "decoder", "--out", exported]

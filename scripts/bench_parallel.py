@@ -3,9 +3,9 @@
 Usage: python -m scripts.bench_parallel [--size 1B] [--ranks N ...] [--rounds N] [--part NAME ...] [--out FOLDER]
        [--quick]
 
-Weights are random, stored in float16 and computed in float32, in a whole bundle and in one that is split for each
-number of ranks. The picture encoder is a tiny one. Every run has processes of its own, in turn. Answers are those of
-the embedded model and of the test cases of the reference.
+Weights are random, stored in float16 and computed in float32. They are stored in a whole bundle, and in a split bundle
+for each number of ranks. The picture encoder is a tiny one. Every run starts new processes, and all variants run in
+turn. Answers come from the embedded model and from the test cases of the reference.
 """
 
 import dataclasses
@@ -39,22 +39,22 @@ class Settings:
     size: str = "1B"
     ranks: tuple[int, ...] = (1, 2, 4)
     rounds: int = 3
-    cases: int | None = None  # of the reference; None means all
-    pictures: int | None = None  # that the embedded model answers about; None means all samples
+    cases: int | None = None  # test cases of the reference; None means all
+    pictures: int | None = None  # samples that the embedded model answers about; None means all
 
 
 QUICK = Settings(size="tiny", ranks=(1, 2), rounds=1, cases=1, pictures=2)
 
 
 class Way(NamedTuple):
-    """A number of ranks, and whether they read a bundle that is split."""
+    """A number of ranks, and whether they read a split bundle."""
 
     ranks: int
     is_split: bool
 
     @property
     def bundle(self) -> int:
-        """The number of ranks of the bundle that is read."""
+        """The number of ranks that the bundle is split for; 1 for a whole bundle."""
         return self.ranks if self.is_split else 1
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Way(NamedTuple):
 
 
 def measure_steps(settings: Settings) -> dict[str, Any]:
-    """Time to load, and of prefills and decode steps, of all numbers of ranks in turn; with steps on paper."""
+    """Measure loading, prefills and decode steps for all numbers of ranks in turn, and add estimated step times."""
     with tempfile.TemporaryDirectory() as folder:
         bundles = make_bundles(Path(folder), settings)
 
@@ -83,7 +83,7 @@ def measure_steps(settings: Settings) -> dict[str, Any]:
 
 
 def measure_memory(settings: Settings) -> dict[str, Any]:
-    """Peaks of each rank while it loads."""
+    """Peak memory of each rank while it loads."""
     with tempfile.TemporaryDirectory() as folder:
         bundles = make_bundles(Path(folder), settings)
         rows = []
@@ -95,7 +95,7 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
 
 
 def measure_answers(settings: Settings) -> dict[str, Any]:
-    """Answers of each number of ranks: beside the reference's, beside one rank's, and alone beside in a batch."""
+    """Compare answers for each number of ranks with the reference, with one rank, and alone with in a batch."""
     import numpy as np
 
     cases = parallel_answers.golden_cases()[: settings.cases]
@@ -124,7 +124,7 @@ def _in_fresh_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> d
 
 
 def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
-    """A random model by its number of ranks, 1 for the whole one."""
+    """Write the bundles of a random model; returns their paths by number of ranks, 1 for the whole bundle."""
     import torch
 
     from llama_adapter.app.models.bundle import save_bundle
@@ -143,12 +143,12 @@ def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
 
 
 def _widened(tokenizer: Any, num_pieces: int) -> Any:
-    """The tokenizer with pieces that no text has, up to a number of them."""
+    """The tokenizer, padded to `num_pieces` pieces with pieces that no text contains."""
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
     from llama_adapter.llm.tokenizer import Tokenizer
 
-    proto: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+    proto: Any = sentencepiece_model_pb2  # its classes are created at import
     content = proto.ModelProto.FromString(tokenizer.data)
     for number in range(len(content.pieces), num_pieces):
         content.pieces.add(piece=f"\uf8ff{number}", score=-1e6)
@@ -175,7 +175,7 @@ def row_of(way: Way, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def paper() -> list[dict[str, Any]]:
-    """Decode steps of large members on accelerators, from `parallel_cost`."""
+    """Estimated decode steps of large family members on accelerators, from `parallel_cost`."""
     from llama_adapter.app.models.random_model import decoder_config, parse_size
 
     rows = []
@@ -203,7 +203,7 @@ def paper() -> list[dict[str, Any]]:
 
 
 def time_ranks(bundle: str, ranks: int) -> dict[str, Any]:
-    """Runs in a fresh process: time to load, and of prefills and decode steps."""
+    """Measure loading, prefills and decode steps. Runs in a fresh process."""
     started = time.perf_counter()
     parts = _opened(bundle, ranks)
     load_s = time.perf_counter() - started
@@ -218,7 +218,7 @@ def time_ranks(bundle: str, ranks: int) -> dict[str, Any]:
 
 
 def peaks_of_ranks(bundle: str, ranks: int) -> dict[str, Any]:
-    """Runs in a fresh process: memory of each rank's own while it loads, without pages of files, every 5 ms."""
+    """Sample each rank's private memory every 5 ms while it loads, without mapped files, in a fresh process."""
     import torch
 
     from llama_adapter.app.models.sketch import expected_forms
@@ -229,7 +229,7 @@ def peaks_of_ranks(bundle: str, ranks: int) -> dict[str, Any]:
     def watch() -> None:
         while not is_loaded.wait(0.005):
             for process in (own, *_rank_processes(own)):
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the process has ended
                     peaks[process] = max(peaks.get(process, 0.0), process_mib(process, "RssAnon"))
 
     watcher = threading.Thread(target=watch)
@@ -253,7 +253,7 @@ def _opened(bundle: str, ranks: int) -> Any:
 
 
 class _Clock:
-    """Seconds inside collectives, and their number."""
+    """Seconds spent in collectives, and the number of calls."""
 
     def __init__(self) -> None:
         self.seconds, self.calls = 0.0, 0
@@ -271,7 +271,7 @@ class _Clock:
 
 
 def _watch(runner: Any) -> _Clock:
-    """Time the collectives of the first rank, with the wait for others that is in them."""
+    """Time the collectives of the first rank, including its wait for other ranks."""
     clock, ranks = _Clock(), runner._runner._decoder.ranks
     for name in COLLECTIVES:
         setattr(ranks, name, clock.timed(getattr(ranks, name)))
@@ -280,11 +280,11 @@ def _watch(runner: Any) -> _Clock:
 
 
 def _times(runner: Any, *, batch: int, clock: _Clock) -> dict[str, float]:
-    """Medians of a prefill of `batch` prompts and of a decode step, and the share of collectives in them."""
+    """Median times of a prefill of `batch` prompts and of a decode step, and the share of collectives in each."""
     from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan
 
     rows, draws = list(range(batch)), [None] * batch
-    prompts = [tuple(range(3 + row, 3 + row + PROMPT_TOKENS)) for row in rows]  # of different tokens
+    prompts = [tuple(range(3 + row, 3 + row + PROMPT_TOKENS)) for row in rows]  # with different tokens
     prefixes = [runner.empty_prefix() for _ in rows]
     prefill = PrefillPlan(rows=rows, prompts=prompts, prefixes=prefixes, draws=draws, first_slot=0)
     seconds: dict[str, list[tuple[float, float]]] = {"prefill": [], "decode": []}
@@ -318,7 +318,11 @@ def _rank_processes(process: int) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"size": "of the random model", "ranks": "numbers of ranks", "rounds": "of all numbers of ranks"}
+    flags = {
+        "size": "size of the random model",
+        "ranks": "numbers of ranks",
+        "rounds": "rounds, each with all numbers of ranks",
+    }
     measure = {"steps": measure_steps, "memory": measure_memory, "answers": measure_answers}
     run_bench(__doc__, arguments, measure=measure, page="parallel", full=Settings(), quick=QUICK, flags=flags)
 

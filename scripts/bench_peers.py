@@ -3,10 +3,10 @@
 Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
 
 With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
-docs/peers-avx2.md. llama.cpp uses what it was compiled for.
+docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
 
-Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing ones
-are listed on the page.
+Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing
+programs are listed on the page.
 """
 
 import sys
@@ -18,18 +18,18 @@ from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import engine_names
 
-FLAGS = {  # by the fields of `Plan`
-    "threads": "of every engine",
-    "sizes": "of models",
-    "sections": "what is measured",
-    "engines": "only these",
-    "batch_sizes": "of steps, pictures",
-    "prefill_batch_sizes": "of prefill",
+FLAGS = {  # keys are fields of `Plan`
+    "threads": "threads of every engine",
+    "sizes": "sizes of models",
+    "sections": "sections to measure",
+    "engines": "engines to measure",
+    "batch_sizes": "batch sizes of decode steps and of picture encoders",
+    "prefill_batch_sizes": "batch sizes of prefills",
     "rounds": "each round starts every engine once",
     "budget": "seconds for the repetitions of one figure",
     "long": "seconds; figures that take longer are measured in one round only",
     "work": "working folder",
-    "instructions": "of the processor: the best it has, or AVX2 at most",
+    "instructions": "instruction sets to use: the best of the processor, or AVX2 at most",
 }
 CHOICES = {
     "instructions": INSTRUCTIONS,

@@ -1,8 +1,8 @@
-"""Compares jobs with `--engine ray` and in one process, and writes docs/ray.json and docs/ray.md.
+"""Compares jobs with `--engine ray` with jobs in one process, and writes docs/ray.json and docs/ray.md.
 
 Usage: python -m scripts.bench_ray [--pictures N] [--rounds N] [--actors N ...] [--out FOLDER] [--quick]
 
-Every job is a separate process, and has its own cluster on this machine if it uses Ray.
+Every job is a separate process. A job that uses Ray starts its own cluster on this machine.
 """
 
 import json
@@ -89,7 +89,7 @@ def _comparable(out: Path) -> Counter[str]:
 def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
     """Run a job in its own process: its rate, the seconds of the whole process, and its records.
 
-    The rate counts the records after the first `LEAD` of them.
+    The rate leaves out the first `LEAD` share of the records.
     """
     flags = [] if actors is None else ["--engine", "ray", "--actors", str(actors), "--ray-address", "local"]
     with tempfile.TemporaryDirectory() as place:
@@ -105,7 +105,7 @@ def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "of each job", "rounds": "jobs of each variant", "actors": "captioners at once"}
+    flags = {"pictures": "pictures of each job", "rounds": "jobs of each variant", "actors": "numbers of captioners"}
     run_bench(
         __doc__,
         arguments,

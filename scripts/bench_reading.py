@@ -27,17 +27,17 @@ from scripts.photographs import write_photographs
 DRAWINGS = "drawings"
 PHOTOGRAPHS = {"1 MP JPEG": (1152, 864), "4 MP JPEG": (2304, 1728), "12 MP JPEG": (4000, 3000)}
 KINDS = (DRAWINGS, *PHOTOGRAPHS)
-NUM_PHOTOGRAPHS = 4  # of each size; more would only take longer to draw
+NUM_PHOTOGRAPHS = 4  # of each size; drawing more would take longer
 SIZE = 224
 TIMEOUT_S = 60.0
-MIN_PICTURES = 8  # per sample, so that the end, where not all threads have work, counts for little
+MIN_PICTURES = 8  # per sample, so that the end of a sample, when some threads are idle, has little effect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How much is measured."""
 
-    seconds: float = 12.0  # of each row, all rounds together
+    seconds: float = 12.0  # for each row, all rounds together
     rounds: int = 6
     kinds: tuple[str, ...] = KINDS
     at_once: tuple[int, ...] = (1, 2)
@@ -48,7 +48,7 @@ QUICK = Settings(seconds=0.1, rounds=1, kinds=KINDS[:2])
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Way:
-    """A way to read."""
+    """A reader, and the number of pictures that it reads at once."""
 
     reader: str  # thread or process
     at_once: int
@@ -56,12 +56,12 @@ class Way:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the reading processes, if any."""
+        """Process ids of the reading processes, if any."""
         return self.read.process_ids if isinstance(self.read, IsolatedReader) else ()
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """Rows of all ways and kinds."""
+    """Measure all ways of reading for all kinds of pictures."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         pictures = {kind: _pictures(kind, Path(folder)) for kind in settings.kinds}
         file_bytes = {kind: int(np.mean([os.path.getsize(path) for path in pictures[kind]])) for kind in settings.kinds}
@@ -94,7 +94,7 @@ def _ways(settings: Settings, stack: ExitStack) -> Iterator[Way]:
 
 
 def _rows(kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settings) -> Iterator[dict[str, Any]]:
-    """All ways in turn, with the same number of pictures each time."""
+    """Measure all ways in turn, with the same number of pictures each time."""
     for way in ways:  # fill the page cache, start the processes
         _sample(way, paths, number=2 * len(paths))
     alone = _sample(ways[0], paths, number=len(paths))
@@ -121,7 +121,7 @@ def _sample(way: Way, paths: Sequence[str], *, number: int) -> dict[str, float]:
 
 
 def _cpu_s(process_ids: Sequence[int]) -> float:
-    """Processor seconds of this process and of those; the latter to a hundredth."""
+    """Processor seconds of this process and of `process_ids`; the latter are rounded to 0.01 s."""
     return time.process_time() + sum(map(process_cpu_s, process_ids))
 
 
@@ -135,7 +135,10 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"seconds": "of each row, all rounds together", "rounds": "that the seconds are divided into"}
+    flags = {
+        "seconds": "seconds of each row, all rounds together",
+        "rounds": "rounds that the seconds are divided into",
+    }
     run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
 
 

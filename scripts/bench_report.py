@@ -2,7 +2,8 @@
 
 Usage: python -m scripts.bench_report [RESULT.json ...]
 
-A result replaces the one of the same model, workload, type, device and threads. Without files only the page is written.
+A result replaces an earlier one with the same model, workload, type, device and threads. Without files, only the page
+is written.
 """
 
 import json

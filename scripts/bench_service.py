@@ -3,9 +3,9 @@
 Usage: python -m scripts.bench_service [--part load|attack|refusals|replicas ...] [--seconds N] [--rounds N]
                                        [--clients N ...] [--out FOLDER] [--quick]
 
-Other parts keep their figures. Servers are processes on loopback. The clients are in this process, beside a captioner
-that gives the right answers. The exit code is 1 if a good request beside slow pictures got no answer or a wrong one, or
-if a refused request got another status or code than expected.
+Parts that are not measured keep their figures. Servers are processes on loopback. The clients run in this process, next
+to a captioner that computes the expected answers. The exit code is 1 if a good request sent next to slow pictures got
+no answer or a wrong one, or if a refused request got an unexpected status or code.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ class Settings:
     """How much is measured."""
 
     clients: tuple[int, ...] = (1, 8, 32)
-    seconds: float = 10.0  # of each load, all rounds together
+    seconds: float = 10.0  # for each load, all rounds together
     rounds: int = 4
     num_pictures: int | None = None  # None means all samples
     num_questions: int | None = None  # compared with the captioner's answers; None means all
     times_too_many: int = 10
     end_after_s: float = 2.0
     kinds: tuple[tuple[str, Callable[[], bytes]], ...] = KINDS  # of slow pictures
-    good: int = 32  # clients, beside 8 with slow pictures
+    good: int = 32  # clients with good requests, next to 8 with slow pictures
     calm_s: float = 5.0
     attack_s: float = 20.0
     replicas: tuple[int, ...] = (0, 1, 2)  # 0: the model is in the server's process
-    killed_s: float = 25.0  # of the load in which a replica is killed
+    killed_s: float = 25.0  # duration of the load during which a replica is killed
 
 
 QUICK = Settings(
@@ -69,11 +69,11 @@ QUICK = Settings(
 
 
 def measure_load(settings: Settings) -> dict[str, Any]:
-    """Rates and times, equal answers, refusals when full, and the end under load."""
+    """Rates and times, equality of answers, refusals when the server is full, and shutdown under load."""
     questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
-        # Each part gets a fresh server, so that it is not affected by the one before.
+        # Each part gets a fresh server, so that earlier parts do not affect it.
         with ServerProcess() as server:
             rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected)
         with ServerProcess() as server:
@@ -126,7 +126,7 @@ def _loads(
 
 
 def _own_rate(captioner: Captioner, questions: Sequence[Question], *, seconds: float) -> float:
-    """Pictures per second without a server, all pictures per call."""
+    """Pictures per second without a server, with all pictures in one call."""
     pictures = [question.picture for question in questions]
     number, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or not number:
@@ -148,7 +148,7 @@ def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings
 def _overload(
     server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """More requests than the server holds. All come from one address and share one client's part of the queue."""
+    """Send more requests than the server holds. All come from one address and share one client's part of the queue."""
     limits = ServiceLimits()
     holds = DEFAULT_BATCH_SIZE + min(limits.max_waiting, limits.max_waiting_per_client)
     workload = Workload(questions, is_new=True)
@@ -172,7 +172,7 @@ def _end(
 
 
 def measure_attack(settings: Settings) -> dict[str, Any]:
-    """A fresh server for each kind of slow picture, beside good requests."""
+    """Measure a fresh server for each kind of slow picture, under good requests at the same time."""
     questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
@@ -191,7 +191,7 @@ def measure_attack(settings: Settings) -> dict[str, Any]:
 
 
 def measure_replicas(settings: Settings) -> dict[str, Any]:
-    """Rates through replicas, and a replica that is killed."""
+    """Rates through replicas, and the effect of killing one."""
     questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
         expected = [text for text, _, _ in own_answers(captioner, questions)]
@@ -216,7 +216,10 @@ def measure_replicas(settings: Settings) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = {"seconds": "of each load, all rounds together", "rounds": "that the seconds are divided into"}
+    flags = {
+        "seconds": "seconds of each load, all rounds together",
+        "rounds": "rounds that the seconds are divided into",
+    }
     found = run_bench(
         __doc__,
         arguments,

@@ -1,10 +1,10 @@
-"""Measures a training step of LoRA beside Hugging Face's LLaMA with peft; writes docs/training-speed.json and its page.
+"""Compares a LoRA training step with Hugging Face's LLaMA and peft; writes docs/training-speed.json and its page.
 
 Usage: python -m scripts.bench_training [--size 160M] [--rows N] [--steps N] [--rounds N] [--part NAME ...]
        [--out FOLDER] [--quick]
 
-The extra `peers` has peft. Both programs train the same factors over the same random weights, on the same batch, by
-torch's AdamW. Every run has a process of its own, in turn.
+The extra `peers` installs peft. Both programs train the same factors over the same random weights, on the same batch,
+with torch's AdamW. Every run has a separate process, and the programs run in turn.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ class Settings:
 
     size: str = "160M"
     rows: int = 8
-    steps: int = 3  # that are timed, after two
+    steps: int = 3  # timed steps, after two warm-up steps
     rounds: int = 2
 
 
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
-    """Steps of all programs in turn; their losses and times, and how many times as fast ours is."""
+    """Run the steps of all programs in turn; gives losses, times, and the speed-up of ours."""
 
     def run(way: Way) -> dict[str, Any]:
         with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
@@ -74,21 +74,21 @@ def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
 
 
 def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of one way: the best time of all rounds, the spread, and what is the same in each."""
+    """The figures of one program: the best step time, the step times of all rounds, and the median peak memory."""
     times = [run["step_s"] for run in runs]
     peak = statistics.median(run["peak_mib"] for run in runs)
     return {**runs[0], "step_s": min(times), "step_s_of_rounds": times, "peak_mib": peak}
 
 
 def _gain(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many times as fast ours is as the fastest of the others."""
+    """The speed-up of ours over the fastest of the others."""
     of = {row["program"]: row["step_s"] for row in rows}
     best = min((name for name in of if name.startswith("peft")), key=lambda name: float(of[name]))
     return {"best": best, "gain": of[best] / of["ours"]}
 
 
 def time_steps(way: Way, settings: Settings) -> dict[str, Any]:
-    """Train some steps; the median time of a step in seconds, first and last loss, the process's largest memory."""
+    """Train some steps; gives the median seconds of a step, first and last loss, and the process's peak memory."""
     import os
 
     import torch

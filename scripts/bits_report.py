@@ -2,8 +2,9 @@
 
 Usage: python -m scripts.bits_report [--part int8|int4] [--pictures N] [--outliers SIZE] [--out FOLDER] [--quick]
 
-Real checkpoints have channels with large activations, which few bits hold badly. They are made here without changing
-what the model computes: weights of a norm are multiplied, and the columns behind it divided.
+Real checkpoints have channels with large activations, which lose precision in few bits. This script plants such
+channels without changing the function of the model: it multiplies weights of a norm, and divides the columns of the
+linear layers that follow it.
 """
 
 # B pictures, S tokens, D model width, V vocabulary, Q queries
@@ -46,8 +47,8 @@ from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 CAPTION_TOKENS = 48
 _SEED = 3  # of the exams; no other page uses these pictures
 _LOGIT_BATCH = 32  # pictures in one pass
-_OUTLIER_SHARE = 100  # one channel of so many, at least three
-_OUTLIER_FACTORS = (20.0, 50.0, 100.0)  # in turn
+_OUTLIER_SHARE = 100  # one channel in 100 is an outlier, at least three channels
+_OUTLIER_FACTORS = (20.0, 50.0, 100.0)  # assigned in turn
 _OUTLIER_TOKENS = 64
 
 
@@ -56,7 +57,7 @@ class Settings:
     """How much is measured."""
 
     pictures: int = 500
-    outliers: str = "160M"  # size of a random decoder
+    outliers: str = "160M"  # size of a random decoder that gets outliers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +103,8 @@ def in_precision(model: LoadedModel, precision: Precision) -> dict[str, Tensor]:
 def with_outliers(model: LoadedModel) -> LoadedModel:
     """The same function, with outliers in the activations that the first linear layers of each block read.
 
-    Channels of each norm are multiplied, and the columns behind it divided. The adapter reads queries that pass no
-    norm, so it keeps the projections as they were.
+    Channels of each norm are multiplied, and the columns of the layers after it divided. The adapter's queries do not
+    pass a norm, so the adapter keeps the original projections.
     """
     state, config = dict(model.decoder_state), model.decoder_config
     if config.num_adapter_layers and not config.separate_adapter_kv:
@@ -124,13 +125,16 @@ def with_outliers(model: LoadedModel) -> LoadedModel:
 
 
 def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
-    """The product's own, around the variant's weights."""
+    """The product's captioner, around the variant's weights."""
     spec = CaptionerSpec(device="cpu", dtype="float32", batch_size=batch_size)
     return Captioner(assemble_parts(spec, load=lambda dtype: streamed(mixed_model(variant))))
 
 
 def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str, float]:
-    """Shares of captions that are equal, and of tokens that are, at their places, of the longer caption each."""
+    """The share of equal captions, and the share of equal tokens.
+
+    Tokens are compared position by position; the longer caption of each pair counts as the total.
+    """
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(answers, expected, strict=True)]
     num_equal = sum(sum(a == b for a, b in zip(one, other, strict=False)) for one, other in pairs)
     return {
@@ -140,7 +144,7 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
 
 
 class Halves:
-    """Encoder and decoder of a variant as modules that the CPU has prepared: the same linear layers, all logits."""
+    """Encoder and decoder of a variant, prepared by the CPU backend: the same linear layers, but all logits."""
 
     def __init__(self, variant: Variant) -> None:
         model = mixed_model(variant)
@@ -164,9 +168,9 @@ class Halves:
 
     @torch.inference_mode()
     def answer_logits(self, visual_query_BQD: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
-        """Logits (tokens of all answers, V) at the places before each token of an answer, which is given to the model.
+        """Logits (tokens of all answers, V) that predict each token of an answer, with the answer given to the model.
 
-        Rows are padded behind, where no token before sees it.
+        Rows are padded at the end, and no real token attends to padding.
         """
         prompt = self.tokenizer.encode(format_prompt(self.prompt))
         logits = []
@@ -186,7 +190,7 @@ class Halves:
 
 
 def run_decoder(decoder: LlamaAdapterDecoder, tokens_BS: Tensor, prefix: Prefix) -> Tensor:
-    """Hidden states (B, S, D) of tokens that see those before them."""
+    """Hidden states (B, S, D) with causal attention."""
     length = tokens_BS.shape[1]
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
     hidden_BSD: Tensor = decoder(tokens_BS, torch.arange(length)[None], mask, prefix)
@@ -194,7 +198,7 @@ def run_decoder(decoder: LlamaAdapterDecoder, tokens_BS: Tensor, prefix: Prefix)
 
 
 def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
-    """Errors of logits (N, V) in their own unit, and the standard deviation `std` of the expected logits."""
+    """Errors of logits (N, V) in the unit of logits, and the standard deviation `std` of the expected logits."""
     error = (logits - expected).abs()
     return {
         "max_error": float(error.max()),
@@ -207,9 +211,10 @@ def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
 
 @torch.inference_mode()
 def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict[str, int]:
-    """The number of calls of native layers, and of those with a row that differs from the row alone (0 is promised).
+    """Compare each row of a native linear layer in a batch with the same row computed alone.
 
-    The inputs are those of one pass over `pictures` and their caption prompt.
+    Returns the number of calls of native layers, and the number of calls with a row that differs (it must be 0). The
+    inputs are those of one pass over `pictures` and their caption prompt.
     """
     num_layers, unequal = 0, 0
 
@@ -232,7 +237,7 @@ def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict
 
 
 def outlier_errors(size: str, precision: Precision) -> dict[str, float]:
-    """Relative errors of the logits of a random decoder, by what is quantised and how."""
+    """Relative errors of the logits of a random decoder, by quantised part and method."""
     plain = random_model(size, dtype=torch.float32)
     planted = with_outliers(plain)
     expected = _random_logits(plain, plain.decoder_state)
@@ -249,7 +254,7 @@ def outlier_errors(size: str, precision: Precision) -> dict[str, float]:
 
 
 def _per_tensor(model: LoadedModel, precision: Precision) -> dict[str, Tensor]:
-    """The weights of linear layers rounded with one scale for a whole matrix, and widened."""
+    """Weights of linear layers rounded with one scale for the whole matrix, then widened."""
     linears, largest = linear_weights(sketch(model.decoder_config)), 127 if precision == "int8" else 7
     state = dict(model.decoder_state)
     for name in linears:
@@ -272,7 +277,7 @@ def _random_logits(model: LoadedModel, state: Mapping[str, Tensor]) -> Tensor:
 def measure_variants(
     precision: Precision, pictures: Mapping[str, Sequence[PictureSource]], exams: Mapping[str, Exam]
 ) -> list[dict[str, Any]]:
-    """All figures of all variants, float32 first; `pictures` are sets by name."""
+    """Measure all variants, float32 first; `pictures` maps names to sets of pictures."""
     results: list[dict[str, Any]] = []
     expected: tuple[dict[str, list[Answer]], Tensor, Tensor] | None = (
         None  # captions, visual queries, logits of float32
@@ -308,7 +313,7 @@ def measure_variants(
 
 
 def measure(settings: Settings, *, precision: Precision) -> dict[str, Any]:
-    """All figures of a precision. Without kernels for it, its weights are widened, and activations stay floats."""
+    """Measure a precision. If its kernels are missing, its weights are widened and activations stay floats."""
     exams = {
         "plain": draw_exam(num_pictures=settings.pictures, seed=_SEED),
         "never_drawn_pairs": draw_exam(num_pictures=settings.pictures, seed=_SEED, never_drawn="with"),
@@ -338,7 +343,10 @@ def _bundle_bytes(precision: Precision) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "fresh pictures of each kind", "outliers": "random decoder to plant them in"}
+    flags = {
+        "pictures": "number of fresh pictures of each kind",
+        "outliers": "size of the random decoder that gets outliers",
+    }
     parts: dict[str, Any] = {name: functools.partial(measure, precision=name) for name in QUANTISED}
     run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4), flags=flags)
 

@@ -1,4 +1,4 @@
-"""A wheel with compiled kernels, so that its users need no C compiler.
+"""Builds a wheel with compiled kernels, so that its users need no C compiler.
 
 python -m scripts.build_wheel                      dist/llama_adapter-...-manylinux_2_17_x86_64.whl
 python -m scripts.build_wheel --machine aarch64    for ARM processors
@@ -21,19 +21,19 @@ from llama_adapter.runtime.kernels.prebuilt import name_prebuilt
 from scripts.wheel_hook import ENABLED, FOLDER, TAG
 
 ROOT = Path(__file__).resolve().parents[1]
-GLIBC = (2, 17)  # of 2012 (CentOS 7); torch's wheels need a newer one
+GLIBC = (2, 17)  # released in 2012 (CentOS 7); torch's wheels need a newer one
 MACHINES = sorted({instructions.machine for instructions in INSTRUCTION_SETS})
 
 
 def target_options(machine: str) -> list[str]:
-    """Options of ziglang's compiler that make libraries for a machine, on any machine."""
+    """Options for ziglang's compiler to build libraries for `machine`, whatever machine runs it."""
     return ["-target", f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}", "-s"]
 
 
 def build_kernels(machine: str, folder: Path) -> None:
-    """Compile the kernels for all processors of a machine into a folder, under the names by which they are found.
+    """Compile the kernels for all instruction sets of `machine` into a folder, under the file names that are looked up.
 
-    Raises OSError or SubprocessError if there is no ziglang or it fails.
+    Raises OSError or SubprocessError if ziglang is missing or fails.
     """
     for instructions in INSTRUCTION_SETS:
         if instructions.machine != machine:

@@ -1,4 +1,4 @@
-"""What benchmarks share: flags, progress on stderr, circumstances, rounds in turn, sample pictures."""
+"""Shared code of benchmarks: flags, progress on stderr, circumstances, rounds in turn, sample pictures."""
 
 import argparse
 import dataclasses
@@ -24,7 +24,7 @@ Settings = TypeVar("Settings")
 
 
 def tell(line: str) -> None:
-    """Progress for a person, on stderr."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -43,12 +43,12 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
 
 
 def caption_command(folder: Path, out: Path) -> list[str]:
-    """A job over the pictures of a folder, as the arguments of a process."""
+    """The command that captions the pictures of a folder, as process arguments."""
     return [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out)]
 
 
 def watched_job(folder: Path, out: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
-    """Run a job in a process; its id and the number of its records, 50 times a second and at the end.
+    """Run a job in a process. Yields the process id and the number of records, 50 times a second and at the end.
 
     Raises RuntimeError if the job fails.
     """
@@ -105,8 +105,8 @@ def parse_settings(
 ) -> tuple[Settings, Path | None, list[str]]:
     """Parse `--quick`, `--out`, `--part`, and a flag for each of `flags`: names of settings, and help texts.
 
-    Returns the settings, the folder for the results, and the chosen parts. The folder is made here so that a wrong one
-    fails before an hour of measuring. It is None with `--quick` and without `--out`.
+    Returns the settings, the folder for the results, and the chosen parts. The folder is created here, so that an
+    unwritable path fails before the measurements. It is None with `--quick` and without `--out`.
     """
     parser = parser_of(doc)
     parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")
@@ -145,8 +145,8 @@ def run_bench(
 ) -> dict[str, Any]:
     """Parse flags, measure, and write the page or its parts; returns the figures, by part if `measure` has parts.
 
-    A measurement is called with the settings. Its figures get the circumstances of the machine, with
-    the versions of `packages`. `options` are those of `parse_settings`.
+    Each measurement is called with the settings. The circumstances of the machine and the versions of `packages` are
+    added to its figures. `options` are passed to `parse_settings`.
     """
     parts = measure if isinstance(measure, Mapping) else {"": measure}
     names = tuple(filter(None, parts))

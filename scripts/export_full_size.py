@@ -1,4 +1,4 @@
-"""Exports an encoder of full size with random weights, and writes docs/export.json and docs/export.md.
+"""Exports a full-size encoder with random weights, and writes docs/export.json and docs/export.md.
 
 Usage: python -m scripts.export_full_size
 """
@@ -62,7 +62,7 @@ def measure(
     dtype: GraphDtype,
     opset: int,
 ) -> dict[str, Any]:
-    """One export: size, complaints, difference from torch in float32."""
+    """Export once; gives the size, the complaints of the checks, and the difference from torch in float32."""
     export_onnx(CONFIG, state, path, name="random ViT-L/14", dtype=dtype, opset=opset)
     graph = read_graph(path)
     parity = compare(path, encoder, pixels_BHWC)

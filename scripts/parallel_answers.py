@@ -1,4 +1,4 @@
-"""Answers of a decoder on several ranks: beside the reference's, beside one rank's, and alone beside in a batch."""
+"""Answers of a decoder on several ranks, compared with the reference, with one rank, and alone with in a batch."""
 
 # R rows, V vocabulary
 
@@ -22,25 +22,28 @@ from scripts.common import ROOT, sample_files
 
 GOLDEN = ROOT / "tests" / "golden"
 PROMPTS = ("Generate caption of this image", "What is this?", "Is there a red star in this picture?")
-NUM_STEPS = 8  # tokens of each answer of the embedded model
+NUM_STEPS = 8  # per answer of the embedded model
 MOST_ROWS = 6
 
 
 class Answer(NamedTuple):
-    """The tokens of a row, and the logits that each was chosen from."""
+    """The tokens of a row, and the logits from which each token was chosen."""
 
     token_ids: list[int]
     logits: list[Tensor]  # (V) each
 
 
 def golden_cases() -> list[dict[str, Any]]:
-    """The cases of the reference."""
+    """The test cases of the reference."""
     cases: list[dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text(encoding="utf-8"))["generate"]
     return cases
 
 
 def golden_answers(cases: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any]:
-    """How many answers have the reference's tokens, and the largest difference of a logit. Runs in a fresh process."""
+    """Count answers equal to the reference's tokens, and find the largest difference of a logit.
+
+    Runs in a fresh process.
+    """
 
     def model_of(case: dict[str, Any]) -> tuple[str, str]:
         return case["adapter"], case["llama"]
@@ -59,7 +62,7 @@ def golden_answers(cases: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any
         )
         with closing(assemble_parts(spec)) as parts:
             for case in same:
-                logits = load_file(GOLDEN / case["file"]).get("logits")  # none where no token is wanted
+                logits = load_file(GOLDEN / case["file"]).get("logits")  # None if the case generates no token
                 for row, wanted in enumerate(case["output_ids"]):
                     prompt = tuple(case["prompts"][row]["ids"])
                     prefixes = parts.runner.project_prefix(parts.vision.encode(_pixels(case["images"][row])[None]))
@@ -74,7 +77,7 @@ def golden_answers(cases: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any
 
 
 def embedded_answers(num_pictures: int | None, ranks: int) -> dict[str, Any]:
-    """Logits (pictures, steps, V) of the embedded model about samples, one by one, and how much a batch changes them.
+    """Logits (pictures, steps, V) of the embedded model for samples, one at a time, and the largest change in a batch.
 
     Runs in a fresh process.
     """
@@ -114,7 +117,7 @@ def _pixels(name: str) -> np.ndarray:
 def _answers(
     runner: Any, prompts: Sequence[tuple[int, ...]], prefixes: Sequence[Any], *, num_steps: int
 ) -> list[Answer]:
-    """Greedy answers of so many tokens, in slots from 0 on."""
+    """Greedy answers of `num_steps` tokens, in slots from 0 on."""
     rows = range(len(prompts))
     answers = [Answer([], []) for _ in rows]
     draws = [None] * len(prompts)
@@ -131,8 +134,8 @@ def _answers(
 
 
 def _run(runner: Any, plan: Any) -> tuple[Tokens, Tensor]:
-    """A step, with its logits: those of the first rank, which has all of them."""
-    own = getattr(runner, "_runner", runner)  # of the first of several ranks
+    """Run a step; returns its tokens and the logits of the first rank, which has all of them."""
+    own = getattr(runner, "_runner", runner)  # of the first rank, if there are several
     name = "prefill" if isinstance(plan, PrefillPlan) else "decode"
     compute, kept = getattr(own, name), []
 

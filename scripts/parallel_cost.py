@@ -1,6 +1,6 @@
-"""What a decode step of a split decoder costs, on paper: bytes of weights, and collectives of the ranks.
+"""Estimates the cost of a decode step of a split decoder: bytes of weights, and collectives of the ranks.
 
-A step reads each rank's weights once. It adds up the ranks' outputs twice in each layer and once for the embedding,
+A step reads each rank's weights once. It sums the ranks' outputs twice in each layer and once for the embedding,
 gathers the logits, and sends the chosen tokens. A ring over N ranks passes 2 (N - 1) / N of a tensor over each link
 (Patarasuk and Yuan, 2009), and no collective is faster than its latency.
 """
@@ -15,8 +15,8 @@ class Machine:
     """Published figures of a machine, in bytes per second; the latency of a collective is an assumption."""
 
     name: str
-    memory: float  # of one device
-    link: float  # of one device in one direction
+    memory: float  # bandwidth of one device
+    link: float  # bandwidth of one device in one direction
 
 
 H100 = Machine(name="H100, NVLink 4", memory=3.35e12, link=450e9)
@@ -37,18 +37,18 @@ class Step:
 
 
 def num_weights(config: DecoderConfig) -> int:
-    """Weights that a step reads: all but the embedding, of which it reads a row for each sequence."""
+    """The number of weights that a step reads: all except the embedding, of which a step reads one row per sequence."""
     layer = 4 * config.dim**2 + 3 * config.dim * config.ffn_dim
     return config.num_layers * layer + config.vocab_size * config.dim
 
 
 def num_sums(config: DecoderConfig) -> int:
-    """Tensors of the width of the model that are added up over the ranks in a step."""
+    """The number of tensors of model width that are summed over the ranks in a step."""
     return 2 * config.num_layers + 1
 
 
 def link_bytes(config: DecoderConfig, *, ranks: int, rows: int, item_bytes: int) -> float:
-    """Bytes that a rank sends in a step of `rows` sequences; logits are gathered in float32."""
+    """Bytes that a rank sends in a step with `rows` sequences; logits are gathered in float32."""
     sums = num_sums(config) * 2 * (ranks - 1) / ranks * rows * config.dim * item_bytes
     return sums + (ranks - 1) / ranks * rows * config.vocab_size * 4
 
@@ -63,7 +63,7 @@ def step(
     weight_bytes: float = 2,
     item_bytes: int = 2,
 ) -> Step:
-    """The time of a step that is bound by memory and links; arithmetic and kernel launches are left out."""
+    """The time of a step that is bound by memory and links; arithmetic and kernel launches are ignored."""
     weights = num_weights(config) * weight_bytes / ranks / machine.memory
     if ranks == 1:
         return Step(weights=weights, collectives=0.0)

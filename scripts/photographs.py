@@ -1,4 +1,4 @@
-"""JPEGs that take a decoder as long as photographs do."""
+"""JPEGs that take as long to decode as photographs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ QUALITY = 90
 
 
 def write_photographs(folder: Path, count: int, *, width: int, height: int) -> list[Path]:
-    """Write `count` different JPEG files, the same ones each time."""
+    """Write `count` different JPEG files; each call writes the same files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{width}x{height}-{seed:06d}.jpg" for seed in range(count)]
     for seed, path in enumerate(paths):
@@ -19,7 +19,7 @@ def write_photographs(folder: Path, count: int, *, width: int, height: int) -> l
 
 
 def photograph(width: int, height: int, *, seed: int) -> Image.Image:
-    """Noise with the spectrum of natural scenes, and grain. Colours vary less than brightness."""
+    """Noise with the spectrum of natural scenes, and film grain. Colours vary less than brightness."""
     randomness = np.random.default_rng(seed)
     planes = [_natural(randomness, 1152, 864), *(_natural(randomness, 288, 216) for _ in range(2))]
     planes = [np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)) for plane in planes]
@@ -30,7 +30,7 @@ def photograph(width: int, height: int, *, seed: int) -> Image.Image:
 
 
 def _natural(randomness: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
-    """A plane (height, width) of mean 0 and deviation 1; amplitudes fall with the frequency."""
+    """A plane (height, width) with mean 0 and deviation 1; amplitudes fall with the frequency."""
     spectrum = np.fft.rfft2(randomness.normal(size=(height, width)))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf

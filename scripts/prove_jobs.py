@@ -3,8 +3,8 @@
 Usage: python -m scripts.prove_jobs [--part kills|disks|memory|resuming|waiting ...] [--work FOLDER] [--out FOLDER]
                                     [--kills N] [--quick]
 
-Other parts keep their figures. `disks` mounts small file systems in memory and needs root. All parts together take
-about 15 minutes on two cores.
+Parts that are not run keep their figures. `disks` mounts small file systems in memory and needs root. All parts
+together take about 15 minutes on two cores.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def prove_full_disk(settings: Settings) -> dict[str, Any]:
 
 
 def prove_memory(settings: Settings) -> dict[str, Any]:
-    """Memory over many pictures, and the time for running the finished job again."""
+    """Memory over many pictures, and the time to run the finished job again."""
     folder, out = settings.work / "many", settings.work / "many.jsonl"
     write_variations(folder, settings.many)
     samples = watch_memory(folder, out, every=settings.many // 10)

@@ -3,7 +3,7 @@
 Usage: python -m scripts.prove_training [--part baselines|digits|world|precision ...] [--work FOLDER] [--out FOLDER]
                                         [--quick]
 
-Other parts keep their figures. What lies finished in the working folder is not computed again. Needs
+Parts that are not run keep their figures. Finished results in the working folder are reused. Needs
 `pip install --editable '.[bench]'`. All parts together take about an hour on one core.
 """
 
@@ -24,10 +24,10 @@ from scripts.training_proofs.head import head_likeness
 from scripts.training_proofs.new_questions import write_drawings
 
 PAGE = "training-proofs"
-# New tasks, and the highest learning rates that they are trained with; None is the default.
+# New tasks, each with the highest learning rate of its training; None is the default.
 NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.003), ("warm", 0.003))
 PRECISION = "corners"  # the task of the part `precision`
-EPOCHS = 6  # of the shortest trainings on all scans; on fewer scans, as many as give the same steps
+EPOCHS = 6  # of the shortest trainings on all scans; with fewer scans, more epochs for the same number of steps
 LONGER = 4
 
 
@@ -36,11 +36,11 @@ class Settings:
     """How much is measured, and where."""
 
     work: Path
-    sizes: tuple[int, ...] = (10, 50, 100)  # training scans a digit
+    sizes: tuple[int, ...] = (10, 50, 100)  # training scans per digit
     seeds: int = 5  # of the baselines
     drawings: tuple[int, int, int] = (400, 100, 500)  # to train, to validate, to test
-    old_drawings: int = 200  # asked about in the old ways
-    steps: float = 1.0  # share of the steps of each training
+    old_drawings: int = 200  # drawings that the old questions are asked about
+    steps: float = 1.0  # share of the steps of each training that is run
 
 
 def measure_baselines(settings: Settings) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def measure_baselines(settings: Settings) -> dict[str, Any]:
 
 
 def measure_digits(settings: Settings) -> dict[str, Any]:
-    """Trainings on scans: the digits by name, and by words that the model has learned to say."""
+    """Train on scans, with answers that name the digits, and with words that the model already says."""
     scans, data = load_scans(), settings.work / "digits"
     write_digits(data, scans, divide(scans.digits_N, seed=0), sizes=settings.sizes)
     rows = []
@@ -81,7 +81,7 @@ def measure_digits(settings: Settings) -> dict[str, Any]:
 
 
 def _digit_runs(sizes: Sequence[int]) -> Iterator[tuple[str, int, str, int]]:
-    """Answers, scans a digit, sets, and how many times as long as the shortest run."""
+    """Yields the answers, the scans per digit, the trained sets, and the length relative to the shortest run."""
     most = sizes[-1]
     for sets in ("bias", "bias,lora"):
         for size in reversed(sizes):
@@ -96,7 +96,7 @@ def _digit_runs(sizes: Sequence[int]) -> Iterator[tuple[str, int, str, int]]:
 
 
 def measure_world(settings: Settings) -> dict[str, Any]:
-    """New questions about drawings of the model's world, learned with and without old ones beside them."""
+    """Train new questions about drawings of the model's world, with and without old questions mixed in."""
     rows: list[dict[str, Any]] = []
     before = old_scores(embedded_model(), num_pictures=settings.old_drawings)
     for task, rate in NEW:
@@ -117,7 +117,7 @@ def measure_world(settings: Settings) -> dict[str, Any]:
 
 
 def measure_precision(settings: Settings) -> dict[str, Any]:
-    """The same training with frozen weights in float32 and in bfloat16."""
+    """Run the same training with frozen weights in float32 and in bfloat16."""
     data = settings.work / PRECISION
     write_drawings(data, PRECISION, counts=settings.drawings, seed=0)
     rows = []
@@ -136,13 +136,13 @@ def _world_run(settings: Settings, task: str, table: str, *, rate: float | None 
     return Training(
         name="-".join((task, table, *flags[1:2])),
         data=settings.work / task / f"{table}.jsonl",
-        # A mixed table has three questions a drawing.
+        # A mixed table has three questions per drawing.
         flags=("--sets", "bias", *flags, *_epochs(settings, 15 if table == "new" else 9)),
     )
 
 
 def _epochs(settings: Settings, count: float) -> tuple[str, ...]:
-    """The flag for so many epochs."""
+    """The flag for `count` epochs, scaled by the settings."""
     return "--epochs", f"{count * settings.steps:.4g}"
 
 

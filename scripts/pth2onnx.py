@@ -1,4 +1,4 @@
-"""An adapter file -> the picture encoder as ONNX. No LLaMA is needed: `python scripts/pth2onnx.py BIAS-7B.pth`.
+"""Converts an adapter file to the picture encoder as ONNX: `python scripts/pth2onnx.py BIAS-7B.pth`. Needs no LLaMA.
 
 The same as `llama-adapter export onnx --adapter FILE`, under the name and with the file name that Ascend users know.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file can be run from any folder
 
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.terminal.run_guarded import run_guarded
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--clip",
         metavar="FILE",
-        help="CLIP (default: inside the adapter's file, else ViT-L-14.pt beside it, here or in ~/.cache/clip)",
+        help="CLIP (default: in the adapter's file, else ViT-L-14.pt next to it, here, or in ~/.cache/clip)",
     )
     parser.add_argument("--out", metavar="FILE.onnx", default=DEFAULT_OUT, help="file to write (default: %(default)s)")
     parser.add_argument("--dtype", choices=defaults.DTYPES, default=defaults.DTYPE, help="(default: %(default)s)")
@@ -47,12 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--channel-order",
         choices=("auto", "rgb", "bgr"),
         default="auto",
-        help="colours' order in training (default: bgr for released adapters, else rgb)",
+        help="order of colour channels in training (default: bgr for released adapters, else rgb)",
     )
     parser.add_argument(
-        "--pictures", metavar="PICTURE", nargs="+", default=(), help="to compare graph and encoder with"
+        "--pictures", metavar="PICTURE", nargs="+", default=(), help="pictures for the comparison of graph and encoder"
     )
-    parser.add_argument("--force", action="store_true", help="replace the file when it is there already")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

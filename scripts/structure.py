@@ -1,4 +1,4 @@
-"""Counts of a checkout's structure: lines, files, modules with a single importer, circles of files and of rooms.
+"""Counts lines, files and modules with a single importer in a checkout, and import cycles of files and of folders.
 
 python -m scripts.structure                                   this checkout
 python -m scripts.structure OTHER --packages app vision llm   another one, with packages of other names
@@ -15,7 +15,7 @@ from scripts.common import ROOT, parser_of
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of two or more names that reach each other."""
+    """Groups of two or more names that import each other, directly or through others."""
     reached: dict[str, set[str]] = {}
     for name in imports:
         seen, pending = set[str](), [name]

@@ -1,4 +1,4 @@
-"""Trains a random model of some size for a few steps: predicted and measured memory and time beside each other.
+"""Trains a random model of a given size for a few steps, and prints predicted and measured memory and time.
 
 python -m scripts.train_memory 160M --sets bias --steps 20
 """
@@ -87,7 +87,7 @@ def main() -> None:
         random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0, kernels=kernels
     )
     model.checkpoint_layers = options.checkpointing
-    # Real ones are mapped from files. The adapter stays, as it does in a run.
+    # Real source tensors are mapped from files, so they are dropped here. The adapter stays, as in a real run.
     model.sources = dataclasses.replace(
         model.sources, llama=dataclasses.replace(model.sources.llama, tensors={}), clip=None
     )
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
-    """A LLaMA of a size and a CLIP with random weights, and a new adapter, in memory."""
+    """A LLaMA of the given size and a CLIP with random weights, and a new adapter, in memory."""
     size = parse_size(name)
     vision, llama = vision_config(size), random_llama(name)
     with torch.device("meta"):

@@ -1,7 +1,7 @@
-"""How tests are collected, spread over processes, and how properties are tried.
+"""How tests are collected, distributed over processes, and how property-based tests run.
 
-Properties are tried with the same examples each time, however long one takes on a busy machine. Other examples, and
-more of them: `pytest --hypothesis-profile explore`.
+Property-based tests use the same examples each time and have no deadline, because a machine may be busy. For other and
+more examples: `pytest --hypothesis-profile explore`.
 """
 
 import gc
@@ -21,20 +21,22 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 
-# A script that starts tests in the background has them ignore these signals, and every process would inherit that.
+# A script that starts tests in the background makes them ignore these signals, and every child process would inherit
+# this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Processes with another HOME have the kernels that are compiled already.
+# Processes with another HOME use the kernels that are already compiled.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
-gc.disable()  # imports make few objects that can be freed, and looking for them takes a third of a collection's time
-# Python's own threshold is 700 objects more: with it, looking takes 5 % of the quick tests' processor time.
+gc.disable()  # imports leave little garbage, and looking for it would take a third of pytest's collection
+# Python's default threshold is 700 new objects; with it, garbage collection takes 5 % of the quick tests' processor
+# time.
 gc.set_threshold(50_000)
 
 
-# Reasons to skip a test: what this machine is, and what takes too long to build. Other skips are failures, because what
-# can be installed must be there.
+# The allowed reasons to skip a test: properties of this machine, and programs that take too long to build. Other skips
+# are failures, because whatever can be installed must be installed.
 ALLOWED_SKIPS = re.compile(
     r"this processor has no |they are for Linux on x86_64|this machine's oneDNN does not compute in "
     r"|no CUDA device here"
@@ -70,8 +72,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 ROOT = Path(__file__).resolve().parents[1]
-# Files with most processor time, by measurement. Those that start Ray are apart from each other: two clusters that
-# start at once, beside mypy, are slow.
+# The files that take the most processor time, by measurement. Files that start Ray are kept apart from each other,
+# because two clusters that start at the same time as mypy are slow.
 LONGEST = (
     "tests/test_docs.py",
     "tests/npu/test_chips.py",
@@ -86,15 +88,15 @@ LONGEST = (
     "tests/e2e/test_ray.py",
     "tests/app/models/test_load_peak.py",
 )
-# Files that share what takes a process minutes to compute.
+# Files that share a result that takes a process minutes to compute.
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that no process works alone at the end.
+    """Sort long files first, so that no process works alone at the end.
 
-    First those of `LONGEST`, then e2e, then others with slow tests, then the rest; of the same kind by their number of
-    tests.
+    The order is: `LONGEST`, then e2e, then other files with slow tests, then the rest. Within each kind, files with
+    more tests come first.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
@@ -109,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FileScheduling(LoadFileScheduling):
-    """Tests of a file, and of files that go together, run in one process."""
+    """Runs the tests of a file, and of files listed together, in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -126,16 +128,16 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.freeze()  # the interpreter's last collection
+    gc.freeze()  # skips the interpreter's last collection
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: many tests wait for processes."""
+    """One process more than there are cores, because many tests wait for other processes."""
     return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A folder that all processes of a test run share, for files that take long to make."""
+    """Names a folder that all processes of a test run share, for files that take long to make."""
     own = tmp_path_factory.getbasetemp()
     os.environ["TEST_RUN_FOLDER"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)

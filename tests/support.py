@@ -1,7 +1,7 @@
-"""The page docs/support.md: what is supported where, made from the tests that prove it.
+"""The page docs/support.md: what is supported on which device, collected from the tests that prove it.
 
-A test says what it proves: `@pytest.mark.proves("int8", "cpu")`, a feature of `FEATURES` and at least one of `COLUMNS`.
-Usage: python -m tests.support
+A test states what it proves: `@pytest.mark.proves("int8", "cpu")`, a feature of `FEATURES` and at least one of
+`COLUMNS`. Usage: python -m tests.support
 """
 
 import ast
@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "support.md"
 MARK = "pytest.mark.proves"
 
-# Columns, and what a passing test says of them: the real device or program ran, or a stand-in did.
+# Columns, and what a passing test shows: `RUN`, it ran on the real device or program; `CONTRACT`, on a stand-in.
 RUN, CONTRACT = "run", "contract"
 COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT, "MindSpore": RUN}
 
-# What a device has nothing of.
+# Features that do not exist on a device.
 WITHOUT = {
     ("graphs", "CPU"),
     ("asynchronous read-back", "CPU"),
@@ -33,7 +33,7 @@ WITHOUT = {
     ),
 }
 
-# Sections of the page, their features, and the columns that have a meaning for them.
+# Sections of the page, their features, and the columns that apply to them.
 EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), tuple(COLUMNS), ("CPU", "ONNX", "OM", "MindSpore"), ("CPU",)
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Models": (
@@ -116,7 +116,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Proof(NamedTuple):
-    """A test, and what it proves."""
+    """A test, and the feature and columns that it proves."""
 
     test: str  # tests/...py::name
     feature: str
@@ -124,7 +124,7 @@ class Proof(NamedTuple):
 
 
 def proofs(folder: Path = ROOT / "tests") -> Iterator[Proof]:
-    """What the decorators of all tests say."""
+    """The proofs stated by the decorators of all tests."""
     for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if MARK not in text:

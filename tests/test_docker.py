@@ -1,4 +1,4 @@
-"""The Dockerfiles, as far as they can be checked without Docker: files, extras, versions, user, ports and commands."""
+"""The Dockerfiles, checked without Docker: files, extras, versions, user, ports and commands."""
 
 import json
 import re
@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
 
 
 def instructions(file: Path) -> list[Instruction]:
-    """Without comments, with continued lines joined."""
+    """The instructions, without comments and with continued lines joined."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [Instruction(*line.split(" ", 1)) for line in joined.splitlines() if line.strip()]
@@ -62,7 +62,7 @@ def test_copied_files_exist_and_are_sent_to_docker(file: Path) -> None:
 
     assert all((ROOT / source).exists() for source in copied)
     assert set(copied) <= set(SENT)
-    # What the package consists of, and what its metadata names.
+    # The parts of the package, and the files that its metadata names.
     parts = {entry.readlink().name for entry in (ROOT / "llama_adapter").iterdir() if entry.is_symlink()}
     assert {*parts, "llama_adapter", "pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
 
@@ -83,9 +83,9 @@ def test_versions_are_those_of_the_project(file: Path) -> None:
     assert defaults["TORCH"] in wanted.specifier
     if file.stem == "cpu":
         assert defaults["PYTHON"] in SpecifierSet(PROJECT["requires-python"])
-        assert defaults["TORCH"] == torch.__version__.partition("+")[0]  # the one that tests run with
+        assert defaults["TORCH"] == torch.__version__.partition("+")[0]  # the version that the tests run with
     else:
-        assert defaults["TORCH_NPU"] == defaults["TORCH"]  # torch-npu pins its torch
+        assert defaults["TORCH_NPU"] == defaults["TORCH"]  # torch-npu pins this version of torch
         assert set(re.findall(r"torch(?:-npu)?==([\d.]+\d)", GUIDE)) == {defaults["TORCH"]}
 
 

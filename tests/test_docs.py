@@ -1,7 +1,7 @@
 """The commands of the README and of the pages in docs/ work as written, and their links lead to files and headings.
 
-A block of commands that follows a line `<!-- run -->` is run by bash, in the order of the page, in a folder that looks
-like the checkout; a block `console` behind it says what it prints. What the commands write there is removed afterwards.
+A command block after a line `<!-- run -->` is run by bash, in the order of the page, in a folder that looks like the
+checkout. A `console` block after it gives the expected output. Files that the commands create are removed afterwards.
 `llama-adapter` is the command of tests/warm_start.py.
 """
 
@@ -24,7 +24,7 @@ BLOCK = re.compile(
     r"^<!-- run -->\s*\n```bash\n(.*?)^```[ ]*$(?:\s*\n```console\n(.*?)^```[ ]*$)?", re.MULTILINE | re.DOTALL
 )
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # what the Python above prints
+PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # the output of the preceding Python block
 MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#([^)]+))?\)")
 PAGES = [
@@ -34,24 +34,24 @@ RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="u
 PRINTED = {
     "docs/ascend.md": '"a small red star at the left"',
     "docs/settings.md": "a small red star at the left",
-}  # part of what the commands of a page print
+}  # key: page; value: a part of what its commands print
 STARTED = f"{sys.executable} -m llama_adapter"
 
 
 def runnable_blocks(page: str) -> list[tuple[str, str]]:
-    """The commands of each block, and what they print; "" for anything."""
+    """The commands of each block and their expected output; "" accepts any output."""
     return BLOCK.findall(page)
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the headings, as the repository's host makes them."""
+    """Anchors of the headings, in the form that the repository's host gives them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture(scope="module")
 def llama_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The command that pages run."""
+    """The command that is `llama-adapter` on the pages."""
     if sys.platform != "linux":
         yield STARTED
         return
@@ -61,7 +61,7 @@ def llama_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, llama_adapter: str) -> Path:
-    """The files of the checkout under their names, and a `llama-adapter` that runs them."""
+    """A folder with the files of the checkout, and a `llama-adapter` command that runs them."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for entry in ROOT.iterdir():
@@ -101,7 +101,7 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     before = set(checkout.iterdir())
-    # The port in the guide may be taken here.
+    # The port in the guide may be in use on this machine.
     for block, shown in runnable_blocks((ROOT / page).read_text(encoding="utf-8").replace("8123", port)):
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
@@ -118,7 +118,7 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
         assert set(checkout.iterdir()) == before, "first commands leave no files"
 
 
-# A program that prints what it was started with, and commands that run it.
+# A program that prints its arguments and environment, and the commands that run it.
 FACTS = """
 import json, os, signal, sys
 facts = {

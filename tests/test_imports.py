@@ -1,4 +1,7 @@
-"""Devices are named in one place. Import directions are contracts in pyproject.toml, which `lint-imports` checks."""
+"""Devices are named in one part of the code.
+
+Import directions are contracts in pyproject.toml; `lint-imports` checks them.
+"""
 
 import ast
 import re
@@ -10,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "llm", "runtime", "vision", "scripts")
 DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
-# Rooms of devices and exported graphs; doctor's look at what is installed; other programs that are measured.
+# Folders of devices and exported graphs, doctor's look at the installation, and code that measures other programs.
 DEVICE_HOMES = (
     "app/graph_export/",
     "llm/exported/onnx_program.py",
@@ -22,7 +25,7 @@ DEVICE_HOMES = (
     "app/doctor/probes.py",
     "scripts/peers/",
 )
-TEXTS_FOR_PEOPLE = ("app/cli/",)  # may name devices in texts, not use them
+TEXTS_FOR_PEOPLE = ("app/cli/",)  # may name devices in texts, but not use them
 
 
 def source_files() -> list[str]:
@@ -31,7 +34,7 @@ def source_files() -> list[str]:
 
 
 def device_names(source: str, *, file: str) -> list[str]:
-    """Identifiers and texts that name a device; docstrings and comments may."""
+    """Identifiers and strings that name a device; docstrings and comments are left out."""
     nodes = list(ast.walk(ast.parse(source)))
     docstrings = {
         id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

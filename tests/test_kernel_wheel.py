@@ -1,4 +1,4 @@
-"""The wheel with compiled kernels: what is in it, on which systems it runs, and that it needs no compiler."""
+"""The wheel with compiled kernels: its content, the systems that it runs on, and that it needs no compiler."""
 
 import os
 import platform
@@ -32,7 +32,7 @@ on_this_machine = pytest.mark.skipif(isinstance(INSTRUCTIONS, str), reason=str(I
 
 
 def compile_for_tests(command: list[str], target: Path) -> None:
-    """As users get it for this machine's processor, with less optimisation for the others, which run nothing here."""
+    """Compile for this machine's processor as for users, and for other processors with less optimisation."""
     own = INSTRUCTIONS.options(INSTRUCTIONS.extras()) if isinstance(INSTRUCTIONS, InstructionSet) else []
     is_own = command[-len(own) :] == own
     compile_kernels(command if is_own else [word.replace("-O3", "-O1") for word in command], target)
@@ -108,7 +108,7 @@ def test_its_rows_have_the_same_bits_alone_and_among_others(
 
 @pytest.fixture(name="python", scope="module")
 def python_fixture(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment with the wheel, and the packages that it needs but no compiler's."""
+    """The Python of a new environment with the wheel and its required packages, but without packages for compiling."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -124,7 +124,7 @@ def python_fixture(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def run(python: Path, folder: Path, *arguments: str) -> str:
-    """What Python prints where neither a compiler nor a cache of kernels is."""
+    """Run Python without a compiler and without a cache of kernels; returns what it prints."""
     (folder / "no-programs").mkdir(exist_ok=True)
     variables = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
     variables |= {"PATH": str(folder / "no-programs"), "XDG_CACHE_HOME": str(folder / "cache")}

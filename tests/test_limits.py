@@ -22,12 +22,12 @@ PAGE = (ROOT / "docs" / "limits.md").read_text()
 UNITS = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 ROW = re.compile(r"^\|([^|]+)\|([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
 PLACE = re.compile(r"`(?P<module>[a-z_.]+):(?P<name>\w+)(?:\.(?P<field>\w+))?`(?: \(`(?P<flag>--[a-z-]+)`\))?")
-# Limits without a default, and what sets them.
+# Limits without a default, and the values that set them.
 DEFAULTED_ELSEWHERE = {
     ("PictureSettings", "max_picture_bytes"): ApiSettings().pictures.max_picture_bytes,
     ("ArchiveLimits", "max_entry_bytes"): ServiceLimits().max_picture_bytes,
 }
-# Here every public constant of that form is a limit.
+# Folders in which every public constant with the form of a limit must be listed.
 ROOMS = (
     "app/inputs",
     "app/labelled",

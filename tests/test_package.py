@@ -1,4 +1,4 @@
-"""The package `llama_adapter` as users install it: one import name, and a clear error where its links are missing."""
+"""The package `llama_adapter` as installed by users: one import name, and a clear error if its links are missing."""
 
 import importlib.metadata
 import os
@@ -64,7 +64,7 @@ def test_a_wheel_describes_itself_and_accepts_the_torch_of_a_notebook(site: Path
     assert (ROOT / "README.md").read_text(encoding="utf-8") in distribution.metadata.get_payload()
     assert Requirement(torch).specifier.contains("2.11.0")
     assert Requirement(torch).specifier.contains("2.13.0+cpu")
-    assert not Requirement(torch).specifier.contains("2.14.0")  # newer ones bring CUDA to a CPU
+    assert not Requirement(torch).specifier.contains("2.14.0")  # later versions of torch bring CUDA even to a CPU
     assert {"heif", "onnx", "serve", "web"} <= set(distribution.metadata.get_all("Provides-Extra", []))
 
 
@@ -104,7 +104,7 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     package = tmp_path / "llama_adapter"
     package.mkdir()
     shutil.copy(ROOT / "llama_adapter" / "__init__.py", package)
-    for name in FOLDERS:  # as git writes a link where there are none
+    for name in FOLDERS:  # git writes links in this form on systems without links
         (package / name).write_text(f"../{name}")
 
     ran = run("-c", "import llama_adapter", cwd=tmp_path, path=tmp_path)

@@ -1,4 +1,4 @@
-"""Tests may be skipped for allowed reasons only."""
+"""Tests may be skipped only for the allowed reasons."""
 
 from typing import Literal
 

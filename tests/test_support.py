@@ -1,4 +1,4 @@
-"""The table of what is supported is what the tests prove."""
+"""The support table equals what the tests prove."""
 
 import pytest
 

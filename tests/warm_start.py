@@ -1,14 +1,14 @@
-"""A command `llama-adapter` whose processes are forks of one process that has torch loaded, which takes seconds.
+"""A `llama-adapter` command whose processes are forks of one warm process that has loaded torch, which takes seconds.
 
     with warm_command(folder) as command:  # words of a shell
         subprocess.run(f"{command} caption x.png", shell=True)
 
-The command hands its arguments, standard streams, current folder, variables, umask and ignored signals to the warm
-process, through a socket. A fork of that runs the command line and ends as an interpreter does. The command passes on
-the signals that it gets, and ends as the fork did.
+The command sends its arguments, standard streams, current folder, variables, umask and ignored signals to the warm
+process through a socket. A fork of the warm process runs the command line and exits like an interpreter. The command
+forwards the signals that it receives, and exits as the fork did.
 
-What stays unshown is how an interpreter starts: tests in `tests/e2e` start real ones. What takes long is done once in a
-test run: tracing the embedded model's encoder for `export`, and looking at the environment for `doctor`.
+These tests do not cover how an interpreter starts; tests in `tests/e2e` start real ones. Slow work is done once per
+test run: tracing the embedded model's encoder for `export`, and examining the environment for `doctor`.
 """
 
 import io
@@ -26,13 +26,13 @@ from typing import Any, NoReturn
 _LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _USED = ("captioning.captioner", "graph_export.decoder", "jobs.run")
-_DEFAULT = {signal.SIGINT: signal.default_int_handler}  # others: SIG_DFL
+_DEFAULT = {signal.SIGINT: signal.default_int_handler}  # for other signals the default is SIG_DFL
 
 
 @contextmanager
 def warm_command(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """The command, while its warm process runs; `folder` is for the socket. It needs Linux."""
-    import subprocess  # not at every start of the command
+    """Yields the command; it works until the context ends. `folder` holds the socket. Needs Linux."""
+    import subprocess  # imported here so that the command itself starts without it
 
     address = os.path.join(folder, "warm.sock")
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -41,12 +41,12 @@ def warm_command(folder: str | os.PathLike[str]) -> Iterator[str]:
         listener.listen()
         warm = subprocess.Popen(
             [sys.executable, "-m", "tests.warm_start", "serve", str(listener.fileno())],
-            stdin=subprocess.PIPE,  # open as long as the tests run
+            stdin=subprocess.PIPE,  # stays open while the tests run
             stdout=subprocess.DEVNULL,
             cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
             env={**variables, "OMP_NUM_THREADS": "1"},
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # Ctrl-C is for the commands, which pass it on
+            start_new_session=True,  # Ctrl-C must reach only the commands, which forward it
         )
     with warm:
         yield f"{sys.executable} -IS {os.path.abspath(__file__)} ask {address}"
@@ -56,7 +56,7 @@ def warm_command(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _ask(address: str, arguments: list[str]) -> NoReturn:
-    """Have the warm process run the command, and end as it ended."""
+    """Let the warm process run the command, and exit as the command did."""
     umask = os.umask(0)
     os.umask(umask)
     ignored = [number for number in _PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
@@ -79,7 +79,7 @@ def _ask(address: str, arguments: list[str]) -> NoReturn:
 
 
 def _serve(listener: socket.socket) -> bool:
-    """True in a fork that is to run its command; False in the warm process, when the tests have ended."""
+    """True in a fork that must run its command; False in the warm process, after the tests have ended."""
     num_threads = len(os.listdir("/proc/self/task"))
     assert num_threads == 1, f"a fork has one thread, and this process has {num_threads}"
     while True:
@@ -111,7 +111,7 @@ def _received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _keep(client: socket.socket, command: int) -> NoReturn:
-    """Pass signals on to the process, and its end to the client; a client that is gone was killed."""
+    """Forward signals to the process and its exit code to the client; kill the process if the client is gone."""
     ends = os.pidfd_open(command)
     while True:
         ready, _, _ = select.select([client, ends], [], [])
@@ -128,7 +128,7 @@ def _keep(client: socket.socket, command: int) -> NoReturn:
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
-    """What a started interpreter would have found."""
+    """Set up streams, folder, variables and signals as a newly started interpreter would find them."""
     *streams, current = files
     for number, file in enumerate(streams):
         os.dup2(file, number)
@@ -181,7 +181,7 @@ _SHARED = {"export": _share_encoder, "doctor": _share_environment}
 
 
 def _load() -> None:
-    """Import what most commands import, but for onnxruntime, which has a thread from then on."""
+    """Import what most commands import, except onnxruntime, which would start a thread."""
     import importlib
 
     from llama_adapter.runtime.torch_import import prepare_imports
@@ -200,6 +200,6 @@ if __name__ == "__main__":
     from llama_adapter.__main__ import main
 
     _load()
-    gc.freeze()  # what is never collected stays shared with the forks
+    gc.freeze()  # objects that are never collected stay shared with the forks
     if _serve(socket.socket(fileno=int(place))):
         sys.exit(main())

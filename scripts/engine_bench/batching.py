@@ -1,4 +1,4 @@
-"""Captions of different lengths, by continuous and by static batching on the same engine."""
+"""Captions of different lengths, with continuous and with static batching on the same engine."""
 
 import itertools
 import random
@@ -98,7 +98,10 @@ def measure_batching(
 
 
 def run_job(engine: Engine, job: Job, *, policy: Policy) -> list[int]:
-    """Generate all captions; returns the number of tokens of each. With "static" that is the longest of its batch."""
+    """Generate all captions.
+
+    Returns the number of tokens of each; with "static" it is that of the longest in its batch.
+    """
     made = [0] * len(job.lengths)
     if policy == "continuous":
         _run_continuous(engine, job, made)
@@ -132,7 +135,7 @@ def _run_continuous(engine: Engine, job: Job, made: list[int]) -> None:
 
 
 def _run_static(engine: Engine, job: Job, made: list[int], *, to_longest: bool) -> None:
-    """One full batch after the other; rows run to the longest one, or leave at their own end."""
+    """Run one full batch after another; rows run until the longest one ends, or leave when they end."""
     for start in range(0, len(job.lengths), engine.num_slots):
         batch = list(range(start, min(start + engine.num_slots, len(job.lengths))))
         lengths = [job.lengths[index] for index in batch]
@@ -155,7 +158,7 @@ def _step(engine: Engine, made: list[int]) -> None:
 
 
 def _prefix_source(parts: Parts, engine: Engine, pixels_BHWC: np.ndarray, *, with_encoder: bool) -> PrefixSource:
-    """Encodes the requested pictures; without `with_encoder` they are encoded before the job."""
+    """Returns a function that encodes the requested pictures; without `with_encoder` they are encoded beforehand."""
 
     def encode(indices: Sequence[int]) -> list[Prefix]:
         chosen_BHWC = pixels_BHWC[[index % len(pixels_BHWC) for index in indices]]

@@ -1,4 +1,4 @@
-"""Throughput and memory of jobs of one picture to many."""
+"""Throughput and memory of jobs, from one picture to many."""
 
 import itertools
 import os
@@ -54,7 +54,7 @@ def _measure(captioner: Captioner, size: int, *, repeats: int) -> tuple[float, f
 
 
 def _answer(captioner: Captioner, *, pictures: int) -> None:
-    """Answer like the command line, which drops answers as they come."""
+    """Run a job as the command line does: drop answers as they arrive."""
     chosen = list(itertools.islice(itertools.cycle(map(str, sample_files())), pictures))
     items = work_items(chosen, None, default_prompt=captioner.info.default_prompt)
     answered = sum(isinstance(event, Answer) for event in captioner.run(items, sampling=SamplingParams()))

@@ -1,4 +1,4 @@
-"""What a mixed step saves: one prompt's prefill with the decode step of the other rows, in one program or in two."""
+"""What a mixed step saves: prefill of one prompt and decode step of the other rows, in one program or in two."""
 
 import statistics
 import time
@@ -10,11 +10,11 @@ from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from scripts.common import in_turn
 
-_HALF_ANSWER = 17  # tokens that a row has behind its prompt, of captions of 4 to 64
+_HALF_ANSWER = 17  # tokens after a row's prompt: half of a mean caption of 4 to 64 tokens
 
 
 def measure_mixed_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any] | None:
-    """Milliseconds of each program, medians, with `rows` slots in use; None where the runner has no mixed steps."""
+    """Median milliseconds of each program with `rows` slots in use; None if the runner has no mixed steps."""
     runner = parts.runner
     if not runner.runs_mixed:
         return None
@@ -34,6 +34,6 @@ def measure_mixed_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any
         return (time.perf_counter() - started) * 1e3
 
     taken = in_turn(ways, timed, rounds=5 * rounds + 1)
-    medians_ms = {way: statistics.median(times_ms[1:]) for way, times_ms in taken.items()}  # the first round warms up
+    medians_ms = {way: statistics.median(times_ms[1:]) for way, times_ms in taken.items()}  # first round: warm-up
     runner.reset()
     return {"rows": rows, "prompt_tokens": len(prompt), **medians_ms}

@@ -1,4 +1,4 @@
-"""Reading pictures exactly and fast: pictures per second at two sizes, and differences in pixels and captions."""
+"""Exact and fast reading: pictures per second at two sizes, and differences in pixels and captions."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ _SAMPLE_SIDE = 1600  # pixels, of enlarged samples
 
 
 def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
-    """Read a picture like a photograph both ways, in turn. Differences are in levels of 0 to 255."""
+    """Read a photograph-like picture both ways, in turn. Differences are in levels of 0 to 255."""
     data = _jpeg(photograph(*SIZES[megapixels], seed=0))
 
     def timed(reading: Reading) -> float:
@@ -35,7 +35,7 @@ def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
 
     pixels = {reading: read(data, reading) for reading in READINGS}
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as Pillow, because jobs read several pictures side by side
+    torch.set_num_threads(1)  # like Pillow, because jobs read several pictures in parallel
     seconds = in_turn(READINGS, timed, rounds=4 * rounds)
     torch.set_num_threads(num_threads)
     difference = np.abs(pixels["fast"].astype(int) - pixels["exact"])
@@ -48,7 +48,7 @@ def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:
 
 
 def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
-    """Compare the captions and visual queries of enlarged samples, read fast and exactly."""
+    """Compare captions and visual queries of enlarged samples between fast and exact reading."""
     side = (_SAMPLE_SIDE, _SAMPLE_SIDE)
     pictures = [_jpeg(Image.open(file).convert("RGB").resize(side, Image.Resampling.BICUBIC)) for file in files]
     queries = {
@@ -65,7 +65,7 @@ def measure_change(parts: Parts, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def read(data: bytes, reading: Reading) -> np.ndarray:
-    """Pixels (224, 224, 3), as the captioner reads a file."""
+    """Pixels (224, 224, 3), read as the captioner reads a file."""
     return preprocess(load_picture(data, least_side=448 if reading == "fast" else None).image, reading=reading)
 
 

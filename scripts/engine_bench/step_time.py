@@ -1,7 +1,8 @@
 """Where the time of a decode step goes: linear layers, attention, other operators, and the host.
 
 The kernels run a whole step in one call, so the parts are separated by measurement: the linear layers alone, and the
-extra time of a step that attends to many positions. The cost per position also gives that of the picture's positions.
+extra time of a step that attends to many positions. The cost per position also gives the cost of the picture's
+positions.
 """
 
 import statistics
@@ -18,18 +19,18 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.eager import EagerRunner
 
-NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half of a caption
+NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half a caption
 _NUM_STEPS = 32
 
 
 def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
-    """The parts of a step of `rows` in ms, medians over rounds.
+    """The parts of a step of `rows` rows in ms, medians over rounds.
 
     `other` is the rest of the device's program: norms, rotary positions, activations, embeddings, copies. `host` is the
-    engine around it: choosing tokens, scheduling.
+    time of the engine outside the program: choosing tokens, scheduling.
     """
     decoder = _decoder(parts)
-    measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one warms up
+    measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
     step, program, short, linears = (statistics.median(times) * 1e3 for times in zip(*measured, strict=True))
     config = parts.model.decoder_config
     picture_places = config.num_queries * config.num_adapter_layers / config.num_layers
@@ -86,7 +87,7 @@ def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
         for layer in layers:
             layer(inputs[layer.in_features])
 
-    # Subtract Python's cost of a call, measured on layers of next to no work.
+    # Subtract Python's cost of a call, measured on layers with almost no work.
     small = torch.nn.Linear(16, 16, dtype=parts.model.dtype, device=parts.backend.device).requires_grad_(False)
     holder = torch.nn.ModuleList([small])
     parts.backend.prepare(holder)
@@ -102,17 +103,17 @@ def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
 
 
 def _eager(parts: Parts) -> EagerRunner:
-    """The runner, whose programs are called without plans."""
+    """The runner as an EagerRunner, whose programs can be called without plans."""
     assert isinstance(parts.runner, EagerRunner)
     return parts.runner
 
 
 def _decoder(parts: Parts) -> Any:
-    return _eager(parts)._decoder  # only needed by this benchmark
+    return _eager(parts)._decoder  # a private member, used only by this benchmark
 
 
 def _linear_layers(decoder: Any) -> list[Any]:
-    """Those of a step, of any class; the adapter's own layers run once per picture."""
+    """Linear layers of a step, of any class. The adapter's own layers are left out: they run once per picture."""
     of_prefixes = set(decoder.adapter.modules())
     return [layer for layer in decoder.modules() if hasattr(layer, "in_features") and layer not in of_prefixes]
 

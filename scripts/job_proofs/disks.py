@@ -24,7 +24,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
 
 
 def prove_disks(pictures: list[Path], place: Path) -> dict[str, Any]:
-    """Fill a disk with a job, enlarge it, resume; then try a read-only disk."""
+    """Fill a disk with a job, enlarge the disk, resume the job; then try a read-only disk."""
     out = place / "answers.jsonl"
     command = caption_command(pictures[0].parent, out)
     with mounted(place, "size=64k"):

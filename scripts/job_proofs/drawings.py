@@ -10,7 +10,7 @@ from scripts.train_embedded.world import sample_scene
 
 
 def write_drawings(folder: Path, count: int, *, seed: int = 1) -> list[Path]:
-    """Write `count` PNG files of 224 x 224 pixels; the paths in order of their names."""
+    """Write `count` PNG files of 224 x 224 pixels; returns their paths in order of their names."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):

@@ -12,19 +12,19 @@ from pathlib import Path
 from llama_adapter.app.records.record import parse_record, read_records
 from scripts.common import ROOT, tell
 
-_START_S = 3.0  # about the time in which a run starts and answers some pictures
+_START_S = 3.0  # about the time that a run needs to start and answer some pictures
 
 
 @dataclass(kw_only=True, slots=True)
 class KillReport:
-    """Counts over all jobs; those after `torn_lines` should be zero."""
+    """Counts over all jobs. `torn_lines` counts repairs; all counts after it should be zero."""
 
     num_pictures: int
     batch_size: int
-    kills: int = 0  # of runs that had not ended
-    jobs: int = 0  # finished
+    kills: int = 0  # kills of runs that had not ended
+    jobs: int = 0  # finished jobs
     begun_again: list[int] = field(default_factory=list)  # for each kill: pictures that were begun without a record
-    torn_lines: int = 0  # at the end of the file, repaired by the next run
+    torn_lines: int = 0  # torn lines at the end of the file, repaired by the next run
     lost: int = 0
     doubled: int = 0
     different: int = 0  # answers that differ from an undisturbed run
@@ -96,7 +96,7 @@ def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[byt
 
 
 def _look(report: KillReport, work: Path, out: Path) -> None:
-    """Check the file right after a kill: whole lines are records, and count pictures that were begun without one."""
+    """Check the file right after a kill: count whole lines that are no records, and pictures begun without a record."""
     lines = _lines(out) if out.exists() else []
     records = [parse_record(line) for line in lines]
     report.unreadable_lines += sum(record is None for record in records)

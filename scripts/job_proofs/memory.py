@@ -8,7 +8,7 @@ from scripts.common import ROOT, caption_command, process_mib, watched_job
 
 
 def watch_memory(folder: Path, out: Path, *, every: int) -> list[dict[str, float]]:
-    """Run a job over a folder, with a sample every `every` records. Raises RuntimeError if it fails."""
+    """Run a job over a folder, and take a memory sample every `every` records. Raises RuntimeError if the job fails."""
     samples: list[dict[str, float]] = []
     due = every
     for process, num_records in watched_job(folder, out):
@@ -35,7 +35,7 @@ def _sample(process: int, num_records: int) -> dict[str, float]:
 
 
 def _resident_mib(process: int) -> float:
-    """0 if the process has just ended."""
+    """Resident memory in MiB; 0 if the process has just ended."""
     try:
         return process_mib(process)
     except OSError:

@@ -1,4 +1,4 @@
-"""The command line with a log of every picture that begins: `python -m scripts.job_proofs.noting LOG caption ...`."""
+"""The command line with a log of every submitted picture: `python -m scripts.job_proofs.noting LOG caption ...`."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from llama_adapter.app.cli import main
 
 
 def note_submissions(log: str) -> None:
-    """Append the picture of every request to a file before the engine gets it."""
+    """Append the picture of every request to a file before the engine receives the request."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     submit = CaptionLoop.submit
 

@@ -1,1 +1,1 @@
-"""Other programs that run the same models, and the means to measure them and ours in the same way, in turn."""
+"""Other programs that run the same models, and the code that measures them and our engine in the same way, in turn."""

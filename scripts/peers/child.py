@@ -1,6 +1,7 @@
-"""A child process of the benchmark: opens and measures the engine of a task on stdin, and writes a reply to stdout.
+"""A child process of the benchmark. It measures the engine of a task.
 
-Both are pickled. Output of libraries goes to standard error. Failures are replies too.
+The task is read from stdin and the reply is written to stdout, both pickled. Output of libraries goes to stderr.
+Failures are also sent as replies.
 """
 
 import gc
@@ -64,7 +65,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before 
 def main() -> None:
     reply_to = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    warnings.simplefilter("ignore")  # of vendors, about themselves
+    warnings.simplefilter("ignore")  # vendors' libraries warn about themselves
     with reply_to:
         pickle.dump(answer(pickle.load(sys.stdin.buffer)), reply_to)
 
@@ -87,13 +88,13 @@ def _measured(task: Task) -> Reply:
         _file(task)
         return Reply(load_s=time.perf_counter() - started)
     opened = OPENERS[task.engine.section, task.engine.program](task)
-    gc.collect()  # plain weights that were replaced by packed ones
+    gc.collect()  # frees plain weights that packed ones have replaced
     load_s = time.perf_counter() - started
     return Reply(figures=list(_measure(task, opened)), load_s=load_s, packages=_packages(task), circumstances=about)
 
 
 def _measure(task: Task, opened: Any) -> Iterator[Figure]:
-    """Figures of an engine that is open."""
+    """Measure the figures of an open engine."""
     match task.engine.section:
         case "machine":
             yield from _ceilings(task.size)
@@ -101,7 +102,7 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
         case "job":
             figures = iter([_measure_job(opened)])
         case "decode":
-            # llama.cpp's threads wait awake for longer than a step, and would disturb the reading.
+            # llama.cpp's threads spin for longer than a step and would disturb the reading of memory.
             reader = MemoryReader(num_threads=task.threads) if task.engine.program == "ours" else None
             figures = measure_decoder(
                 opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s, reader=reader
@@ -117,8 +118,8 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
 def _error(task: Task, encode: Encode, *, image_size: int) -> float:
     """Relative error of all tokens for the last sample picture; calibration uses the first ones.
 
-    Ours in float32 is exact, and leaves its output in the work folder for the others. The error is 0, unknown, without
-    that, and for outputs of another shape.
+    Our float32 output is the exact one; its task saves it in the work folder for the other engines. The error is 0,
+    meaning unknown, if that file is missing or the output has another shape.
     """
     pixels = preprocess(load_picture(sample_files()[-1]).image, size=image_size)[None]
     found = torch.as_tensor(encode(pixels)).double().numpy()
@@ -133,7 +134,7 @@ def _error(task: Task, encode: Encode, *, image_size: int) -> float:
 
 
 def _ceilings(size: str) -> Iterator[Figure]:
-    """Ceilings of the machine: `read` in bytes/s, and `matmul-...` for the layers of that size in FLOPs/s."""
+    """Ceilings of the machine: `read` in bytes/s, and `matmul-...` in FLOPs/s for the layers of this size."""
     backend = open_backend("cpu")
     started = time.perf_counter()
     yield _ceiling("read", measure_bandwidth(backend), started=started)
@@ -150,7 +151,7 @@ def _ceiling(name: str, rate: float, *, started: float) -> Figure:
 
 
 def _measure_job(job: OurJob | ReferenceJob) -> Figure:
-    """One run of the job, after a short one of a single picture; the rate is of pictures."""
+    """Run the job once, after a short run with a single picture; the rate is in pictures per second."""
     job.run((2,))
     result = job.run()
     return Figure(
@@ -164,12 +165,12 @@ def _measure_job(job: OurJob | ReferenceJob) -> Figure:
 
 
 def _file(task: Task) -> Path:
-    """The file that the engine runs, made if it is missing."""
+    """The file that the engine runs; it is created if it is missing."""
     return make_file(task.engine.file, work=Path(task.work), size=task.size, num_threads=task.threads)
 
 
 def _packages(task: Task) -> dict[str, str]:
-    """Versions of the engine's packages, and the instruction sets of llama.cpp."""
+    """Versions of the engine's packages; for llama.cpp also its instruction sets."""
     program = task.engine.program
     told = versions(PACKAGES.get(program.partition("-")[0], ()))
     return {**told, "llama.cpp for": llama_cpp.instructions()} if program == "llama.cpp" else told
@@ -177,7 +178,7 @@ def _packages(task: Task) -> dict[str, str]:
 
 def _our_decoder(task: Task) -> OurDecoder:
     config, engine = decoder_sizes(task.size), task.engine
-    # The encoder has no part in this: the smallest there is.
+    # The encoder plays no part in decoding, so it is the smallest one.
     vision = encoder_sizes("vit-tiny", output_dim=config.dim)
     parts = open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=task.num_rows)
     return OurDecoder(parts.runner)

@@ -1,4 +1,4 @@
-"""The picture tower as our ONNX file in other runtimes: onnxruntime and OpenVINO, float and 8 bits."""
+"""The picture tower as our ONNX file in other runtimes: onnxruntime and OpenVINO, in float32 and 8 bits."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -20,9 +20,9 @@ OPENVINO_PACKAGES = ("openvino", "nncf")
 
 
 def open_onnxruntime(path: str | os.PathLike[str], *, num_threads: int) -> Encode:
-    """onnxruntime with its fastest settings: all graph passes, and threads that spin while they wait.
+    """onnxruntime with its fastest settings: all graph optimisations, and threads that spin while they wait.
 
-    Our own backend is slower: its threads sleep while they wait, and sums have a fixed order.
+    Our own onnxruntime backend is slower, because its threads sleep while they wait and its sums have a fixed order.
     """
     runtime = require("onnxruntime", package="onnxruntime")
     options = runtime.SessionOptions()
@@ -35,7 +35,7 @@ def open_onnxruntime(path: str | os.PathLike[str], *, num_threads: int) -> Encod
 
 
 def open_openvino(path: str | os.PathLike[str], *, num_threads: int, batch_sizes: Collection[int]) -> Encode:
-    """OpenVINO, compiled for each batch size, because it is fastest with fixed shapes."""
+    """OpenVINO, compiled for each batch size because it is fastest with fixed shapes."""
     core = require("openvino", package="openvino").Core()
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -53,14 +53,14 @@ def open_openvino(path: str | os.PathLike[str], *, num_threads: int, batch_sizes
 
 
 def export_tower(config: VisionConfig, state: Mapping[str, Tensor], path: Path) -> None:
-    """Our export in float32; raises MissingPackage without the packages for it."""
+    """Export in float32 with our exporter; raises MissingPackage without its packages."""
     for package in ("onnx", "onnxscript"):
         require(package, package=package)
     export_onnx(config, state, path, name="random tower", dtype="float32")
 
 
 def quantise_onnx(source: Path, target: Path) -> None:
-    """onnxruntime's dynamic quantisation: int8 weights per channel, activations quantised while it runs."""
+    """onnxruntime's dynamic quantisation: int8 weights per channel, activations quantised at run time."""
     quantization = require("onnxruntime.quantization", package="onnxruntime")
     partial = target.with_suffix(".partial")
     quantization.quantize_dynamic(str(source), str(partial), weight_type=quantization.QuantType.QInt8, per_channel=True)

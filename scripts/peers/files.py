@@ -1,4 +1,4 @@
-"""The files that peers run, made once in a work folder from the shared weights."""
+"""The files that other programs run. They are made once, in a work folder, from the shared weights."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, enco
 
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
-    """Path of the file, which is made if it is missing. Raises MissingPackage, and any error of the packages."""
+    """The path of the file, which is created if it is missing. Raises MissingPackage, and any error of the packages."""
     place = place_of(file, work=work, size=size)
     if place.exists():
         return place
@@ -43,7 +43,7 @@ def _export_graphs(place: Path, size: str, num_threads: int) -> None:
 
 
 def end_id(vocab_size: int) -> int:
-    """The end token of the tokenizer for random weights."""
+    """The id of the end token in the tokenizer for random weights."""
     return WiderTokenizer(vocab_size).eos_id
 
 

@@ -1,4 +1,4 @@
-"""Writes a decoder of ours as a GGUF file, llama.cpp's format: no adapter, no vocabulary but its size."""
+"""Writes one of our decoders as a GGUF file, llama.cpp's format, without adapter; of the vocabulary, only its size."""
 
 # D model width, N heads, H head size
 
@@ -20,9 +20,9 @@ GgufType = Literal["f32", "bf16"]
 def write_gguf(
     state: Mapping[str, Tensor], config: DecoderConfig, path: str | os.PathLike[str], *, dtype: GgufType
 ) -> None:
-    """Write float32 weights of ours; matrices in `dtype`, norms in float32.
+    """Write our float32 weights: matrices in `dtype`, norms in float32.
 
-    The file appears complete or not at all. Raises MissingPackage without the package `gguf`.
+    The file is written completely or not at all. Raises MissingPackage without the package `gguf`.
     """
     gguf = require("gguf", package="gguf")
     place = Path(path)
@@ -46,7 +46,7 @@ def write_gguf(
         if tensor.ndim == 1 or dtype == "f32":
             writer.add_tensor(name, tensor.numpy())
         else:
-            # NumPy knows no bfloat16: its bytes go in as they are.
+            # NumPy has no bfloat16, so the raw bytes are passed.
             writer.add_tensor(name, tensor.to(torch.bfloat16).view(torch.uint8).numpy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -56,7 +56,7 @@ def write_gguf(
 
 
 def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """Names and float32 tensors as llama.cpp's LLaMA has them."""
+    """Names and float32 tensors in the layout of llama.cpp's LLaMA."""
     for _, name, tensor in plain_llama(state, config):
         is_rotated = name.endswith((".attn_q.weight", ".attn_k.weight"))
         rows = tensor.float()
@@ -64,6 +64,6 @@ def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator
 
 
 def interleaved(weight: Tensor, *, num_heads: int) -> Tensor:
-    """Rows of a query or key projection (D, D) from half-split pairs (i, i + H/2) to pairs (2i, 2i + 1)."""
+    """Reorder the rows of a query or key projection (D, D): half-split pairs (i, i + H/2) become pairs (2i, 2i + 1)."""
     halves = weight.view(num_heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)

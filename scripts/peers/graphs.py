@@ -1,4 +1,4 @@
-"""Exported decoders under the measures of the others: the same random weights, run as the engine runs them."""
+"""Measures exported decoders like the other engines: the same random weights, run as our engine runs them."""
 
 import os
 import tempfile
@@ -22,14 +22,14 @@ from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from scripts.peers.packages import require
 from scripts.peers.weights import decoder_sizes, decoder_state, encoder_sizes, random_weights
 
-FOLDER = "graphs-"  # with the precision behind it: an export in the work folder
+FOLDER = "graphs-"  # followed by the precision: the name of an export in the work folder
 
 
 MINDIR = "mindir"  # a folder of MindSpore's graphs
 
 
 def export_random(place: Path, size: str, *, eos_id: int) -> None:
-    """Write the decoder of a size with the shared random weights; MissingPackage for MindIR without MindSpore."""
+    """Write the decoder of a size with the shared random weights. Raises MissingPackage if MindSpore is missing."""
     config, graphs = decoder_sizes(size), None
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         partial = Path(folder) / "partial"
@@ -64,7 +64,7 @@ def export_random(place: Path, size: str, *, eos_id: int) -> None:
 
 
 def open_graphs(folder: Path, *, num_rows: int, num_threads: int) -> "GraphDecoder":
-    """The export in `folder`, in onnxruntime or MindSpore."""
+    """Open the export in `folder` with onnxruntime or MindSpore."""
     card = read_card(folder)
     if card.format == MINDIR:
         require("mindspore", package="mindspore")
@@ -73,7 +73,7 @@ def open_graphs(folder: Path, *, num_rows: int, num_threads: int) -> "GraphDecod
 
 
 class GraphDecoder:
-    """A program with the adapter, as the runner calls it."""
+    """A program with the adapter, called as the runner calls it."""
 
     def __init__(self, program: DecoderProgram) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: LLaMA with its two kinds of cache, and CLIP's picture tower."""
+"""Hugging Face transformers: LLaMA with two kinds of cache, and CLIP's picture tower."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -19,7 +19,7 @@ CacheKind = Literal["dynamic", "static"]
 
 
 def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -> Any:
-    """The `LlamaConfig` of a decoder; `options` are more of its settings. Raises MissingPackage."""
+    """The `LlamaConfig` of a decoder; `options` are further settings. Raises MissingPackage."""
     return require("transformers", package="transformers").LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.dim,
@@ -36,7 +36,7 @@ def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -
 
 
 class HuggingFaceDecoder:
-    """`LlamaForCausalLM`, called as `generate` calls it, without the work that `generate` does between steps."""
+    """`LlamaForCausalLM`, called as `generate` calls it, without what `generate` does between steps."""
 
     def __init__(
         self, state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype, cache: CacheKind
@@ -48,7 +48,7 @@ class HuggingFaceDecoder:
             self._model = transformers.LlamaForCausalLM(settings)
         self._model.load_state_dict(huggingface_decoder(state, config, dtype=dtype), assign=True)
         inner = self._model.model
-        inner.rotary_emb = type(inner.rotary_emb)(settings)  # its table is no weight, and was only sketched
+        inner.rotary_emb = type(inner.rotary_emb)(settings)  # its table is no weight, so it was a sketch
         self._model.eval().requires_grad_(False)
         self._cache: Any = None
         self._num_tokens = 0
@@ -92,7 +92,7 @@ class HuggingFaceDecoder:
 
 
 class HuggingFaceVision:
-    """`CLIPVisionModel` on normalised pixels, up to its last hidden states, all tokens of them."""
+    """`CLIPVisionModel` on normalised pixels; gives its last hidden states for all tokens."""
 
     def __init__(self, state: Mapping[str, Tensor], config: ClipConfig, *, dtype: torch.dtype) -> None:
         transformers = require("transformers", package="transformers")
@@ -109,7 +109,7 @@ class HuggingFaceVision:
         with torch.device("meta"):
             self._model = transformers.CLIPVisionModel(settings)
         named = huggingface_tower(state, num_layers=config.num_layers, dtype=dtype)
-        # The name of the tower inside differs by release.
+        # The attribute name of the inner tower differs between releases.
         prefix = next(iter(self._model.state_dict())).partition("embeddings.")[0]
         self._model.load_state_dict({prefix + name: tensor for name, tensor in named.items()}, assign=True)
         for module in self._model.modules():

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: its batch API, greedy, all rows in one call."""
+"""llama.cpp through llama-cpp-python: its batch API, greedy decoding, all rows in one call."""
 
 import ctypes
 import os
@@ -15,12 +15,12 @@ from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS
 PACKAGES = ("llama-cpp-python", "gguf")
 Quantisation = Literal["q8_0", "q4_0"]
 
-_MICRO_BATCH = 512  # llama.cpp's own default; tokens computed at once
-_quiet: list[Any] = []  # the callback must outlive every call
+_MICRO_BATCH = 512  # tokens computed at once; llama.cpp's default
+_quiet: list[Any] = []  # keeps the callback alive as long as the library may call it
 
 
 class LlamaCpp:
-    """A model of llama.cpp with up to `num_rows` sequences, each with its own memory."""
+    """A model of llama.cpp with up to `num_rows` sequences, each with its own cache."""
 
     def __init__(self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int) -> None:
         self._lib = lib = _library()
@@ -34,7 +34,7 @@ class LlamaCpp:
         settings.n_ubatch = _MICRO_BATCH
         settings.n_threads = settings.n_threads_batch = num_threads
         settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_AUTO
-        settings.kv_unified = False  # each sequence attends to its own places only
+        settings.kv_unified = False  # each sequence attends only to its own positions
         settings.no_perf = True
         self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
@@ -60,7 +60,10 @@ class LlamaCpp:
         return self._decode([(token, position, row, True) for row, token in enumerate(token_ids)])
 
     def _decode(self, tokens: Sequence[tuple[int, int, int, bool]]) -> list[int]:
-        """One call with (token, position, row, whether its logits are wanted); the greatest logit of each wanted."""
+        """Decode (token, position, row, whether its logits are wanted) in one call.
+
+        Returns the best token of each wanted.
+        """
         batch = self._batch
         batch.n_tokens = len(tokens)
         for place, (token, position, row, is_wanted) in enumerate(tokens):
@@ -79,7 +82,7 @@ class LlamaCpp:
 
 
 def instructions() -> str:
-    """Instruction sets that the library reports, such as `AVX2 AVX512 AVX512_BF16`."""
+    """The instruction sets that the library reports, such as `AVX2 AVX512 AVX512_BF16`."""
     told = _library().llama_print_system_info().decode()
     return " ".join(re.findall(r"(\w+) = 1", told))
 
@@ -87,7 +90,7 @@ def instructions() -> str:
 def quantise_gguf(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, kind: Quantisation, num_threads: int
 ) -> None:
-    """A GGUF file as llama.cpp's own tool quantises it; appears complete or not at all."""
+    """Quantise a GGUF file with llama.cpp's own function; the file is written completely or not at all."""
     lib = _library()
     settings = lib.llama_model_quantize_default_params()
     settings.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
@@ -100,7 +103,7 @@ def quantise_gguf(
 
 
 def _library() -> Any:
-    """llama.cpp's functions, initialised, and silent."""
+    """llama.cpp's functions, initialised, with logging turned off."""
     lib = require("llama_cpp.llama_cpp", package="llama-cpp-python")
     if not _quiet:
         _quiet.append(lib.llama_log_callback(lambda level, text, data: None))

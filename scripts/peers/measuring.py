@@ -1,4 +1,4 @@
-"""How every engine is measured: calls, repetitions, and which of them count."""
+"""How every engine is measured: calls, repetitions, and which repetitions count."""
 
 import functools
 import statistics
@@ -14,34 +14,34 @@ from numpy.typing import NDArray
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
 from scripts.peers.task import Figure, Rung
 
-Encode = Callable[[NDArray[np.uint8]], object]  # encodes pixels (B, S, S, 3), and waits for the result
+Encode = Callable[[NDArray[np.uint8]], object]  # encodes pixels (B, S, S, 3), and returns when the result is ready
 Result = TypeVar("Result")
 
 MIN_STEPS = 4
-_MAX_CALLS = 5  # of a prefill, or of an encoder
+_MAX_CALLS = 5  # at most, for a prefill or an encoder
 _NUM_WARM_UP_TOKENS = 8
-_READ_BYTES = 256 << 20  # between two steps; far above any cache
-_REST_S = 0.001  # until our kernels' threads sleep
+_READ_BYTES = 256 << 20  # read between two steps; far larger than any cache
+_REST_S = 0.001  # time until our kernels' threads sleep
 
 
 class DecoderEngine(Protocol):
-    """A language model in rows, greedy. Rows in use are 0..n-1 and all at the same position."""
+    """A language model that decodes rows greedily. Rows in use are 0..n-1, all at the same position."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Forget everything; compute prompts of equal length; the next token of each."""
+        """Clear the cache and compute prompts of equal length; returns the next token of each."""
         ...
 
     def spread(self, num_rows: int) -> None:
-        """After a prefill of one row, rows 1..num_rows-1 become copies of it."""
+        """After a prefill of one row, make rows 1..num_rows-1 copies of it."""
         ...
 
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        """Feed one token to each row at that position; the next token of each."""
+        """Feed one token to each row at this position; returns the next token of each."""
         ...
 
 
 class MemoryReader:
-    """Measures the bandwidth of the memory at this moment, with threads that sleep in between."""
+    """Measures the current memory bandwidth. Its threads sleep between measurements."""
 
     def __init__(self, *, num_threads: int) -> None:
         self._parts = torch.ones(_READ_BYTES // 4).chunk(num_threads)
@@ -49,7 +49,7 @@ class MemoryReader:
         self.read()  # starts the threads
 
     def read(self) -> float:
-        """Bytes per second of summing the buffer, each thread a part."""
+        """Sum the buffer, one part per thread; returns bytes per second."""
         time.sleep(_REST_S)
         started = time.perf_counter()
         for _ in self._threads.map(torch.sum, self._parts):
@@ -62,9 +62,9 @@ def measure_decoder(
 ) -> Iterator[Figure]:
     """Prefill and decode rates in tokens per second, by batch size.
 
-    If the prefill of a batch size is not measured, its rows are copies of the first. At least 4 steps are measured, up
-    to `num_steps` or `budget_s`, after a warm-up step; the median counts. With a reader, the memory, which bounds steps
-    of one row, is read after each of them.
+    If the prefill of a batch size is not measured, its rows are copies of the first. After a warm-up step, at least 4
+    steps are measured, up to `num_steps` or `budget_s`; the median counts. With a reader, the memory bandwidth, which
+    bounds steps of one row, is measured after each of these steps.
     """
     engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
     engine.step([5], _NUM_WARM_UP_TOKENS)
@@ -93,7 +93,7 @@ def measure_decoder(
 def _time_steps(
     engine: DecoderEngine, token_ids: list[int], *, num_steps: int, budget_s: float, reader: MemoryReader | None
 ) -> tuple[list[float], float]:
-    """Seconds of each step, and the median of the bandwidths between them; 0 without a reader."""
+    """Seconds of each step, and the median of the bandwidths measured between them (0 without a reader)."""
     seconds: list[float] = []
     reads: list[float] = []
     for number in range(1 + num_steps):
@@ -121,7 +121,7 @@ def measure_vision(encode: Encode, rungs: Collection[Rung], *, image_size: int, 
 
 
 def repeated(call: Callable[[], Result], *, budget_s: float) -> tuple[list[float], Result]:
-    """Seconds of one call or more within `budget_s`, and the result of the last one."""
+    """Call once or repeatedly within `budget_s`; returns the seconds of each call, and the last result."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < _MAX_CALLS and sum(seconds) + seconds[-1] < budget_s):
         started = time.perf_counter()
@@ -131,5 +131,5 @@ def repeated(call: Callable[[], Result], *, budget_s: float) -> tuple[list[float
 
 
 def median_of_warm(seconds: Sequence[float]) -> float:
-    """The median; of three or more calls without the first, which is a warm-up."""
+    """The median; with three or more calls the first one is left out as a warm-up."""
     return statistics.median(seconds[1:] if len(seconds) >= 3 else seconds)

@@ -1,4 +1,4 @@
-"""Our own engine under the measures of the others: put together as any captioner is, around the shared weights."""
+"""Our engine, measured like the others: assembled as for any captioner, with the shared weights."""
 
 import dataclasses
 import time
@@ -29,9 +29,9 @@ from scripts.peers.weights import random_weights
 def open_parts(
     decoder: DecoderConfig, vision: VisionConfig, *, dtype: str, precision: Precision, batch_size: int
 ) -> Parts:
-    """A model of those sizes with random weights on the CPU, `batch_size` slots.
+    """A model of these sizes with random weights on the CPU, with `batch_size` slots.
 
-    Raises MissingPackage where weights of few bits would be widened: their figures would be those of floats.
+    Raises MissingPackage if weights of few bits would be widened, because their figures would be those of floats.
     """
     if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
@@ -42,7 +42,7 @@ def open_parts(
 
 
 class OurDecoder:
-    """The runner with the adapter. Torch stands aside, as in `Runner.run`, which the engine calls."""
+    """The runner with the adapter. torch uses one thread, as in `Runner.run`, which the engine calls."""
 
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner, EagerRunner), "its programs are called without plans"
@@ -83,7 +83,7 @@ class PlannedEngine(Engine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """A caption job: seconds from files to texts in all and by stage, and the tokens of each picture."""
+    """A caption job: total seconds from files to texts, seconds by stage, and the tokens of each picture."""
 
     seconds: float
     stages_s: dict[str, float]
@@ -91,14 +91,14 @@ class JobResult:
 
 
 class OurJob:
-    """The caption job through the captioner."""
+    """The caption job, run by the captioner."""
 
     def __init__(self, parts: Parts) -> None:
         self._engine = PlannedEngine(parts.runner, eos_id=parts.model.tokenizer.eos_id)
         self._captioner = Captioner(parts, engine=self._engine)
 
     def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
-        """As many pictures as `ends`, each answered with that many tokens."""
+        """Caption as many pictures as there are `ends`; each answer gets the number of tokens in its entry."""
         self._engine.ends = iter(ends)
         clock = self._captioner.profile_clock()
         started = time.perf_counter()

@@ -18,7 +18,7 @@ def require(module: str, *, package: str) -> Any:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those that are installed."""
+    """Versions of the packages that are installed."""
     found = {}
     for package in packages:
         try:

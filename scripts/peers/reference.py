@@ -1,7 +1,7 @@
-"""A loop like that of the reference implementation: float32, plain linear layers, whole batches to the end.
+"""A loop like the reference implementation's: float32, plain linear layers, whole batches until the last row ends.
 
-Its answers are ours. It repeats work: the adapter's keys and values at every step, rows whose caption has ended, and
-the logits of every prompt token.
+It gives the same answers as our engine. It repeats work: the adapter's keys and values at every step, rows whose
+caption has ended, and the logits of every prompt token.
 """
 
 # B rows, S step tokens, P positions, Q adapter queries, N heads, H head size, D model width, V vocabulary
@@ -27,7 +27,7 @@ from scripts.peers.sizes import JOB_ENDS, prompt_ids
 
 
 class ReferenceLoop:
-    """The decoder over a state dict of ours, with a cache of `num_rows` rows."""
+    """The decoder over one of our state dicts, with a cache of `num_rows` rows."""
 
     def __init__(self, state: Mapping[str, Tensor], config: DecoderConfig, *, num_rows: int) -> None:
         self._state, self._config = state, config
@@ -41,7 +41,7 @@ class ReferenceLoop:
     def generate(
         self, prompts: Sequence[Sequence[int]], visual_query_BQD: Tensor, *, num_new_tokens: int
     ) -> list[list[int]]:
-        """New greedy tokens of each row, `num_new_tokens` of them for the longest prompt; none stops before."""
+        """New greedy tokens of each row: `num_new_tokens` for the longest prompt; no row stops earlier."""
         total = max(map(len, prompts)) + num_new_tokens
         tokens_BP = torch.zeros(len(prompts), total, dtype=torch.int64)
         is_prompt_BP = torch.zeros(len(prompts), total, dtype=torch.bool)
@@ -57,7 +57,7 @@ class ReferenceLoop:
         return [tokens_BP[row, len(prompt) :].tolist() for row, prompt in enumerate(prompts)]
 
     def forward(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, start: int) -> Tensor:
-        """Logits (B, V) of the last of the tokens at positions start, start + 1, ..."""
+        """Logits (B, V) after the last of the tokens at positions start, start + 1, ..."""
         config, state = self._config, self._state
         x_BSD = F.embedding(tokens_BS, state["embedding.weight"])
         num_tokens = tokens_BS.shape[1]
@@ -92,7 +92,7 @@ class ReferenceLoop:
     def _adapter(
         self, layer: int, q_BNSH: Tensor, visual_query_BQD: Tensor, *, weights: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """The adapter's term; its keys and values are made here, at every call."""
+        """The adapter's part of the attention; its keys and values are computed at every call."""
         index = layer - self._config.first_adapter_layer
         tokens_BQD = self._state["adapter.queries"][index] + visual_query_BQD
         k_weight, v_weight = weights
@@ -125,7 +125,7 @@ class ReferenceLoop:
 
 
 class ReferenceJob:
-    """The caption job: pictures read one after the other, one batch to the end of its longest caption."""
+    """The caption job: pictures are read one after another, and a batch runs to the end of its longest caption."""
 
     def __init__(
         self,

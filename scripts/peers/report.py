@@ -10,7 +10,7 @@ from scripts.peers.table import ENGINES
 from scripts.peers.targets import TARGETS, check
 
 WANTED_SHARE = 0.8
-# Of the bandwidth, for one row on two threads.
+# Wanted shares of the bandwidth, for one row on two threads.
 WANTED_OF_BANDWIDTH = {"ours-float32": 0.9, "ours-bfloat16": 0.9, "ours-int8": 0.85, "ours-int4": 0.75}
 PARTS = {
     "decode": ("Decode", "tokens/s"),
@@ -57,7 +57,7 @@ def _section(results: Results, threads: int) -> dict[str, Any]:
 
 
 def _shares(rows: Sequence[Row], results: Results) -> Iterator[dict[str, Any]]:
-    """Decode is compared with the bandwidth (1B, batch 1 only), prefill and pictures with matrix products."""
+    """Decode (1B, batch 1 only) is compared with the bandwidth, prefill and pictures with matrix products."""
     for row in rows:
         share = share_of(row, results)
         if share is None or (row.part == "decode" and (row.batch, row.size) != (1, "1B")):
@@ -69,7 +69,7 @@ def _shares(rows: Sequence[Row], results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str, Any]:
-    """All engines at all batch sizes, ours over each of the others, and the stages of jobs."""
+    """All engines at all batch sizes, ratios of ours to each of the others, and the stages of jobs."""
     names = results.engines(part, size, threads=threads)
     there = [row for row in results.rows if (row.part, row.size, row.threads) == (part, size, threads)]
     batches = sorted({row.batch for row in there})
@@ -105,7 +105,7 @@ def _ratio(mine: Row | None, theirs: Row | None) -> float | None:
 
 
 def _same_answers(row: Row, rows: Sequence[Row]) -> bool | None:
-    """Whether float32 gives the reference's captions; None for other engines."""
+    """Whether our float32 engine gives the reference's captions; None for other engines."""
     reference = next((one for one in rows if one.engine.startswith("reference")), None)
     return None if reference is None or row.engine != "ours-float32" else row.answers == reference.answers
 

@@ -1,4 +1,4 @@
-"""docs/peers.json and docs/peers-avx2.json: figures of many runs. A new run replaces rows that it measures again."""
+"""docs/peers.json and docs/peers-avx2.json: figures of many runs. A new run replaces the rows that it repeats."""
 
 import statistics
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.pages.render import as_text, read, write
 
-INSTRUCTIONS = ("best", "avx2")  # of the processor that programs may use
+INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]
 
 
@@ -17,31 +17,31 @@ Key = tuple[str, str, str, int, int, str]
 class Row:
     """Rates of one engine in the rounds of one run: tokens, pictures, bytes or FLOPs per second."""
 
-    part: str  # a `sizes.Part`
+    part: str  # one of `sizes.Part`
     engine: str
     size: str
     batch: int
     threads: int
     run: str  # a key of `Results.runs`
-    rates: tuple[float, ...]  # one for each round
-    stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job's last round
-    answers: str = ""  # of a job: a digest of all captions
-    error: float = 0.0  # of an encoder's output, relative to ours in float32
-    reads: tuple[float, ...] = ()  # of steps of one row: bytes per second of the memory between them, for each round
+    rates: tuple[float, ...]  # one per round
+    stages_s: Mapping[str, float] = field(default_factory=dict)  # stages of a job, in the last round
+    answers: str = ""  # for a job: a digest of all captions
+    error: float = 0.0  # for an encoder: error of its output relative to ours in float32
+    reads: tuple[float, ...] = ()  # for steps of one row: memory bandwidth in bytes/s between the steps, per round
 
     @property
     def key(self) -> Key:
-        """Identifies rows that replace each other. A ceiling belongs to its run."""
+        """Identifies rows that replace each other. The key of a ceiling includes its run."""
         return (self.part, self.engine, self.size, self.batch, self.threads, self.run if self.part == "ceiling" else "")
 
     @property
     def median(self) -> float:
-        """Of all rounds."""
+        """The median rate of all rounds."""
         return statistics.median(self.rates)
 
     @property
     def per_byte_read(self) -> float | None:
-        """The rate beside the bandwidth of the same moments, median; None where it was not measured."""
+        """The median ratio of the rate to the bandwidth at the same time; None if the bandwidth was not measured."""
         pairs = zip(self.rates, self.reads, strict=True) if self.reads else ()
         return statistics.median(shares) if (shares := [rate / read for rate, read in pairs]) else None
 
@@ -54,13 +54,13 @@ class Missing:
     size: str
     section: str
     threads: int
-    problem: str  # `missing` or `failed`
+    problem: str  # either `missing` or `failed`
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All that is known: circumstances of each run, rows and engines that are missing."""
+    """All known results: circumstances of each run, measured rows, and missing engines."""
 
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
@@ -69,7 +69,7 @@ class Results:
 
     @property
     def page(self) -> str:
-        """The page of results with these instructions."""
+        """The name of the page for these instruction sets."""
         return "peers" if self.instructions == INSTRUCTIONS[0] else f"peers-{self.instructions}"
 
     def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
@@ -78,7 +78,7 @@ class Results:
         return next((row for row in self.rows if row.key == key), None)
 
     def engines(self, part: str, size: str, *, threads: int) -> list[str]:
-        """Engines with a row there, in the order of the rows."""
+        """Engines that have a row in this part, in the order of the rows."""
         found = (row for row in self.rows if (row.part, row.size, row.threads) == (part, size, threads))
         return list(dict.fromkeys(row.engine for row in found))
 
@@ -104,12 +104,12 @@ class Results:
 
 
 def load(folder: Path, nothing: Results) -> Results:
-    """Read what `save` wrote with the same instructions; `nothing` if there is no file."""
+    """Read what `save` wrote for the same instruction sets; returns `nothing` if there is no file."""
     return from_json(read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
 
 
 def from_json(values: Mapping[str, Any]) -> Results:
-    """The content of the file."""
+    """Parse the content of the file."""
     return Results(
         runs=values["runs"],
         rows=tuple(
@@ -121,7 +121,7 @@ def from_json(values: Mapping[str, Any]) -> Results:
 
 
 def save(results: Results, folder: Path) -> None:
-    """Write JSON atomically, with one row per line, and the page."""
+    """Write JSON atomically, with one row per line, and write the page."""
     content = {
         "runs": results.runs,
         "rows": [_stated(row) for row in results.rows],

@@ -18,9 +18,9 @@ from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, pla
 from scripts.peers.table import MACHINE, Engine, Section, chosen_engines, engine_names
 from scripts.peers.task import Reply, Rung, Task
 
-# Threads of a child, for every library.
+# Variables that set a child's number of threads in every library.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Caps of our kernels, of torch and of oneDNN.
+# Limits on the instruction sets of our kernels, of torch and of oneDNN.
 _CAPS = {
     "best": {},
     "avx2": {"LLAMA_ADAPTER_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -30,7 +30,7 @@ _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE
 Runner = Callable[[Task], Reply]
 
 
-# Without slots, so that defaults can be read from the class.
+# Without slots, so that defaults can be read as class attributes.
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run measures, as plain values."""
@@ -44,11 +44,11 @@ class Plan:
     threads: int = 1
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
     budget: float = 2.5  # seconds
-    long: float = 8.0  # seconds; what took longer in the first round is not repeated
+    long: float = 8.0  # seconds; a measurement that took longer in the first round is not repeated
     instructions: str = INSTRUCTIONS[0]
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks of one round, in order; the ceilings of the machine come before each size."""
+        """All tasks of one round, in order; the ceilings of the machine are measured before each size."""
         for size in self.sizes:
             yield self._task(MACHINE, size)
             section: Section = "vision" if size in ENCODERS else "decode"
@@ -126,7 +126,7 @@ class Gathered:
                 self.too_long.add((engine.name, task.size, (figure.part, figure.batch)))
 
     def next_task(self, task: Task) -> Task | None:
-        """The task without figures that take too long; None if nothing is left of it or the engine failed."""
+        """The task without figures that take too long; None if no figure is left or the engine failed."""
         if (task.engine, task.size) in self.missing:
             return None
         rungs = tuple(rung for rung in task.rungs if (task.engine.name, task.size, rung) not in self.too_long)
@@ -193,7 +193,7 @@ def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
 
 
 def describe(task: Task, reply: Reply) -> str:
-    """One line for a person."""
+    """One line of progress."""
     head = f"{task.size} {task.engine.name}"
     if reply.problem:
         return f"{head} {reply.problem}: {reply.reason}"
@@ -209,14 +209,14 @@ def _four_digits(number: float) -> float:
 
 
 def _without_places(reason: str, *, work: str) -> str:
-    """Replace paths of this machine, which do not belong on the page."""
+    """Replace paths of this machine, which must not appear on the page."""
     for place, name in ((work, "WORK"), (sys.prefix, "PYTHON"), (str(ROOT), "ROOT")):
         reason = reason.replace(place, name)
     return reason
 
 
 def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
-    """Make missing files that peers run, before the rounds and with all processors."""
+    """Make missing files that other programs run, before the rounds and with all processors."""
     Path(plan.work).mkdir(parents=True, exist_ok=True)
     for task in plan.tasks():
         file = task.engine.file

@@ -1,4 +1,4 @@
-"""Shares of the machine's memory bandwidth and matrix products that our figures reach."""
+"""Our figures as shares of the machine's memory bandwidth and of its matmul rate."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,26 @@ from scripts.peers.results import Results, Row
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, NUM_STEPS
 from scripts.peers.weights import bare_tower, decoder_sizes
 
-# Engines of ours: bytes of their numbers, and the ceiling of their products.
+# Our engines: the sizes of their numbers in bytes, and the ceiling of their matrix products.
 OURS = {
     "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
     "ours-bfloat16": (NumberSizes(2, 2), "matmul-bfloat16"),
     "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
-    "ours-int4": (NumberSizes(4.5 / 8, 4), "matmul-int4"),  # a scale of 16 bits for 32 weights
+    "ours-int4": (NumberSizes(4.5 / 8, 4), "matmul-int4"),  # one 16-bit scale for 32 weights
 }
-_MOST = 0.7  # share of a ceiling from which on it bounds a figure
+_MOST = 0.7  # A figure counts as bound by a ceiling from this share on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Parts of the ceilings that were measured in the same run; of the bandwidth between the steps if that is known."""
+    """Shares of the ceilings of the same run. The bandwidth is the one between the steps if it was measured."""
 
     memory: float
     arithmetic: float
 
     @property
     def sentence(self) -> str:
-        """What bounds a figure, in a few words."""
+        """A few words on what bounds a figure."""
         if max(self.memory, self.arithmetic) < _MOST:
             return f"neither: {self.memory:.0%} of bandwidth, {self.arithmetic:.0%} of matmul"
         if self.memory > self.arithmetic:
@@ -35,7 +35,7 @@ class Share:
 
 
 def share_of(row: Row, results: Results) -> Share | None:
-    """The shares of one of our figures; None for others, and if its run measured no ceiling."""
+    """The shares for one of our figures; None for other engines, or if its run measured no ceiling."""
     if row.engine not in OURS or row.part not in ("decode", "prefill", "vision"):
         return None
     sizes, matmul = OURS[row.engine]
@@ -44,7 +44,7 @@ def share_of(row: Row, results: Results) -> Share | None:
     if read_row is None or matmul_row is None:
         return None
     work, seconds = _work(row, sizes)
-    # The best rate of a ceiling counts: slower rounds were disturbed.
+    # The best rate of a ceiling counts, because slower rounds were disturbed.
     memory = work.bytes / seconds / max(read_row.rates)
     if row.per_byte_read is not None:
         memory = work.bytes * row.per_byte_read / row.batch
@@ -52,7 +52,7 @@ def share_of(row: Row, results: Results) -> Share | None:
 
 
 def _work(row: Row, sizes: NumberSizes) -> tuple[Work, float]:
-    """Counted work of one call, and the seconds it took."""
+    """The work of one call, and the seconds it took."""
     if row.part == "vision":
         return encoder_work(bare_tower(row.size), num_pictures=row.batch, sizes=sizes), row.batch / row.median
     config = decoder_sizes(row.size)

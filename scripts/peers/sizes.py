@@ -6,7 +6,7 @@ from typing import Literal
 
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
 
-# As app/models/random_model.py has them; `vit-tiny` is the encoder in front of its tiny decoder.
+# As named in app/models/random_model.py; `vit-tiny` is the encoder of its tiny decoder.
 DECODERS = ("tiny", "160M", "1B")
 ENCODERS = ("vit-tiny", "ViT-L/14")
 # Encoders of caption jobs, by decoder.
@@ -18,17 +18,17 @@ JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
 
 NUM_PROMPT_TOKENS = 55
 NUM_STEPS: Mapping[str, int] = {"tiny": 32, "160M": 32, "1B": 12}
-CONTEXT = 128  # positions that a row has room for
+CONTEXT = 128  # positions per row
 
 # A job has one picture for each of these caption lengths, in tokens.
 JOB_ENDS = (12, 25, 38, 51, 64)
 
 
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
-    """The prompt of a row: the begin token, and ids that differ by row."""
+    """The prompt of a row: the begin token, and ids that differ between rows."""
     return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]
 
 
 def place_of(file: str, *, work: Path, size: str) -> Path:
-    """Path of the file of a size."""
+    """The path of a size's file."""
     return work / size.replace("/", "-") / file

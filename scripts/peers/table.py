@@ -1,4 +1,4 @@
-"""The engines by name. No vendor package is imported here."""
+"""The engines by name. This module imports no vendor package."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from llama_adapter.runtime.schemes import Precision
 
-Section = Literal["machine", "decode", "job", "vision"]  # measured by one child process
+Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """One way of running a model: a program, a number type, and its file."""
+    """One way of running a model: a program, a number type, and a file."""
 
     name: str
     section: Section
-    program: str  # with the section a key of `scripts.peers.child.OPENERS`
+    program: str  # together with the section a key of `scripts.peers.child.OPENERS`
     dtype: str = "float32"
     precision: Precision = "float"
     file: str = ""  # in the work folder; see `scripts.peers.files`
@@ -66,7 +66,7 @@ MACHINE = Engine(name="machine", section="machine", program="machine")
 
 
 def engine_names() -> list[str]:
-    """All names, each once; a name may be in several sections."""
+    """All names without duplicates; a name may be in several sections."""
     return list(dict.fromkeys(engine.name for engine in ENGINES))
 
 

@@ -9,7 +9,7 @@ from scripts.peers.results import Results, Row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """One engine of ours at least `wanted` times the best of `peers`, in one figure."""
+    """One of our engines must reach at least `wanted` times the best of `peers`, in one figure."""
 
     part: str
     ours: str
@@ -25,11 +25,11 @@ class Reached:
 
     target: Target
     ours: Row | None
-    peer: Row | None  # the best of the target's
+    peer: Row | None  # the best of the target's peers
 
     @property
     def ratio(self) -> float | None:
-        """Ours by theirs, medians."""
+        """The median of ours divided by the peer's median."""
         if self.ours is None or self.peer is None:
             return None
         return self.ours.median / self.peer.median
@@ -41,7 +41,7 @@ class Reached:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether both were measured in turn, in one run."""
+        """Whether both rows were measured alternately, in one run."""
         return self.ours is not None and self.peer is not None and self.ours.run == self.peer.run
 
 
@@ -100,7 +100,7 @@ TARGETS = {"best": _BEST, "avx2": _AVX2}
 
 
 def check(target: Target, results: Results, *, threads: int) -> Reached:
-    """The target with its figures."""
+    """Look up the target's figures."""
     found = (results.find(target.part, peer, target.size, batch=target.batch, threads=threads) for peer in target.peers)
     present = [row for row in found if row is not None]
     return Reached(

@@ -7,23 +7,23 @@ from typing import Any, Literal
 from scripts.peers.sizes import Part
 from scripts.peers.table import Engine
 
-Rung = tuple[Part, int]  # a figure to measure: a part at a batch size
+Rung = tuple[Part, int]  # a figure to measure: a part, at a batch size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One engine, one size: to be opened, and measured at some batch sizes."""
+    """One engine and one size: what to open, and the batch sizes to measure."""
 
     engine: Engine
-    size: str  # of a decoder or an encoder; of a job, both, such as `1B+ViT-L/14`
-    work: str  # folder of the files that peers run
+    size: str  # of a decoder or an encoder; of both for a job, such as `1B+ViT-L/14`
+    work: str  # folder of the files that other programs run
     threads: int
     rungs: tuple[Rung, ...]
-    num_rows: int = 16  # that an engine has room for
+    num_rows: int = 16  # rows that an engine must hold
     num_steps: int = 32
     budget_s: float = 2.5
-    instructions: str = "best"  # of the processor, one of `results.INSTRUCTIONS`
-    only_files: bool = False  # make the files that the engine needs, and measure nothing
+    instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
+    only_files: bool = False  # only make the files that the engine needs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +35,10 @@ class Figure:
     rate: float
     spent_s: float
     engine: str = ""  # or the name of a ceiling
-    stages_s: Mapping[str, float] = field(default_factory=dict)  # of a job
-    answers: str = ""  # of a job: a digest of all captions
-    error: float = 0.0  # of an encoder: relative error of its output for a sample picture
-    read: float = 0.0  # of steps of one row: bytes per second of the memory between them
+    stages_s: Mapping[str, float] = field(default_factory=dict)  # for a job
+    answers: str = ""  # for a job: a digest of all captions
+    error: float = 0.0  # for an encoder: relative error of its output for a sample picture
+    read: float = 0.0  # for steps of one row: memory bandwidth in bytes/s between the steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,5 +49,5 @@ class Reply:
     load_s: float = 0.0
     problem: Literal["", "missing", "failed"] = ""
     reason: str = ""
-    packages: dict[str, str] = field(default_factory=dict)  # versions of the peer
-    circumstances: dict[str, Any] = field(default_factory=dict)  # of the section `machine`
+    packages: dict[str, str] = field(default_factory=dict)  # versions of the engine's packages
+    circumstances: dict[str, Any] = field(default_factory=dict)  # for the section `machine`

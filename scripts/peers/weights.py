@@ -1,4 +1,4 @@
-"""The random weights that every engine computes with: ours, and under the names and layouts of the others."""
+"""The random weights that every engine computes with, in our form and under the names and layouts of other programs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -28,12 +28,12 @@ from scripts.peers.sizes import CONTEXT
 
 
 def decoder_sizes(size: str) -> DecoderConfig:
-    """The decoder of a size of app/models/random_model.py, with room for `CONTEXT` positions."""
+    """The decoder of a size in app/models/random_model.py, with `CONTEXT` positions."""
     return decoder_config(parse_size(size), context=CONTEXT)
 
 
 def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
-    """The encoder of that name, for a language model `output_dim` wide.
+    """The encoder with this name, for a language model of width `output_dim`.
 
     The visual blocks are those of app/models/random_model.py, or for `embedded` those of the embedded model.
     """
@@ -45,9 +45,9 @@ def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
 
 
 def bare_tower(encoder: str) -> VisionConfig:
-    """CLIP's tower of that name without visual blocks, for comparison with other encoders.
+    """The CLIP tower with this name, without visual blocks, for comparison with other encoders.
 
-    With `give_all_tokens` its output is that of the tower.
+    After `give_all_tokens` its output is that of the tower.
     """
     config = encoder_sizes(encoder, output_dim=64)
     query = QueryConfig(
@@ -57,7 +57,7 @@ def bare_tower(encoder: str) -> VisionConfig:
 
 
 def give_all_tokens() -> None:
-    """From now on encoders of this process give the tower's features (B, 1 + patches, C), not the visual query.
+    """Make all encoders of this process give the tower's features (B, 1 + patches, C) in place of the visual query.
 
     A visual query without visual blocks would be the same for every picture.
     """
@@ -69,7 +69,7 @@ def _features(self: VisualQueryBlocks, features_BTC: Tensor) -> Tensor:
 
 
 def decoder_state(config: DecoderConfig, *, eos_id: int) -> dict[str, Tensor]:
-    """Float32 weights with open gates; with greedy decoding they never say the end token."""
+    """Float32 weights with open gates; with greedy decoding they never produce the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
     state = dict(random_tensors(sketch, dtype=torch.float32))
@@ -88,7 +88,7 @@ def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
 def random_weights(
     decoder: DecoderConfig, vision: VisionConfig, *, dtype: torch.dtype, precision: Precision
 ) -> LoadedModel:
-    """A model of those sizes. bfloat16 and int8 weights are the rounded float32 ones."""
+    """A model of these sizes. bfloat16 and int8 weights are rounded from the float32 ones."""
     tokenizer = WiderTokenizer(decoder.vocab_size)
     with torch.device("meta"):
         decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)
@@ -108,7 +108,7 @@ def random_weights(
     )
 
 
-_TOP = {  # our module -> that of Hugging Face, that of llama.cpp
+_TOP = {  # our module -> the modules of Hugging Face and llama.cpp
     "embedding": ("model.embed_tokens", "token_embd"),
     "norm": ("model.norm", "output_norm"),
     "head": ("lm_head", "output"),
@@ -127,9 +127,9 @@ _LAYER = {
 
 
 def plain_llama(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, str, Tensor]]:
-    """Names at Hugging Face and in llama.cpp of all tensors but the adapter's, and the tensors.
+    """Yields each tensor with its Hugging Face name and llama.cpp name; the adapter's tensors are left out.
 
-    Biases are left out: the random ones are 0.
+    Biases are left out too: in random weights they are 0.
     """
     for ours, (huggingface, llama_cpp) in _TOP.items():
         yield f"{huggingface}.weight", f"{llama_cpp}.weight", state[f"{ours}.weight"]
@@ -141,12 +141,12 @@ def plain_llama(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[
 
 
 def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `LlamaForCausalLM`; its query and key rows are half-split as well."""
+    """The state dict of `LlamaForCausalLM`; its query and key rows are half-split like ours."""
     return {name: tensor.to(dtype) for name, _, tensor in plain_llama(state, config)}
 
 
 def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `CLIPVisionModel`, without the names' common beginning; it has no projection."""
+    """The state dict of `CLIPVisionModel` without the common prefix of its names; it has no projection."""
     named = {
         "embeddings.class_embedding": state["clip.class_embedding"],
         "embeddings.patch_embedding.weight": state["clip.patch_embedding.weight"],

@@ -1,4 +1,4 @@
-"""Slow pictures among good requests: latency of the good ones, memory, and time for the server to end."""
+"""Slow pictures among good requests: latency of the good ones, memory, and the time that the server takes to end."""
 
 import asyncio
 import subprocess
@@ -16,7 +16,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import CAPTION, Question, Workload
 
 _LOOK_S = 0.2
-_END_LIMIT_S = 120.0  # before the server is killed
+_END_LIMIT_S = 120.0  # after this time the server is killed
 _ANSWER_LIMIT_S = 300.0
 
 
@@ -31,7 +31,7 @@ async def attack(
     attack_s: float,
     expected: Sequence[str],
 ) -> dict[str, Any]:
-    """Run `good` clients alone for `calm_s` seconds, then `attack_s` seconds beside `attackers` that send `slow`."""
+    """Run `good` clients alone for `calm_s` seconds, then for `attack_s` seconds with `attackers` that send `slow`."""
     calm = await run_load(server, workload, clients=good, seconds=calm_s, expected=expected)
     memory_mb = [server.tree_mb()]
     replies: list[Reply] = []

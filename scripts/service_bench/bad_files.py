@@ -17,26 +17,29 @@ _BLOCK = 2**20
 
 @cache
 def png_bomb(*, side: int = 30_000) -> bytes:
-    """A square PNG of one bit a pixel, all zero: small as a file, one byte a pixel when decoded."""
+    """A square PNG with one bit per pixel, all zero: a small file that needs one byte per pixel when decoded."""
     row_bytes = 1 + (side + 7) // 8
     return png(width=side, height=side, bits=1, packed=packed_zeros(row_bytes * side))
 
 
 def packed_zeros(num_bytes: int) -> bytes:
-    """So many zeros, compressed by zlib."""
+    """`num_bytes` zeros, compressed by zlib."""
     checksum = num_bytes % 65521 << 16 | 1  # Adler-32
     return b"\x78\xda" + _deflated_zeros(num_bytes) + struct.pack(">I", checksum)
 
 
 def _deflated_zeros(num_bytes: int) -> bytes:
-    """A stream without header and checksum, whose blocks repeat the first: compressing all takes seconds."""
+    """A stream without header and checksum.
+
+    Its blocks repeat the first one, because compressing all of them takes seconds.
+    """
     packer = zlib.compressobj(9, wbits=-15)
     first = packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
     return first * (num_bytes // _BLOCK) + packer.compress(bytes(num_bytes % _BLOCK)) + packer.flush()
 
 
 def png(*, width: int, height: int, bits: int = 8, packed: bytes = b"", more: bytes = b"") -> bytes:
-    """A grey PNG of any header; `packed` is its compressed pixels, `more` chunks before them."""
+    """A grey PNG with any header; `packed` is its compressed pixels, `more` are chunks before the pixels."""
     header = struct.pack(">IIBBBBB", width, height, bits, _GREY, 0, 0, 0)
     return _SIGNATURE + chunk(b"IHDR", header) + more + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
@@ -54,7 +57,7 @@ def png_with_text_bomb(*, mebibytes: int = 1024) -> bytes:
 
 
 def jpeg_header(*, width: int, height: int) -> bytes:
-    """The head of a JPEG, without any pixels."""
+    """The header of a JPEG, without any pixels."""
     frame = struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\x00"
     scan = b"\x01\x01\x00\x00\x3f\x00"
     return (
@@ -88,7 +91,7 @@ def zip_bomb(*, mebibytes: int = 512) -> bytes:
     for _ in range(mebibytes):
         checksum = zlib.crc32(bytes(2**20), checksum)
     packed = _deflated_zeros(num_bytes)
-    # Version, flags, method, time, date, checksum, sizes, lengths of the name and of what follows it.
+    # Version, flags, method, time, date, checksum, sizes, length of the name, length of the extra field.
     facts = struct.pack(
         "<HHHHHIIIHH", 20, 0, zipfile.ZIP_DEFLATED, 0, 33, checksum, len(packed), num_bytes, len(name), 0
     )

@@ -1,4 +1,4 @@
-"""A light HTTP client for one kind of request, so that a load is made with little of the machine that answers it."""
+"""A light HTTP client for one kind of request. It takes little processor time from the server on the same machine."""
 
 import asyncio
 import json
@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 Outcome = Literal[
-    "answered",  # 200, and whole
-    "refused",  # another status, whole
-    "not_accepted",  # no connection, or closed before a byte of an answer
-    "broken",  # closed inside an answer
-    "hung",  # nothing for too long
+    "answered",  # status 200, complete
+    "refused",  # another status, complete
+    "not_accepted",  # no connection, or closed before the first byte of an answer
+    "broken",  # closed in the middle of an answer
+    "hung",  # no answer within the timeout
 ]
 MAX_LINE = 2**20
 
 
 @dataclass(kw_only=True, slots=True)
 class Reply:
-    """What became of one request; times are seconds from sending it."""
+    """The result of one request; times are seconds since it was sent."""
 
     outcome: Outcome
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     text: str = ""
     finish: str = ""
-    code: str = ""  # of an error
+    code: str = ""  # of the error
     num_tokens: int = 0
     first_token_s: float = 0.0
     total_s: float = 0.0
@@ -33,7 +33,7 @@ class Reply:
 
 
 class Connection:
-    """One keep-alive connection: a request at a time."""
+    """One keep-alive connection, for one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host
@@ -46,7 +46,7 @@ class Connection:
         return cls(reader, writer, host=f"{host}:{port}")
 
     async def close(self) -> None:
-        """Hang up; harmless when repeated."""
+        """Close the connection; repeated calls do nothing."""
         self.is_open = False
         self._writer.close()
         try:
@@ -131,7 +131,7 @@ def _take_chunk(chunk: dict[str, Any], reply: Reply) -> None:
 
 
 async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Reply:
-    """One request over a new connection; never raises."""
+    """Send one request over a new connection; never raises."""
     started = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""One HTTP exchange over a plain socket, which can send invalid requests."""
+"""One HTTP exchange over a plain socket, so that invalid requests can be sent."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ class Exchanged:
 def request_head(
     *, path: str = CHAT, method: str = "POST", length: int | None = None, headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """The head of a request; headers given as empty are left out."""
+    """The head of a request; headers with an empty value are left out."""
     named = {"host": "localhost", "content-type": "application/json", "connection": "close"}
     named |= {} if length is None else {"content-length": str(length)}
     named |= headers or {}
@@ -37,7 +37,7 @@ def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float 
     started = time.perf_counter()
     received = b""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
-        # The server may close the connection while we send, after its answer.
+        # The server may answer and close the connection while the request is still being sent.
         with suppress(BrokenPipeError, ConnectionResetError):
             for piece in pieces:
                 for start in range(0, len(piece), PIECE):

@@ -1,4 +1,4 @@
-"""A load of several clients with one request at a time each: outcomes and times."""
+"""A load from several clients, each with one request at a time: outcomes and times."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from scripts.service_bench.client import Connection, Reply, ask_once
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload
 
-TIMEOUT_S = 60.0  # a request that takes longer has hung
+TIMEOUT_S = 60.0  # a request that takes longer counts as hung
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class Sample:
     clients: int
     seconds: float
     num_answered: int  # within the seconds
-    num_wrong: int  # whole, but different from the captioner's answer
+    num_wrong: int  # complete, but different from the captioner's answer
     first_token_s: list[float]
     total_s: list[float]
     others: dict[str, int]  # other outcomes, such as `refused 429`
@@ -60,7 +60,7 @@ async def run_load(
 async def keep_asking(
     server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]], *, deadline: float = math.inf
 ) -> None:
-    """One client's requests over one connection, until `deadline` by `time.perf_counter()` or a refused connection.
+    """One client's requests over one connection, until `deadline` (by `time.perf_counter()`) or a refused connection.
 
     A reply is appended with the index of its question.
     """
@@ -75,13 +75,13 @@ async def keep_asking(
                 return
         replies.append((index, reply := await connection.ask(body, timeout_s=TIMEOUT_S)))
         if reply.status == 503:
-            await asyncio.sleep(0.05)  # as a client would, only sooner
+            await asyncio.sleep(0.05)  # back off like a client, but for a shorter time
     if connection is not None:
         await connection.close()
 
 
 async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> None:
-    """Ask `number` questions, one after the other. Raises RuntimeError if one gets no answer."""
+    """Ask `number` questions, one after another. Raises RuntimeError if one gets no answer."""
     for _ in range(number):
         _, body = next(workload)
         reply = await ask_once(server.host, server.port, body, timeout_s=TIMEOUT_S)
@@ -90,7 +90,7 @@ async def warm_up(server: ServerProcess, workload: Workload, *, number: int) -> 
 
 
 def shown_outcome(reply: Reply) -> str:
-    """An outcome; refusals include status and code."""
+    """The outcome as text; refusals include status and code."""
     return f"refused {reply.status} {reply.code}" if reply.outcome == "refused" else reply.outcome
 
 

@@ -1,4 +1,4 @@
-"""`llama-adapter serve` as a child process: address, memory, processor time, and end."""
+"""`llama-adapter serve` as a child process: its address, memory, processor time, and shutdown."""
 
 import os
 import queue
@@ -17,12 +17,12 @@ READY = "serving on "
 
 
 class ServerProcess:
-    """A server on a free port of loopback, ready from its creation on."""
+    """A server on a free port of loopback. It is ready when the constructor returns."""
 
     def __init__(
         self, *flags: str, command: Sequence[str] = ("-m", "llama_adapter", "serve"), timeout_s: float = 300.0
     ) -> None:
-        """Start it. Raises RuntimeError if it is not ready in time."""
+        """Start the server. Raises RuntimeError if it is not ready in time."""
         self.lines: list[str] = []  # of its stderr
         self._addresses: queue.Queue[str | None] = queue.Queue()
         self._process = subprocess.Popen(
@@ -57,20 +57,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, also when it has ended."""
+        """The process id, valid also after the process has ended."""
         return self._process.pid
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, *, timeout_s: float) -> int:
-        """Its exit code; raises subprocess.TimeoutExpired."""
+        """Wait for the exit code; raises subprocess.TimeoutExpired."""
         code = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code
 
     def kill(self) -> None:
-        """End it at once; harmless when it has ended."""
+        """Kill the process; does nothing if it has ended."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -82,14 +82,14 @@ class ServerProcess:
         return process_mib(self.pid)
 
     def peak_mb(self) -> float:
-        """The most memory since the start, or since `forget_peak`."""
+        """The peak memory since the start, or since `forget_peak`."""
         return process_mib(self.pid, "VmHWM")
 
     def tree_mb(self) -> float:
         """Memory of the server and its child processes; shared memory counts once."""
         pids, total = [self.pid], 0.0
         for pid in pids:
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the process has ended meanwhile
                 for children in Path(f"/proc/{pid}/task").glob("*/children"):
                     pids += map(int, children.read_text(encoding="ascii").split())
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()

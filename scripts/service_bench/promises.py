@@ -1,4 +1,4 @@
-"""Behaviour of a service under load: equal answers, refusals when full, nothing lost at the end."""
+"""Behaviour of a service under load: equal answers, refusals when full, no lost requests at shutdown."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ from scripts.service_bench.questions import Question, Workload
 
 
 def sampled(questions: Sequence[Question]) -> list[Question]:
-    """The same questions with sampling, each with another seed."""
+    """The same questions with sampling, each with a different seed."""
     return [
         dataclasses.replace(question, temperature=1.0, top_p=0.95, seed=1000 + index)
         for index, question in enumerate(questions)
@@ -23,7 +23,7 @@ def sampled(questions: Sequence[Question]) -> list[Question]:
 
 
 def own_answers(captioner: Captioner, questions: Sequence[Question]) -> list[tuple[str, str, int]]:
-    """Text, finish and number of tokens of each question, by the captioner itself, one at a time."""
+    """Text, finish reason and number of tokens for each question, computed by the captioner directly, one at a time."""
     answers: list[tuple[str, str, int]] = []
     for question in questions:
         (answer,) = captioner.generate(
@@ -40,7 +40,7 @@ def own_answers(captioner: Captioner, questions: Sequence[Question]) -> list[tup
 async def check_equality(
     server: ServerProcess, questions: Sequence[Question], expected: Sequence[tuple[str, str, int]], *, clients: int
 ) -> dict[str, Any]:
-    """Ask everything of `clients` connections at once, every other time as a stream, and compare."""
+    """Ask all questions over `clients` connections at once, every second one as a stream, and compare the answers."""
     waiting = list(enumerate(questions))
     different = 0
 
@@ -92,7 +92,7 @@ def _says_when(reply: Reply) -> bool:
 async def end_under_load(
     server: ServerProcess, workload: Workload, *, clients: int, after_s: float, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """Send SIGTERM while `clients` send requests without pause, until no client gets a connection."""
+    """Send SIGTERM while `clients` send requests continuously; stop when no client gets a connection."""
     replies: list[tuple[int, Reply]] = []
     clients_at_work = asyncio.gather(*(keep_asking(server, workload, replies) for _ in range(clients)))
     await asyncio.sleep(after_s)
@@ -109,7 +109,7 @@ async def end_under_load(
 
 
 def at_the_end(replies: Sequence[tuple[int, Reply]], *, ended_at: float, expected: Sequence[str]) -> dict[str, Any]:
-    """Outcomes of requests in progress at the end and of those after it, and the number of lost ones."""
+    """Outcomes of requests in progress at the end and of requests sent after it, and the number of lost requests."""
     after = [reply for _, reply in replies if reply.started >= ended_at]
     across = [reply for _, reply in replies if reply.started < ended_at < reply.started + reply.total_s]
     answered = [(index, reply) for index, reply in replies if reply.outcome == "answered"]
@@ -117,7 +117,7 @@ def at_the_end(replies: Sequence[tuple[int, Reply]], *, ended_at: float, expecte
         "across": dict(Counter(shown_outcome(reply) for reply in across)),
         "after": dict(Counter(shown_outcome(reply) for reply in after)),
         "num_wrong": sum(reply.text != expected[index] for index, reply in answered),
-        # Whole answers, refusals and connections that were never served are not lost.
+        # Complete answers, refusals, and connections that were never served do not count as lost.
         "num_lost": sum(reply.outcome in ("broken", "hung") for _, reply in replies)
         + sum(reply.outcome == "not_accepted" for reply in across),
     }

@@ -28,7 +28,7 @@ class Question:
         return b"".join(self._parts(self.picture, stream=stream))
 
     def around(self) -> tuple[bytes, bytes]:
-        """The body of a stream before and after a few bytes at the end of the picture, which decoders ignore."""
+        """A streamed body, split at the end of the picture. Bytes inserted there are ignored by picture decoders."""
         # Base64 encodes groups of three bytes separately.
         padded = self.picture + bytes(-len(self.picture) % 3)
         before, encoded, after = self._parts(padded, stream=True)
@@ -64,7 +64,7 @@ def all_questions() -> list[Question]:
 
 
 class Workload:
-    """Endless request bodies; with `is_new` each has a picture that the server has not seen."""
+    """Endless request bodies; with `is_new`, each has a picture that the server has not seen before."""
 
     def __init__(self, questions: list[Question], *, is_new: bool) -> None:
         self._bodies = [question.around() for question in questions]
@@ -72,9 +72,9 @@ class Workload:
         self._numbers = itertools.count(1)
 
     def __next__(self) -> tuple[int, bytes]:
-        """The index of a question, and its body."""
+        """The index of the next question, and its body."""
         number = next(self._numbers)
         index = number % len(self._bodies)
         before, after = self._bodies[index]
-        # Another number gives another digest of the picture.
+        # A different number changes the digest of the picture.
         return index, before + base64.b64encode((number if self._is_new else 0).to_bytes(12, "big")) + after

@@ -1,4 +1,4 @@
-"""Sends invalid requests to a server: statuses, times and memory."""
+"""Sends invalid requests to a server, and measures statuses, times and memory."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from scripts.service_bench.questions import Workload, captions
 from scripts.service_bench.refused import Case, all_cases, allowed_hosts, chat, data_uri, posted
 from scripts.service_bench.site import COMMAND, RedirectingSite
 
-_SETTLE_S = 0.3  # before memory left by a request is measured
+_SETTLE_S = 0.3  # wait before measuring the memory that a request leaves behind
 
 
 def measure_refusals(settings: object) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _largest() -> Case:
 def _row(server: ServerProcess, case: Case) -> dict[str, Any]:
     pieces = case.pieces()
     before = server.resident_mb()
-    with suppress(OSError):  # without permission to reset it, growth is that over the peak so far
+    with suppress(OSError):  # without permission to reset the peak, growth is measured from the peak so far
         server.forget_peak()
     peak_before = server.peak_mb()
     came = exchange(server.host, server.port, pieces)

@@ -10,14 +10,14 @@ from llama_adapter.app.online.types import ServiceLimits
 from scripts.service_bench import bad_files
 from scripts.service_bench.exchange import request_head
 
-_HOSTS = {  # allowed hosts of site.py that must not be fetched from: what their name resolves to, and the code
+_HOSTS = {  # allowed hosts of site.py that must not be fetched from: what each name resolves to, and the error code
     "private.test": ("its name leads to 10.0.0.1", "image_host_not_allowed"),
     "metadata.test": ("its name leads to 169.254.169.254", "image_host_not_allowed"),
     "mixed.test": ("its name leads to a public and a private address", "image_host_not_allowed"),
     "mapped.test": ("its name leads to ::ffff:127.0.0.1", "image_host_not_allowed"),
     "unknown.test": ("its name leads nowhere", "failed_to_download_image"),
 }
-_PATHS = {  # of the allowed host pictures.test
+_PATHS = {  # paths on the allowed host pictures.test
     "to-private-name": ("redirect to an allowed name of a private address", "image_host_not_allowed"),
     "to-address": ("redirect to http://127.0.0.1/", "invalid_image_url"),
     "to-number": ("redirect to http://2130706433/", "invalid_image_url"),
@@ -31,7 +31,7 @@ _PATHS = {  # of the allowed host pictures.test
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One request; `pieces` creates it, so that large ones exist only while they are sent."""
+    """One request. `pieces` creates it, so that large requests exist only while they are sent."""
 
     name: str
     pieces: Callable[[], Iterable[bytes]]
@@ -54,7 +54,7 @@ def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
 
 
 def posted(body: bytes, **headers: str) -> list[bytes]:
-    """A whole request."""
+    """A complete request."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return [request_head(length=len(body), headers=named), body]
 
@@ -98,7 +98,7 @@ def picture_cases() -> Iterator[Case]:
 
 
 def url_cases() -> Iterator[Case]:
-    """Addresses that must not be requested, in deceptive spellings."""
+    """Addresses that must not be requested, written in deceptive ways."""
     for url in ("file:///etc/passwd", "/etc/passwd", "../../etc/passwd", "ftp://example.com/a.png"):
         yield _of_url(f"`{url}`", url, "invalid_image_url")
     for host in ("127.0.0.1", "169.254.169.254", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "[::ffff:10.0.0.1]"):
@@ -109,7 +109,7 @@ def url_cases() -> Iterator[Case]:
 
 
 def remote_cases(port: int) -> Iterator[Case]:
-    """Pictures of the allowed site at `port` (scripts/service_bench/site.py)."""
+    """Pictures on the allowed site at `port` (scripts/service_bench/site.py)."""
     for name, (reason, code) in _HOSTS.items():
         yield _of_url(f"allowed host, {reason}", f"http://{name}:{port}/", code)
     for path, (reason, code) in _PATHS.items():
@@ -128,7 +128,7 @@ def allowed_hosts(port: int) -> list[str]:
 
 
 def body_cases() -> Iterator[Case]:
-    """Requests that are invalid before any picture is read."""
+    """Requests that are rejected before any picture is read."""
     picture = data_uri(b"bytes")
     yield Case(
         name="133 MB of base64",
@@ -175,5 +175,5 @@ def _never() -> Iterator[bytes]:
 
 
 def all_cases(port: int) -> list[Case]:
-    """Every case; `port` is that of the site with redirects."""
+    """All cases; `port` is that of the site with redirects."""
     return [*picture_cases(), *url_cases(), *remote_cases(port), *body_cases()]

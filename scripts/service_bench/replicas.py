@@ -1,4 +1,4 @@
-"""The service over replicas: its rate beside one process, and a replica killed in the middle of a load."""
+"""The service over replicas: its rate compared with one process, and a replica killed during a load."""
 
 import asyncio
 import os
@@ -16,21 +16,21 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, Workload
 
 READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
-READY_S = 180.0  # for a replica to load the model
+READY_S = 180.0  # time limit for a replica to load the model
 
 
 def flags_of(replicas: int) -> tuple[str, ...]:
-    """Flags of a server with so many replicas; 0: the model is in the server's process."""
+    """Flags of a server with this many replicas; with 0, the model is in the server's process."""
     return ("--engine", "ray", "--ray-address", "local", "--replicas", str(replicas)) if replicas else ()
 
 
 def replicas_of(server: ServerProcess) -> dict[str, int]:
-    """The processes of all replicas that were ready so far, by name."""
+    """The processes of all replicas that have been ready so far, by name."""
     return {match[1]: int(match[2]) for line in list(server.lines) if (match := READY.search(line))}
 
 
 def wait_for_replicas(server: ServerProcess, number: int) -> None:
-    """Wait until so many replicas were ready. Raises TimeoutError."""
+    """Wait until `number` replicas have been ready. Raises TimeoutError."""
     deadline = time.monotonic() + READY_S
     while len(replicas_of(server)) < number:
         if time.monotonic() > deadline:
@@ -47,7 +47,7 @@ def measure_rates(
     seconds: float,
     expected: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Rows of all loads. Each round has a fresh server for each number of replicas."""
+    """Rows of all loads. Each round starts a fresh server for each number of replicas."""
 
     def run(number: int) -> list[dict[str, Any]]:
         with ServerProcess(*flags_of(number)) as server:
@@ -80,7 +80,7 @@ def measure_rates(
 
 
 def end(server: ServerProcess) -> int:
-    """End a server by SIGTERM, so that its cluster ends too; its exit code."""
+    """End a server with SIGTERM, so that its cluster also ends; returns its exit code."""
     server.terminate()
     return server.wait(timeout_s=TIMEOUT_S)
 
@@ -88,7 +88,7 @@ def end(server: ServerProcess) -> int:
 def measure_kill(
     questions: list[Question], *, clients: int, seconds: float, after_s: float, expected: Sequence[str]
 ) -> dict[str, Any]:
-    """A load through two replicas; one of them is killed after `after_s`."""
+    """Run a load through two replicas, and kill one of them after `after_s`."""
     workload = Workload(questions, is_new=True)
     with ServerProcess(*flags_of(2)) as server:
         wait_for_replicas(server, 2)
@@ -121,7 +121,7 @@ def measure_kill(
 async def _kill_under_load(
     server: ServerProcess, workload: Workload, *, pid: int, clients: int, seconds: float, after_s: float
 ) -> tuple[list[tuple[int, Reply]], float, float]:
-    """All replies, and when the replica was killed and another one was ready, by `time.perf_counter()`."""
+    """All replies, and the times (`time.perf_counter()`) when the replica was killed and another one was ready."""
     replies: list[tuple[int, Reply]] = []
     deadline = time.perf_counter() + seconds
     at_work = asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))

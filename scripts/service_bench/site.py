@@ -1,4 +1,4 @@
-"""`llama-adapter serve` with its own host names and a public loopback address, to test redirects offline."""
+"""`llama-adapter serve` with its own host names and a loopback address treated as public; tests redirects offline."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from llama_adapter.app.inputs import fetching
 from llama_adapter.app.inputs.fetching import Network
 from llama_adapter.app.inputs.urls import is_public
 
-COMMAND = ("-m", "scripts.service_bench.site")  # of a `ServerProcess`
+COMMAND = ("-m", "scripts.service_bench.site")  # for a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server
 NAMES = {
     "pictures.test": [PUBLIC],
@@ -30,7 +30,7 @@ PAGES = {
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses of the names above; raises OSError for others."""
+    """The addresses of the names above; raises OSError for other names."""
     if host not in NAMES:
         raise OSError("no such name")
     return NAMES[host]
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def network() -> Network:
-    """The server's own network with the names above and one more public address."""
+    """The server's network, with the names above and one more public address."""
     return Network(resolve=resolve, is_allowed=lambda address: address == PUBLIC or is_public(address))
 
 

@@ -1,4 +1,4 @@
-"""Valid pictures with small files that take a decoder minutes or gigabytes of memory."""
+"""Valid pictures in small files that cost a decoder minutes or gigabytes of memory."""
 
 import io
 import struct
@@ -8,12 +8,12 @@ from PIL import Image
 
 from scripts.service_bench.bad_files import chunk
 
-_SIGNATURE_AND_HEADER = 33  # bytes of a PNG before its first further chunk
+_SIGNATURE_AND_HEADER = 33  # bytes of a PNG before the first chunk after the header
 
 
 @cache
 def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
-    """A grey square with a repeated last scan; each scan is decoded over all pixels."""
+    """A grey square whose last scan is repeated; each scan is decoded over all pixels."""
     content = _plain("JPEG", side=side, progressive=True)
     scan = content[content.rindex(b"\xff\xda") : -2]
     return content[:-2] + scan * num_scans + content[-2:]
@@ -21,10 +21,10 @@ def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
 
 @cache
 def commented_gif(*, num_bytes: int = 31 * 2**20) -> bytes:
-    """A comment in blocks of one byte each, which Pillow joins one by one."""
+    """A comment in blocks of one byte each, which Pillow concatenates one by one."""
     content = _plain("GIF")
     flags = content[10]
-    head = 13 + (3 * (2 << (flags & 7)) if flags & 0x80 else 0)  # header, screen, global colours
+    head = 13 + (3 * (2 << (flags & 7)) if flags & 0x80 else 0)  # header, screen, global colour table
     return content[:head] + b"\x21\xfe" + b"\x01a" * (num_bytes // 2) + b"\x00" + content[head:]
 
 

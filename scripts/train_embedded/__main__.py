@@ -1,4 +1,4 @@
-"""Command line of the training: a command per stage; `all` makes the bundle."""
+"""Command line of the training: one command per stage; `all` makes the bundle."""
 
 import argparse
 import sys
@@ -30,7 +30,7 @@ CROWD_CHUNKS = 18
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage or several. Stopped stages resume, finished ones are skipped."""
+    """Run one stage or several. A stopped stage resumes; a finished stage is skipped."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train_embedded", description=__doc__)
     parser.add_argument("stage", choices=(*STAGES, "samples", "all"))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The decoder's forward pass for training, whose last layer computes answers only."""
+"""The decoder's forward pass for training. Its last layer computes only the answer tokens."""
 
 # B rows, S tokens, A answer tokens of a row, P positions attended to, N heads, H head size, D model width
 
@@ -15,7 +15,7 @@ from scripts.train_embedded.packing import Packed
 
 
 def train_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
-    """Causal attention with a sum in place of a fill, which is faster in both directions."""
+    """Causal attention that adds a bias in place of filling masked scores; this is faster forward and backward."""
     scale = q_BNSH.shape[-1] ** -0.5
     bias_B1SP = torch.zeros_like(mask_B1SP, dtype=q_BNSH.dtype).masked_fill_(~mask_B1SP, -1e9)
     scores_BNSP = ((q_BNSH * scale) @ k_BNPH.transpose(-1, -2)).add_(bias_B1SP)
@@ -27,7 +27,7 @@ OPERATORS = replace(ATEN, name="training", causal_attention=train_attention)
 
 
 def answer_states(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
-    """Normed hidden states (number of answer tokens, D) from which the answers' tokens are predicted."""
+    """Normed hidden states (number of answer tokens, D) that predict the answers' tokens."""
     prefix = decoder.project_prefix(visual_query_BQD)
     last = len(decoder.layers) - 1
     x_BSD = decoder.embedding(packed.tokens_BS)
@@ -69,11 +69,11 @@ def answer_states(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed
 
 
 def _places(row_N: Tensor) -> Tensor:
-    """For each answer token how many of its row come before it; rows are in order."""
+    """For each answer token, the number of answer tokens before it in its row; rows are in order."""
     first_B = torch.searchsorted(row_N, torch.arange(int(row_N[-1]) + 1))
     return torch.arange(len(row_N)) - first_B[row_N]
 
 
 def prepare(decoder: LlamaAdapterDecoder) -> None:
-    """Make a decoder compute with the operators of training."""
+    """Make a decoder use the operators for training."""
     use_operators(decoder, OPERATORS)

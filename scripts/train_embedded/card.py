@@ -21,7 +21,7 @@ TYPES = ("float32", "int8")
 def put_scores(path: Path, name: str, result: Mapping[str, Any]) -> None:
     """Put a result of score.py under `name`: float32 or int8.
 
-    Raises ValueError for other names, and if float32 and int8 would be scored on different questions.
+    Raises ValueError for other names, and if float32 and int8 were scored on different questions.
     """
     if name not in TYPES:
         raise ValueError(f"--scores takes {' or '.join(TYPES)}, got `{name}`")

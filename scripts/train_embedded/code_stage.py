@@ -1,4 +1,4 @@
-"""Stage 2: decoder and adapters learn to answer, reading scenes from a symbolic code in the visual query's place."""
+"""Stage 2: decoder and adapters learn to answer. A symbolic code of the scene takes the place of the visual query."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ FOCUS_WEIGHT = 0.2
 class SceneCode(nn.Module):
     """Scene labels (B, 3, 4) -> the visual query of an ideal picture encoder (B, Q, D): query k describes object k.
 
-    It is a sum of fixed orthogonal vectors. Nothing is trained here, so that the picture encoder can learn to produce
-    this code while the decoder learns to read it.
+    It is a sum of fixed orthogonal vectors. It has no trained weights, so the picture encoder can learn to produce this
+    code while the decoder learns to read it.
     """
 
     vectors: Tensor
@@ -50,12 +50,12 @@ class SceneCode(nn.Module):
         slots = self.vectors[:first].expand(len(labels_BO4), -1, -1)
         parts = torch.zeros(*labels_BO4.shape[:2], DECODER.dim)
         for label, count in self._kinds(labels_BO4):
-            parts = parts + self.vectors[first + 1 + label]  # NOTHING is -1, the first vector of each kind
+            parts = parts + self.vectors[first + 1 + label]  # NOTHING is -1 and selects the first vector of each kind
             first += count + 1
         return F.layer_norm(slots + F.pad(parts, (0, 0, 0, DECODER.num_queries - MAX_THINGS)), (DECODER.dim,))
 
     def readings(self, visual_query_BQD: Tensor, labels_BO4: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores (B, 3, classes) of each kind of word in a visual query, with the labels (B, 3) they should find.
+        """For each kind of word, scores (B, 3, classes) from a visual query, and the correct labels (B, 3).
 
         Class 0 is "no object"; an UNKNOWN label stays UNKNOWN.
         """
@@ -70,7 +70,7 @@ class SceneCode(nn.Module):
 
     @staticmethod
     def _kinds(labels_BO4: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Labels (B, 3) and the number of names: shape, colour, size, row, column."""
+        """Yields labels (B, 3) and the number of names for shape, colour, size, row and column."""
         shape, color, size, cell = labels_BO4.unbind(-1)
         nothing = cell == NOTHING
         yield shape, len(SHAPES)
@@ -81,7 +81,7 @@ class SceneCode(nn.Module):
 
 
 class FocusHead(nn.Module):
-    """Temporary classifiers on the words of a question after the first adapted layer."""
+    """Temporary classifiers on the words of a question, after the first adapted layer."""
 
     def __init__(self, decoder: LlamaAdapterDecoder) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class FocusHead(nn.Module):
         self._seen = output
 
     def loss(self, packed: Packed) -> tuple[Tensor, float]:
-        """Mean cross entropies over the kinds, and the share of right readings, of the latest forward pass."""
+        """Mean cross entropy over the kinds, and the share of correct readings, for the latest forward pass."""
         assert self._seen is not None
         words_FD = self._seen[packed.focus_row_F, packed.focus_column_F].float()
         scores = self.linear(F.layer_norm(words_FD, (DECODER.dim,))).split(list(CLASSES.values()), dim=-1)
@@ -109,7 +109,7 @@ class FocusHead(nn.Module):
 
 
 class Gate(nn.Module):
-    """Gates are trained before their tanh, as the method has them; the decoder holds them folded."""
+    """Training learns gates before tanh, as in LLaMA-Adapter; the decoder stores tanh(gate)."""
 
     def forward(self, gates: Tensor) -> Tensor:
         return gates.tanh()
@@ -141,7 +141,7 @@ def train_decoder(
     seed: int,
     evaluate_every: int = 400,
 ) -> None:
-    """Train a decoder with open gates, and a new focus head beside it."""
+    """Train a decoder with open gates, together with a new focus head."""
     code = SceneCode()
     prepare(decoder)
     focus = FocusHead(decoder)
@@ -160,7 +160,7 @@ def train_decoder(
 
 
 def open_gates(decoder: LlamaAdapterDecoder) -> None:
-    """Train the gates before their tanh; `close_gates` applies it."""
+    """Parametrise the gates by their values before tanh; `close_gates` applies tanh."""
     parametrize.register_parametrization(decoder.adapter, "gates", Gate())
 
 
@@ -169,7 +169,10 @@ def close_gates(decoder: LlamaAdapterDecoder) -> None:
 
 
 def sample_questions_scene(rng: np.random.Generator, *, never_drawn: str = "any") -> Scene:
-    """A scene in symbols; more often with several objects, for there is more to ask. Every pair may occur."""
+    """A scene without pixels; every pair may occur.
+
+    Scenes with several objects are more frequent, because they allow more questions.
+    """
     return sample_scene(
         rng, num_objects=int(rng.choice((1, 2, 3), p=(0.12, 0.35, 0.53))), never_drawn=never_drawn, placed=False
     )
@@ -178,7 +181,10 @@ def sample_questions_scene(rng: np.random.Generator, *, never_drawn: str = "any"
 def evaluate(
     code: SceneCode, decoder: LlamaAdapterDecoder, packer: Packer, *, num_scenes: int = 256, seed: int = 12345
 ) -> dict[str, float]:
-    """Exact match by task on fresh scenes in symbols, without noise; `pair-` prefixes those with new pairs."""
+    """Exact match by task on fresh scenes in symbols, without noise.
+
+    The prefix `pair-` marks scenes with never-drawn pairs.
+    """
     rng = np.random.default_rng(seed)
     hits: dict[str, list[bool]] = defaultdict(list)
     for prefix, never_drawn in (("", "any"), ("pair-", "with")):
@@ -191,7 +197,7 @@ def evaluate(
 
 
 def answer_loss(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> Tensor:
-    """Weighted cross entropy of all answer tokens, per answer."""
+    """Weighted cross entropy summed over all answer tokens, per answer."""
     logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
     losses_N = F.cross_entropy(logits_NV, packed.target_N, reduction="none")
     return (losses_N * packed.weight_N).sum() / len(packed.tasks)
@@ -199,7 +205,7 @@ def answer_loss(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: 
 
 @torch.no_grad()
 def answer_hits(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed: Packed) -> dict[str, list[bool]]:
-    """By task, whether each answer is right from the first token to the end, as in greedy decoding."""
+    """By task, whether each answer is right from the first token to the last, as greedy decoding would produce it."""
     logits_NV = _answer_logits(decoder, visual_query_BQD, packed)
     wrong_N = (logits_NV.argmax(-1) != packed.target_N).long()
     wrong_per_answer = torch.zeros(len(packed.tasks), dtype=torch.long).index_add(0, packed.answer_N, wrong_N)
@@ -230,7 +236,7 @@ def _compute(
 ) -> tuple[Tensor, dict[str, float]]:
     labels, packed = batch
     visual_query = code(labels)
-    # Pictures are read less clearly than symbols.
+    # The noise stands for pictures, which are read less exactly than symbols.
     visual_query = visual_query + NOISE * torch.rand(BATCH, 1, 1) * torch.randn_like(visual_query)
     loss = answer_loss(decoder, visual_query, packed)
     to_words, found = focus.loss(packed)

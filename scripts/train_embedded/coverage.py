@@ -1,4 +1,4 @@
-"""Which sentences the training grammar can make, by regular expressions of its templates."""
+"""Finds whether the training grammar can make a sentence, with regular expressions built from its templates."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,10 @@ from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES
 
 
 def is_of_training(question: Question) -> bool:
-    """Whether the grammar can ask it of its task, without typing errors; capitals and signs do not count."""
+    """Whether the grammar can ask this question for its task, without typing errors.
+
+    Case and punctuation are ignored.
+    """
     text = " ".join(re.sub(r"[?.,:!;'/-]", " ", question.text.lower()).split())
     return any(pattern.fullmatch(text) for pattern in _patterns(question.task))
 
@@ -22,7 +25,10 @@ def _patterns(task: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _sentences(form: str, templates: Iterable[str]) -> re.Pattern[str]:
-    """What training can ask in a form, without capitals and signs; the beginning of any frame goes with any end."""
+    """All questions that training can ask in a form, in lower case without punctuation.
+
+    Any frame's start may meet any end.
+    """
     before, after = zip(*(map(_pattern, frame.split("%")) for frame in FRAMES[form]), strict=True)
     inner = map(_pattern, templates)
     return re.compile(rf"(?:{'|'.join({*before})}) *(?:{'|'.join(inner)}) *(?:{'|'.join({*after})})")

@@ -1,9 +1,9 @@
-"""Collects the curves of a training in docs/embedded-model.json, and plots them in embedded-curves.png beside it.
+"""Collects the curves of a training in docs/embedded-model.json, and plots them in embedded-curves.png next to it.
 
 Usage: python -m scripts.train_embedded.curves [--run FOLDER] [--into FILE] [--redraw]
 
-Each NAME.curve.jsonl in the folder gives a curve and a row of the training table. Stages missing in the folder stay as
-they are.
+Each NAME.curve.jsonl in the folder gives a curve and a row of the training table. Results of stages that the folder
+lacks are kept.
 """
 
 import io
@@ -24,11 +24,11 @@ from scripts.train_embedded.results import PLACE, put, read
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STAGES = ("vision", "code", "wording", "slots", "reading")  # of the product, in the order of training
+STAGES = ("vision", "code", "wording", "slots", "reading")  # stages of the product, in training order
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
 MOST_POINTS = 120
 MOST_LINES = 5  # labelled lines in a plot
-COLORS = 128  # of a PNG
+COLORS = 128  # number of colours in the PNG
 PAIRS = "pair-"  # prefix of tasks about never-drawn pairs
 
 Series = Mapping[str, Sequence[float | None]]  # "step", "minutes", and a column for each name
@@ -55,7 +55,7 @@ def collect(run: Path, into: Path) -> None:
 def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float | None]]:
     """At most 120 of the points that have `kind`, as columns: step, minutes, and the values of each name.
 
-    A value that is missing or not finite is None. The first and the last point stay.
+    A value that is missing or not finite is None. The first and the last point are always kept.
     """
     having = [point for point in points if kind in point]
     if not having:
@@ -71,13 +71,13 @@ def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float
 
 
 def mean_of_tasks(scores: Series, *, pairs: bool = False) -> list[float | None]:
-    """The mean over tasks at each point, None where one is missing; with `pairs` over those of never-drawn pairs."""
+    """The mean over tasks at each point, None if a task has no value; with `pairs`, over tasks of never-drawn pairs."""
     points = zip(*(scores[name] for name in _tasks(scores, pairs=pairs)), strict=True)
     return [None if None in values else sum(filter(None, values)) / len(values) for values in points]
 
 
 def draw(content: Mapping[str, Any], place: Path) -> None:
-    """Draw a column for each stage with curves in `content`: its loss, and the shares it gets right.
+    """Draw a column for each stage with curves in `content`: its loss, and its shares of right answers.
 
     Raises ValueError if there are no curves.
     """
@@ -103,7 +103,7 @@ def draw(content: Mapping[str, Any], place: Path) -> None:
     panels[1][0].set_ylabel("right, %")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    with atomic_write(place) as file:  # few colours make it a third of the size
+    with atomic_write(place) as file:  # few colours reduce the file to a third of its size
         Image.open(buffer).convert("RGB").quantize(COLORS).save(file, format="png", optimize=True)
 
 
@@ -165,12 +165,12 @@ def _tasks(series: Series, *, pairs: bool = False) -> list[str]:
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
-    """Gaps as NaN, which plots leave out."""
+    """Gaps as NaN, which plots skip."""
     return [math.nan if value is None else value for value in values]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Collect and draw; the path of the plot goes to stdout."""
+    """Collect and draw; prints the path of the plot on stdout."""
     parser = parser_of(__doc__)
     parser.add_argument(
         "--run", type=Path, default=Path(".work/embedded/run"), help="folder of the curves (default: %(default)s)"

@@ -1,6 +1,6 @@
-"""Writes the trained parts as a bundle of the product, with a known answer. Trains nothing.
+"""Writes the trained parts as a bundle of the product, with a known answer. It trains nothing.
 
-Without a training of the picture half, it is that of the bundle in place.
+If the picture half was not trained, it is taken from the existing bundle.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ KNOWN_SCENE = (
 
 
 def export(*, folder: Path, bundle: Path) -> None:
-    """Write the model of the latest stages to `bundle` as float16, replacing it.
+    """Write the model of the latest stages to `bundle` as float16, replacing an existing bundle.
 
     Raises FileNotFoundError if the decoder was not trained, CheckpointError if there is no picture half.
     """
@@ -63,7 +63,7 @@ def export(*, folder: Path, bundle: Path) -> None:
         ood_detector=ood_detector,
     )
     with tempfile.TemporaryDirectory() as scratch:
-        # Answered by a copy first, so that the bundle in place always has its known answer.
+        # A copy computes the known answer first, so that the bundle at its final path always has one.
         trial = save_bundle(Path(scratch) / "bundle", model=model)
         picture = Path(scratch) / "known_answer.png"
         Image.fromarray(draw_scene(KNOWN_SCENE, np.random.default_rng(7), faults=CLEAN)).save(picture)
@@ -79,7 +79,7 @@ def _picture_half(bundle: Path) -> tuple[Mapping[str, Tensor], OodDetector | Non
 
 
 def load_decoder(folder: Path) -> LlamaAdapterDecoder:
-    """The decoder of the latest stage, with gates open. Raises FileNotFoundError if neither stage has run."""
+    """The decoder of the latest stage, with open gates. Raises FileNotFoundError if neither stage has run."""
     decoder = build_decoder()
     open_gates(decoder)
     stage = "wording" if (folder / "wording.pt").exists() else "code"

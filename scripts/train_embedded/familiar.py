@@ -1,8 +1,8 @@
 """Fits the out-of-distribution detector of the embedded model, and puts it into a bundle.
 
-For every visual query it keeps the mean and the directions of variation over pictures of the world. A picture is
-unfamiliar if its visual queries are farther from those means, relative to the variation, than those of all but one in a
-hundred pictures of the world.
+For every visual query it stores the mean and the directions of variation over pictures of the world. A picture counts
+as unfamiliar if its distance to those means, relative to the variation, is larger than for 99 % of the world's
+pictures.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,11 @@ from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
 
-# Second words of the seeds: for the fit, for the threshold, and for scores of the world and of others.
+# Second numbers of the seeds: for the fit, for the threshold, for scores of the world, and for scores of other
+# pictures.
 FIT, THRESHOLD, FRESH, OTHERS = 0, 1, 2, 3
 QUANTILE: Final = 0.99
-PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model compute
+PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model can compute
 _AT_ONCE: Final = 20
 
 Floats = NDArray[np.float32]
@@ -33,13 +34,16 @@ Encode = Callable[[Sequence[Pixels]], Floats]
 
 
 def draw_own(*, use: int, count: int, never_drawn: str = "without") -> list[Pixels]:
-    """Pictures of the world, uint8 (224, 224, 3) RGB, with separate seeds; `never_drawn` as in `sample_scene`."""
+    """Pictures of the world, uint8 (224, 224, 3) RGB. Each `use` has its own seed.
+
+    `never_drawn` is as in `sample_scene`.
+    """
     rng = np.random.default_rng([FAMILIAR_SEED, use, never_drawn == "with"])
     return [draw_scene(sample_scene(rng, never_drawn=never_drawn), rng) for _ in range(count)]
 
 
 def encoder_of(bundle: Path, *, precision: Precision) -> Encode:
-    """What turns pictures uint8 (224, 224, 3) into the bundle's visual queries, float32 (B, Q, D)."""
+    """Returns a function from pictures uint8 (224, 224, 3) to the bundle's visual queries, float32 (B, Q, D)."""
     vision = assemble_parts(CaptionerSpec(model=str(bundle), device="cpu", precision=precision)).vision
 
     def encode(pictures: Sequence[Pixels]) -> Floats:
@@ -50,10 +54,10 @@ def encoder_of(bundle: Path, *, precision: Precision) -> Encode:
 
 
 def fit(encoders: Sequence[Encode], *, num_pictures: int) -> OodDetector:
-    """Fit to `num_pictures` pictures of the world as each encoder sees them, and set the threshold by half as many.
+    """Fit to `num_pictures` pictures of the world as each encoder sees them, and set the threshold with half as many.
 
-    Half of the latter hold a never-drawn pair: these belong to the world as well, and only the threshold knows them.
-    Raises ValueError for fewer than four pictures.
+    Half of the pictures for the threshold hold a never-drawn pair. Such pictures also belong to the world, but only the
+    threshold uses them. Raises ValueError for fewer than four pictures.
     """
     if num_pictures < 4:
         raise ValueError(f"Wanted four pictures or more to fit to, got {num_pictures}; 2000 are usual")
@@ -68,7 +72,7 @@ def fit(encoders: Sequence[Encode], *, num_pictures: int) -> OodDetector:
 
 
 def run(*, bundle: Path, num_pictures: int = 2000) -> OodDetector:
-    """Fit to a bundle's encoder, in floats and in 8 bits, and put the result into the bundle; returns it."""
+    """Fit to a bundle's encoder, in floats and in 8 bits. Puts the detector into the bundle, and returns it."""
     ood_detector = fit([encoder_of(bundle, precision=each) for each in PRECISIONS], num_pictures=num_pictures)
     add_familiarity(bundle, ood_detector)
     return ood_detector

@@ -33,7 +33,7 @@ Kind = tuple[str, Sequence[Pixels]]  # a name, and pictures uint8 (224, 224, 3)
 
 
 def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iterator[Kind]:
-    """Fresh pictures of the world first, then samples, drawings of other kinds, and folders."""
+    """Fresh pictures of the world first, then samples, drawings of other kinds, and pictures in folders."""
     yield "of the world", draw_own(use=FRESH, count=num_own)
     yield "of the world, with a never-drawn pair", draw_own(use=FRESH, count=num_own, never_drawn="with")
     if _SAMPLES.is_dir():
@@ -45,7 +45,7 @@ def all_kinds(*, num_own: int, num_others: int, folders: Sequence[Path]) -> Iter
 
 
 def read_folder(folder: Path) -> list[Pixels]:
-    """The pictures in a folder, as the product reads them, by name. Raises ValueError if there are none.
+    """The pictures in a folder, sorted by name and read as the product reads them. Raises ValueError if there are none.
 
     Unreadable files are skipped, with a line on stderr.
     """
@@ -63,9 +63,9 @@ def read_folder(folder: Path) -> list[Pixels]:
 
 
 def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
-    """Shares of each kind that are called unfamiliar, in floats and in 8 bits, and the AUROC against the first kind.
+    """The share of each kind that is called unfamiliar, in floats and in 8 bits, and the AUROC against the first kind.
 
-    Raises CheckpointError for a bundle that cannot tell.
+    Raises CheckpointError for a bundle without a detector.
     """
     ood_detector = load_bundle(bundle).ood_detector
     if ood_detector is None:
@@ -92,23 +92,23 @@ def score(bundle: Path, kinds: Iterator[Kind]) -> dict[str, Any]:
 
 
 def share_above(distances_B: Distances, ood_detector: OodDetector) -> float:
-    """Percent of pictures beyond the threshold; distances that are not finite count as beyond."""
+    """Percent of pictures beyond the threshold; distances that are not finite count as beyond it."""
     return round(100 * float((~(distances_B <= ood_detector.threshold)).mean()), 1)
 
 
 def area_under_curve(others_B: Distances, own_B: Distances) -> float:
-    """AUROC: how often a picture of the other kind is farther away than one of the world; equal ones count half."""
+    """AUROC: how often a picture of another kind is farther away than a picture of the world; ties count half."""
     sorted_B = np.sort(own_B)
     below, upto = (np.searchsorted(sorted_B, others_B, side=side) for side in ("left", "right"))
     return float((below + upto).mean() / 2 / len(own_B))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table; all figures go to a JSON file if wanted."""
+    """Print a table; `--json` also writes all figures to a file."""
     parser = parser_of(__doc__)
     parser.add_argument("--bundle", type=Path, default=Path("assets/embedded"), help="default: %(default)s")
-    parser.add_argument("--pictures", type=int, default=1000, help="of the world, fresh (default: %(default)s)")
-    parser.add_argument("--drawn", type=int, default=100, help="of each other world (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=1000, help="fresh pictures of the world (default: %(default)s)")
+    parser.add_argument("--drawn", type=int, default=100, help="drawings of each other kind (default: %(default)s)")
     parser.add_argument("--others", type=Path, metavar="FOLDER", action="append", default=[], help="more pictures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Features of drawn pictures on disk: the trained tower runs once per picture, later stages read them."""
+"""Features of drawn pictures on disk. The trained tower runs once per picture, and later stages read its features."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +26,7 @@ from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
 
 Drawn = tuple[Pixels, NDArray[np.int16]]
-_COUNTS = (0.2, 0.35, 0.45)  # one, two, three objects: there is more to learn in the fuller ones
+_COUNTS = (0.2, 0.35, 0.45)  # one, two, three objects: pictures with more objects teach more
 
 
 def _draw(
@@ -43,8 +43,8 @@ def _draw(
     return draw_scene(things, rng, colors=colors), scene_to_labels(tuple(things))
 
 
-# scene: to be asked about; odd: with shapes and colours that have no name; check and pair: only looked at, never
-# trained on, pair with never-drawn pairs.
+# scene: pictures for questions. odd: with shapes and colours that have no name. check and pair: for evaluation, never
+# trained on; pair has never-drawn pairs.
 KINDS: dict[str, tuple[int, Callable[[np.random.Generator], Drawn]]] = {
     "scene": (SCENE_SEED, partial(_draw, counts=_COUNTS)),
     "odd": (ODD_SEED, partial(_draw, counts=_COUNTS, unnamed=True)),
@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[int, Callable[[np.random.Generator], Drawn]]] = {
 
 @torch.no_grad()
 def encode_chunk(encoder: PictureEncoder, folder: Path, kind: str, chunk: int, *, batch_size: int = 20) -> None:
-    """Draw `CHUNK_PICTURES` pictures of a kind; write their features (float16) and labels."""
+    """Draw `CHUNK_PICTURES` pictures of a kind, and write their features (float16) and labels."""
     path = folder / f"{kind}-{chunk:03d}-features.npy"
     if path.exists():
         return
@@ -72,6 +72,6 @@ def encode_chunk(encoder: PictureEncoder, folder: Path, kind: str, chunk: int, *
 
 
 def feature_batch(chunks: Chunks, step: int, *, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Batch `step` of chunks of features: features (B, T, C) float32, labels (B, 3, 4) int64."""
+    """Batch `step` from chunks of features: features (B, T, C) float32, labels (B, 3, 4) int64."""
     features, labels = chunks.batch_at(step, batch_size=batch_size, seed=seed)
     return torch.from_numpy(features.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))

@@ -1,6 +1,6 @@
-"""Labels for the words of a question: what each refers to in the scene, for a temporary head of the code stage.
+"""Labels for the words of a question: what each word refers to in the scene, for a temporary head of the code stage.
 
-Answers alone teach lookups very slowly. With a label at each word, the decoder learns them within minutes.
+From answers alone the decoder learns lookups very slowly. With a label at each word, it learns them within minutes.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scripts.train_embedded.questions import plural
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, Thing
 
-# Kinds of things to find at a word, and how many classes each has.
+# Kinds of labels that a word can have, and the number of classes of each kind.
 CLASSES: dict[str, int] = {
     "shape": len(SHAPES),
     "color": len(COLOR_NAMES),
@@ -19,12 +19,12 @@ CLASSES: dict[str, int] = {
     "exist": 2,
 }
 NOT_ASKED = -100
-Labels = tuple[int, ...]  # one of each kind, or NOT_ASKED
+Labels = tuple[int, ...]  # one label per kind, or NOT_ASKED
 _PLURALS = {plural(shape): shape for shape in SHAPES}
 
 
 def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, Labels]]:
-    """(end of the word in `text`, label of each kind or NOT_ASKED) for every word that names a shape or colour."""
+    """Yields (end of the word in `text`, label of each kind or NOT_ASKED) for each word naming a shape or colour."""
     words = text.rstrip("?.").split()
     end = -1
     for index, word in enumerate(words):

@@ -1,6 +1,6 @@
 """Questions in words that training never uses, to score how well the model understands new wordings.
 
-Written by hand, with other verbs, frames and kinds of typing errors than those of `grammar.py`.
+They are written by hand, with verbs, frames and kinds of typing errors that `grammar.py` does not have.
 """
 
 from collections.abc import Mapping
@@ -376,7 +376,7 @@ RELATION_WORDS: Final[dict[str, tuple[str, ...]]] = {
     "above": ("somewhere above", "vertically above", "a bit higher than", "right over"),
     "below": ("somewhere below", "vertically below", "a bit lower than", "right under"),
 }
-# As one hears a word.
+# Spellings by sound.
 SOUNDS: Final = (
     ("ck", "k"),
     ("qu", "kw"),
@@ -402,7 +402,10 @@ def held_out(
     sentences: Sentences = SENTENCES,
     mistyped: bool = False,
 ) -> Question:
-    """The same question in the task's sentence `number`, counted round; with `mistyped` one or two typing errors."""
+    """The same question in sentence `number` of the task, modulo their count.
+
+    With `mistyped` it has one or two typing errors.
+    """
     about = dict(zip(_NAMES.get(question.task, ()), question.about, strict=False))
     if "relation" in about:
         about["relation"] = pick(rng, RELATION_WORDS[about["relation"]])
@@ -417,7 +420,7 @@ def held_out(
 def held_out_outside(
     number: int, rng: np.random.Generator, *, sentences: Sentences = SENTENCES, mistyped: bool = False
 ) -> Question:
-    """A question that cannot be answered, as `held_out`."""
+    """A question that cannot be answered, in held-out words; the arguments are those of `held_out`."""
     text = sentences["outside"][number % len(sentences["outside"])]
     return Question(task="outside", text=_typed(text, rng, mistyped=mistyped), answer=OUTSIDE_ANSWER)
 
@@ -446,7 +449,10 @@ def _typed(text: str, rng: np.random.Generator, *, mistyped: bool) -> str:
 
 
 def _mistyped(text: str, rng: np.random.Generator) -> str:
-    """One or two words with a wrong vowel, one letter more, a letter three times, a space inside, or as they sound."""
+    """Put a typing error into one or two words.
+
+    Errors are a wrong vowel, an added or tripled letter, a space, or a spelling by sound.
+    """
     words = text.split()
     long = [place for place, word in enumerate(words) if sum(map(str.isalpha, word)) > 3] or [0]
     for _ in range(1 + int(rng.random() < 0.4)):

@@ -1,4 +1,4 @@
-"""One training loop for all stages: optimisers, a schedule, checkpoints, progress, curves. No models here."""
+"""One training loop for all stages: optimisers, schedule, checkpoints, progress, curves. It contains no models."""
 
 import json
 import math
@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 
 
 def fast_type() -> torch.dtype:
-    """bfloat16 if the processor has instructions for it, else float32, which is eight times as fast there."""
+    """bfloat16 if the processor has instructions for it, else float32, which is eight times as fast without them."""
     has_instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     return torch.bfloat16 if has_instructions() else torch.float32
 
@@ -33,7 +33,10 @@ def autocast() -> torch.autocast:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024) with the updates' size of AdamW. It computes in `fast_type`, torch's in bfloat16."""
+    """Muon (Jordan et al., 2024) with updates scaled to AdamW's size.
+
+    It computes in `fast_type`; torch's Muon uses bfloat16.
+    """
 
     def __init__(self, params: Any, *, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
@@ -54,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
-    """The nearest matrix with singular values of about 1, by Newton-Schulz iterations."""
+    """The nearest matrix whose singular values are about 1, by Newton-Schulz iterations."""
     x = matrix.to(fast_type())
     x = x.T if len(matrix) > matrix.shape[1] else x
     x = x / x.norm().clamp(min=1e-7)
@@ -75,7 +78,7 @@ class Optimizers:
         muon_factor: float = 2.0,
         is_hidden: Callable[[str], bool],
     ) -> None:
-        """`modules` are pairs with a factor on the rate; `is_hidden` selects the matrices for Muon by name."""
+        """`modules` are pairs with a factor on each module's rate; `is_hidden` selects matrices for Muon by name."""
         hidden, rest = [], []
         for module, factor in modules:
             named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -92,7 +95,7 @@ class Optimizers:
         self._rates = [[float(group["lr"]) for group in each.param_groups] for each in self._optimizers]
 
     def step(self, loss: Tensor, *, scale: float) -> None:
-        """Backward and update, with all rates multiplied by `scale`."""
+        """Run backward and update, with all rates multiplied by `scale`."""
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([weight for weight in self._weights if weight.grad is not None], 1.0)
         for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
@@ -110,7 +113,7 @@ class Optimizers:
 
 
 def cosine(progress: float, *, warmup: float = 0.02, floor: float = 0.02) -> float:
-    """Factor on the learning rate at `progress` 0..1."""
+    """The factor on the learning rate at `progress` 0..1."""
     if progress < warmup:
         return max(progress / warmup, 0.01)
     share = (progress - warmup) / (1 - warmup)
@@ -133,8 +136,8 @@ def train(
     """Train for `num_steps` steps; writes `name`.pt and the curve `name`.curve.jsonl into `folder`.
 
     `compute` returns a batch's loss and figures to report. Step n uses `batch_at(n)` and torch's random numbers, which
-    depend on `seed` and n only, so that a resumed run gives the same weights. Time is processor time. Raises ValueError
-    for a checkpoint with another number of steps.
+    depend on `seed` and n only, so a resumed run gives the same weights. Time is processor time. Raises ValueError for
+    a checkpoint with another number of steps.
     """
     path = folder / f"{name}.pt"
     used_before, first = 0.0, 0
@@ -199,7 +202,7 @@ class Curve:
 
 
 def shuffled_at(step: int, *, count: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-    """Which of `count` examples make up batch `step`: all in a random order, then all in another one, and so on."""
+    """The examples of batch `step`: all `count` examples in a random order, then all in another order, and so on."""
     epoch, place = divmod(step, count // batch_size)
     return _order(count, seed, epoch)[place * batch_size :][:batch_size]
 
@@ -210,7 +213,7 @@ def _order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def trained(folder: Path, stage: str, part: str) -> dict[str, Tensor]:
-    """The weights of one module of a stage's checkpoint. Raises FileNotFoundError if the stage has not run."""
+    """The weights of one module in a stage's checkpoint. Raises FileNotFoundError if the stage has not run."""
     weights: dict[str, Tensor] = torch.load(folder / f"{stage}.pt", weights_only=True)["modules"][part]
     return weights
 

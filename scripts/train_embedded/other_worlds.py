@@ -21,14 +21,17 @@ _WORDS += ("and", "writes.")
 
 
 def draw_others(kind: str, *, count: int, seed: Sequence[int]) -> list[Pixels]:
-    """`count` pictures of one of `KINDS`, uint8 (224, 224, 3) RGB; the same for the same seed. KeyError for others."""
+    """`count` pictures of one of `KINDS`, uint8 (224, 224, 3) RGB, determined by `seed`.
+
+    Raises KeyError for other kinds.
+    """
     draw, number = KINDS[kind], list(KINDS).index(kind)
     rng = np.random.default_rng([*seed, number])
     return [draw(rng) for _ in range(count)]
 
 
 def _noise(rng: np.random.Generator) -> Pixels:
-    """Every pixel, or every square of a few pixels, of its own colour."""
+    """Every pixel, or every square of a few pixels, has its own colour."""
     cells = PICTURE_SIZE // int(rng.choice((1, 2, 7, 14)))
     image = Image.fromarray(rng.integers(0, 256, size=(cells, cells, 3), dtype=np.uint8))
     return np.array(image.resize((PICTURE_SIZE, PICTURE_SIZE), Image.Resampling.NEAREST))
@@ -135,7 +138,7 @@ def _blank(rng: np.random.Generator) -> Pixels:
 
 
 def _empty(rng: np.random.Generator) -> Pixels:
-    """A background of the world with nothing on it."""
+    """A background of the world without objects."""
     return np.clip(background(rng), 0, 255).astype(np.uint8)
 
 
@@ -150,14 +153,14 @@ def _black_and_white(rng: np.random.Generator) -> Pixels:
 
 
 def _grey_objects(rng: np.random.Generator) -> Pixels:
-    """The world's shapes, in grey tones that have no name there."""
+    """The world's shapes in grey tones, which have no name in the world."""
     scene = sample_scene(rng)
     tones = [int(tone) for tone in rng.choice((60, 80, 200, 215), size=len(scene))]
     return draw_scene(scene, rng, colors=[(tone, tone, tone) for tone in tones])
 
 
 def _unnamed_shapes(rng: np.random.Generator) -> Pixels:
-    """Hexagons, diamonds, bars and arrows, all objects of a picture."""
+    """Hexagons, diamonds, bars and arrows in place of all objects of a picture."""
     return draw_scene([replace(thing, shape=str(rng.choice(UNNAMED_SHAPES))) for thing in sample_scene(rng)], rng)
 
 
@@ -188,7 +191,7 @@ def _four_or_more(rng: np.random.Generator) -> Pixels:
 
 
 def _color(rng: np.random.Generator, least: Color, most: Color) -> Color:
-    """Each part from `least` to below `most`."""
+    """A colour with each channel from `least` to below `most`."""
     red, green, blue = (int(part) for part in rng.integers(least, most))
     return red, green, blue
 

@@ -1,4 +1,7 @@
-"""Several questions of one scene in a row: a shared beginning, a block mask, restarted positions, weighted answers."""
+"""Packs several questions of one scene into a row.
+
+Rows have a shared beginning, a block mask, restarted positions, and weighted answers.
+"""
 
 # B rows, S tokens, N answer tokens and F focus words of the whole batch, K kinds of labels
 
@@ -17,7 +20,7 @@ from scripts.train_embedded.focus import focus_words
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.world import Scene
 
-# Weights of the tasks. Relations are by far the slowest to learn.
+# Weights of the tasks. Relations are learned by far the slowest.
 TASK_WEIGHTS: dict[str, float] = {
     "caption": 1.5,
     "count": 0.3,
@@ -46,10 +49,10 @@ class Packed:
     row_N: Tensor
     column_N: Tensor
     target_N: Tensor
-    weight_N: Tensor  # an answer's tokens share its weight, or captions would drown yes and no
-    answer_N: Tensor  # which answer of the batch a token belongs to
-    tasks: tuple[str, ...]  # of each answer
-    focus_row_F: Tensor  # words that name something in the scene, see focus.py
+    weight_N: Tensor  # an answer's tokens share its weight; otherwise captions would outweigh yes and no
+    answer_N: Tensor  # the answer in the batch to which a token belongs
+    tasks: tuple[str, ...]  # one per answer
+    focus_row_F: Tensor  # words that refer to something in the scene, see focus.py
     focus_column_F: Tensor
     focus_label_FK: Tensor
 
@@ -66,7 +69,7 @@ class Packer:
         self.end_of = lru_cache(maxsize=20_000)(self._end_of)
 
     def _encode(self, text: str, answer: str) -> tuple[list[int], list[int]]:
-        """(prompt after the shared beginning, answer with eos)."""
+        """Token ids of (the prompt after the shared beginning, the answer with eos)."""
         prompt = self._tokenizer.encode(format_prompt(text))
         both = self._tokenizer.encode(format_prompt(text) + answer)
         shared = len(self._beginning)
@@ -75,12 +78,12 @@ class Packer:
         return prompt[shared:], [*both[len(prompt) :], self._tokenizer.eos_id]
 
     def _end_of(self, text: str, end: int) -> int:
-        """Index, after the shared beginning, of the last token of the word that ends at `end` of an instruction."""
+        """Index, after the shared beginning, of the last token of the word that ends at `text[:end]`."""
         before = format_prompt("")[: -len(_AFTER_INSTRUCTION)]
         return len(self._tokenizer.encode(before + text[:end])) - len(self._beginning) - 1
 
     def pack(self, questions: Sequence[Sequence[Question]], scenes: Sequence[Scene] | None = None) -> Packed:
-        """One row per sequence of questions; with their scenes, focus words are labelled too."""
+        """One row per sequence of questions; with `scenes`, focus words are also labelled."""
         tokens, positions, segments = [], [], []
         rows: list[int] = []
         columns: list[int] = []
@@ -132,7 +135,7 @@ class Packer:
 
 
 def ask_many(scene: Scene, rng: np.random.Generator, *, count: int) -> list[Question]:
-    """`count` questions by the weights of the tasks, among those the scene allows."""
+    """`count` questions, with tasks drawn by their weights from those that the scene allows."""
     asked: list[Question] = []
     while len(asked) < count:
         task = TASKS[int(np.searchsorted(_CUMULATED, rng.random()))]

@@ -1,4 +1,4 @@
-"""Training pictures on disk: chunks of drawn scenes with their labels. Drawing rules live in world.py and render.py."""
+"""Training pictures on disk: chunks of drawn scenes with labels. The rules of drawing are in world.py and render.py."""
 
 import colorsys
 from dataclasses import replace
@@ -22,11 +22,11 @@ from scripts.train_embedded.world import (
 )
 
 CHUNK_PICTURES = 2000
-MADE_BY = {"pixels": "draw", "features": "features"}  # the stage that writes a kind of file
+MADE_BY = {"pixels": "draw", "features": "features"}  # the stage that writes each kind of file
 MAX_THINGS = 3
 NOTHING, UNKNOWN = -1, -100  # no object there; an object whose kind has no name (ignored by the loss)
 UNNAMED_SHAPES = ("hexagon", "diamond", "bar", "arrow")
-# First words of every seed: training pictures, scored pictures and sample pictures never share one.
+# First numbers of every seed: training pictures, scored pictures and sample pictures never share one.
 CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED = 101, 202, 303, 404, 505, 606
 SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED, PROOF_SEED = 909, 777, 1212, 1515
 
@@ -45,7 +45,7 @@ def draw_crowd_chunk(folder: Path, chunk: int) -> None:
 
 
 def scene_to_labels(scene: Scene) -> NDArray[np.int16]:
-    """(3, 4) numbers of shape, colour, size and cell, in the order of the sentences; NOTHING for no object."""
+    """(3, 4) numbers of shape, colour, size and cell, in the order of the sentences; NOTHING if there is no object."""
     labels = np.full((MAX_THINGS, 4), NOTHING, dtype=np.int16)
     for row, thing in enumerate(scene):
         labels[row] = _numbers(thing)
@@ -63,7 +63,7 @@ def _numbers(thing: Thing) -> tuple[int, int, int, int]:
 
 
 class Chunks:
-    """Arrays of one kind on disk, such as `pixels` or `features`, with their labels; a chunk is `CHUNK_PICTURES`."""
+    """Arrays of one kind on disk, such as `pixels` or `features`, and their labels, in chunks of `CHUNK_PICTURES`."""
 
     def __init__(self, folder: Path, kind: str, what: str) -> None:
         """Map all finished chunks. Raises FileNotFoundError if there are none."""
@@ -74,7 +74,7 @@ class Chunks:
         self.labels = [np.load(path.with_name(path.name.replace(what, "labels"))) for path in paths]
 
     def batch_at(self, step: int, *, batch_size: int, seed: int) -> tuple[NDArray[Any], NDArray[np.int16]]:
-        """Batch `step` of an endless walk through all pictures: arrays and labels."""
+        """Batch `step` of an endless pass over all pictures: arrays and labels."""
         drawn = shuffled_at(step, count=len(self.arrays) * CHUNK_PICTURES, batch_size=batch_size, seed=seed)
         places = [divmod(int(place), CHUNK_PICTURES) for place in drawn]
         return (
@@ -84,7 +84,7 @@ class Chunks:
 
 
 def save_chunk(place: Path, values: NDArray[Any], labels: NDArray[np.int16]) -> None:
-    """Write FOLDER/KIND-CHUNK-WHAT.npy and the labels beside it; the file appears complete or not at all."""
+    """Write FOLDER/KIND-CHUNK-WHAT.npy, completely or not at all, and the labels in the same folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     np.save(place.with_name(f"{place.stem.rpartition('-')[0]}-labels.npy"), labels)
     unfinished = place.with_name(f"unfinished-{place.name}")
@@ -93,7 +93,7 @@ def save_chunk(place: Path, values: NDArray[Any], labels: NDArray[np.int16]) -> 
 
 
 def with_unnamed_kinds(scene: Scene, rng: np.random.Generator) -> tuple[list[Thing], list[tuple[int, int, int]]]:
-    """Replace some colours and shapes by ones without a name, so that both are learned separately."""
+    """Replace some colours and shapes by unnamed ones, so that the two are learned separately."""
     things, colors = [], []
     for thing in scene:
         color = COLORS[thing.color]
@@ -116,7 +116,7 @@ def _unnamed_color(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _patch_labels(things: list[Thing]) -> NDArray[np.int16]:
-    """(4, 64): shape, colour, size and cell of the thing that covers a patch; UNKNOWN if it covers only a part."""
+    """(4, 64) labels: shape, colour, size and cell of the thing that covers a patch; UNKNOWN if partly covered."""
     grid = (np.arange(PICTURE_SIZE // 7) + 0.5) * 7  # 4 x 4 points in each patch
     labels = np.full((4, 8, 8), NOTHING, dtype=np.int16)
     for thing in things:

@@ -1,4 +1,7 @@
-"""The sentences: every question that a scene allows, with its one right answer. No pixels, no tokens."""
+"""The sentences: every question that a scene allows, with its only right answer.
+
+Pixels and tokens are not known here.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,8 +25,8 @@ RELATIONS = ("to the left of", "to the right of", "above", "below")
 class Question:
     """One question about one scene.
 
-    `about` is what it names: shapes, colours, a relation. `words` gives (end, labels) of each word that refers to
-    something in the scene, for the focus head; None where `focus.py` finds them.
+    `about` lists what the question names: shapes, colours, a relation. `words` gives (end, labels) for each word that
+    refers to something in the scene, for the focus head; if it is None, `focus.py` finds the words.
     """
 
     task: str
@@ -34,12 +37,12 @@ class Question:
 
 
 def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
-    """A question of this task about the scene, or None if it allows none."""
+    """A question of this task about the scene, or None if the scene allows none."""
     return _MAKERS[task](scene, rng)
 
 
 def caption(scene: Scene) -> str:
-    """The one right caption."""
+    """The only right caption."""
     names = [describe(thing) for thing in scene]
     if len(scene) == 1:
         return f"{names[0]} {at(scene[0])}"
@@ -95,7 +98,7 @@ def _count(scene: Scene, rng: np.random.Generator) -> Question:
 
 
 def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Question:
-    """How many objects have a shape, or a colour; one in three times of any name, else of one in the scene."""
+    """How many objects have a shape or a colour. The name is any name in 35 % of the cases, else one in the scene."""
     names = SHAPES if attribute == "shape" else COLOR_NAMES
     present = [getattr(thing, attribute) for thing in scene]
     name = _pick(rng, names) if rng.random() < 0.35 else _pick(rng, present)
@@ -113,7 +116,10 @@ def _of_one(
     answer: Callable[[Thing], str],
     named_by: str = "shape",
 ) -> Question | None:
-    """A question about an object that its shape (or colour) names uniquely; `text` has a place for the object."""
+    """A question about an object that its shape (or colour) identifies uniquely.
+
+    `text` has a placeholder for the object.
+    """
     things = _unique(scene, named_by)
     if not things:
         return None
@@ -134,7 +140,7 @@ def _exist(scene: Scene, rng: np.random.Generator) -> Question:
 
 
 def _absent_kind(scene: Scene, present: set[tuple[str, str]], rng: np.random.Generator) -> tuple[str, str]:
-    """Mostly a kind that shares its shape or colour with an object, or a mix of two objects."""
+    """A kind that is not present: mostly one that shares its shape or colour with an object, or mixes two objects."""
     while True:
         draw = rng.random()
         shape, color = _pick(rng, SHAPES), _pick(rng, COLOR_NAMES)

@@ -1,4 +1,4 @@
-"""Stage 4: tower and visual-query blocks together, on pictures drawn on demand, each used once."""
+"""Stage 4: tower and visual-query blocks are trained together, on pictures drawn on demand and used once."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ NAMED, ODD = 12, 4
 
 
 def run(*, folder: Path, num_steps: int, lr: float = 5e-4, seed: int = 5) -> None:
-    """Train the whole encoder to say the scene code; writes reading.pt into `folder`."""
+    """Train the whole encoder to produce the scene code; writes reading.pt into `folder`."""
     torch.manual_seed(seed)
     encoder = build_encoder()
     load_tower(encoder, folder)
@@ -43,7 +43,7 @@ def run(*, folder: Path, num_steps: int, lr: float = 5e-4, seed: int = 5) -> Non
 
 @torch.no_grad()
 def evaluate(encoder: PictureEncoder, *, num_pictures: int = 600) -> dict[str, float]:
-    """Share of scenes read rightly, without and with never-drawn pairs, in pictures that training never uses."""
+    """The share of scenes read correctly, without and with never-drawn pairs, in pictures that training never uses."""
     scores = {}
     for kind in ("check", "pair"):
         seed = KINDS[kind][0]
@@ -63,6 +63,6 @@ def _batch_at(step: int, *, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(kinds: Sequence[str], rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Pixels and labels of a picture of each kind."""
+    """Pixels and labels of one picture of each kind."""
     pixels, labels = zip(*[KINDS[kind][1](rng) for kind in kinds], strict=True)
     return torch.from_numpy(np.stack(pixels)), torch.from_numpy(np.stack(labels).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Draws scenes: each object supersampled in its own box, backgrounds, and camera faults within the world's limits."""
+"""Draws scenes: objects supersampled in their own boxes, backgrounds, and camera faults within the world's limits."""
 
 import io
 import math
@@ -17,7 +17,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
-    """How often a picture is blurred, noisy or JPEG-compressed."""
+    """The probabilities that a picture is blurred, noisy or JPEG-compressed."""
 
     blur: float = 0.15
     noise: float = 0.3
@@ -34,7 +34,7 @@ def draw_scene(
     colors: Sequence[tuple[int, int, int]] | None = None,
     faults: Faults = Faults(),
 ) -> Pixels:
-    """The picture of placed things, uint8 (224, 224, 3) RGB. `colors` overrides the things' own colours."""
+    """Draw placed things; gives uint8 (224, 224, 3) RGB. `colors` overrides the things' own colours."""
     canvas = background(rng)
     for index, thing in enumerate(things):
         base = COLORS[thing.color] if colors is None else colors[index]
@@ -44,7 +44,7 @@ def draw_scene(
 
 
 def background(rng: np.random.Generator) -> NDArray[np.float32]:
-    """Mid-tone, hardly saturated: flat, a linear gradient or soft clouds; float32 (224, 224, 3)."""
+    """A mid-tone background of low saturation: flat, a linear gradient or soft clouds; float32 (224, 224, 3)."""
     kind = rng.random()
     first = _mid_tone(rng)
     if kind < 0.34:
@@ -73,7 +73,7 @@ def _mid_tone(rng: np.random.Generator) -> NDArray[np.float32]:
 def _blend(canvas: NDArray[np.float32], thing: Thing, color: NDArray[np.float32], rng: np.random.Generator) -> None:
     half = math.ceil(thing.radius * 1.22) + 2
     left, top = round(thing.x) - half, round(thing.y) - half
-    # One sample per pixel now and then: other programs draw without antialiasing.
+    # Sometimes one sample per pixel, because other programs draw without antialiasing.
     samples = int(rng.choice((1, 2, 3, 4), p=(0.1, 0.2, 0.3, 0.4)))
     mask = _mask(thing, rng, half=half, samples=samples, offset=(thing.x - left, thing.y - top))
     x0, y0 = max(left, 0), max(top, 0)
@@ -86,7 +86,7 @@ def _blend(canvas: NDArray[np.float32], thing: Thing, color: NDArray[np.float32]
 def _mask(
     thing: Thing, rng: np.random.Generator, *, half: int, samples: int, offset: tuple[float, float]
 ) -> NDArray[np.float32]:
-    """How much of each pixel of the box the object covers, 0..1."""
+    """The share of each pixel of the box that the object covers, 0..1."""
     image = Image.new("L", (2 * half * samples,) * 2)
     draw = ImageDraw.Draw(image)
     center = (offset[0] * samples, offset[1] * samples)
@@ -122,7 +122,7 @@ def _draw_round(
 
 
 def outline(shape: str, rng: np.random.Generator) -> Points:
-    """Corners of an unturned shape with circumradius 1, y pointing down."""
+    """Corners of an unrotated shape with circumradius 1; y points down."""
     if shape == "square":
         return [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)]
     if shape == "triangle":
@@ -139,7 +139,7 @@ def outline(shape: str, rng: np.random.Generator) -> Points:
 
 
 def regular_outline(shape: str) -> Points:
-    """Shapes without a name in the sentences, which only the vision stage sees."""
+    """Corners of the shapes that have no name in the sentences; only the vision stage sees them."""
     if shape == "hexagon":
         return _around(6, [1.0])
     if shape == "diamond":
@@ -166,7 +166,7 @@ def _quarter_turns(x: float, y: float, quarters: int) -> tuple[float, float]:
 
 
 def _heart(rng: np.random.Generator) -> Points:
-    """One of three kinds of heart, somewhat stretched: it is the shape in which renderers differ most."""
+    """One of three kinds of heart, slightly stretched, because renderers draw this shape most differently."""
     steps = np.linspace(0, 2 * math.pi, 60, endpoint=False)
     kind = int(rng.integers(3))
     if kind == 0:  # the well-known parametric curve
@@ -188,7 +188,7 @@ def _heart(rng: np.random.Generator) -> Points:
 
 
 def _implicit_heart(angles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distance of the curve from its middle in each direction, by bisection."""
+    """Distance of the curve from its centre in each direction, by bisection."""
     low, high = np.zeros_like(angles), np.full_like(angles, 1.5)
     for _ in range(30):
         middle = (low + high) / 2
@@ -210,7 +210,7 @@ def _with_faults(canvas: NDArray[np.float32], rng: np.random.Generator, faults: 
         softer = ImageFilter.GaussianBlur(rng.uniform(0.3, 1.4)) if rng.random() < 0.7 else ImageFilter.BoxBlur(1)
         canvas = np.asarray(image.filter(softer), dtype=np.float32)
     if noisy:
-        # Grey noise, or separate noise in each channel.
+        # Either grey noise, or independent noise in each channel.
         shape = canvas.shape if rng.random() < 0.6 else (*canvas.shape[:2], 1)
         canvas = canvas + rng.standard_normal(shape, dtype=np.float32) * np.float32(rng.uniform(1, 7))
     pixels = _to_bytes(canvas)

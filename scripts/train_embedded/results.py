@@ -1,4 +1,4 @@
-"""The figures of the embedded model in one JSON file: read them, and put values into them."""
+"""Reads and updates the figures of the embedded model, which are in one JSON file."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ PLACE = DOCS / "embedded-model.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises OSError, and ValueError for anything else."""
+    """The JSON object in `path`. Raises OSError, and ValueError if the file holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -23,7 +23,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def put(path: Path, *keys: str, value: object) -> None:
-    """Set `value` under `keys` of the object in `path`, which is created if missing. Raises OSError and ValueError."""
+    """Set `value` under nested `keys` of the object in `path`. The file is created if missing.
+
+    Raises OSError and ValueError.
+    """
     content = read(path) if path.exists() else {}
     inner = content
     for name in keys[:-1]:

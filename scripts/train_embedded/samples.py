@@ -1,6 +1,7 @@
 """Draws the sample pictures in assets/pictures from seeds that training never uses, with questions about them.
 
-The first are random, those in `COMPOSED` contain cases that the random ones lack. Invalid files go to assets/broken.
+The first pictures are random. Those in `COMPOSED` add cases that the random ones lack. Invalid files go to
+assets/broken.
 """
 
 import json
@@ -17,8 +18,8 @@ from scripts.train_embedded.render import CLEAN, Faults, Pixels, draw_scene
 from scripts.train_embedded.world import Scene, in_order, place, sample_scene, scene_from_words
 
 NUM_PLAIN, NUM_PAIRS = 20, 8
-NUM_ASKED = 3  # questions of a task about a composed picture, at most
-WHOLE = "03-purple-triangle.png"  # the sample that is cut off for assets/broken
+NUM_ASKED = 3  # maximum number of questions per task about a composed picture
+WHOLE = "03-purple-triangle.png"  # the sample that is truncated for assets/broken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,7 @@ class Sample:
     questions: tuple[Question, ...]  # the caption first
 
 
-# Pictures in words, a seed that gives a wanted background, faults, and the suffix of the file.
+# Pictures described in words, a seed that gives the wanted background, faults, and the suffix of the file.
 COMPOSED: tuple[tuple[str, int, Faults, str], ...] = (
     ("small orange circle top, large orange cross center", 108, CLEAN, ".png"),
     ("small green heart left, large white moon center, small blue square right", 118, CLEAN, ".png"),
@@ -67,7 +68,7 @@ def samples() -> Iterator[Sample]:
 
 
 def write_broken(folder: Path, *, whole: Path) -> None:
-    """Write one file for each of three errors: `truncated` (the first half of the PNG `whole`), text, and nothing."""
+    """Write a file for each of three errors: truncated (the first half of the PNG `whole`), text, and an empty file."""
     folder.mkdir(parents=True, exist_ok=True)
     content = whole.read_bytes()
     (folder / "truncated.png").write_bytes(content[: len(content) // 2])
@@ -79,7 +80,7 @@ def _drawn_at_random(index: int) -> Sample:
     rng = np.random.default_rng([SAMPLE_SEED, index])
     with_pair = index >= NUM_PLAIN
     scene = sample_scene(rng, num_objects=1 + (index + 1) % 3, never_drawn="with" if with_pair else "without")
-    # Noise makes PNG files ten times as large; noisy pictures become JPEG, which the world has as well.
+    # Noise makes PNG files ten times as large, so noisy pictures become JPEG, which also occurs in the world.
     as_jpeg = index % 4 == 3
     faults = Faults(blur=0.1, noise=1.0 if as_jpeg else 0.0, jpeg=0.0)
     return Sample(
@@ -111,7 +112,7 @@ def _composed(text: str, seed: int, faults: Faults, suffix: str, *, index: int) 
 
 
 def sample_questions(scene: Scene, rng: np.random.Generator) -> list[Question]:
-    """The caption question and one of each other task that the scene allows."""
+    """The caption question, and one question of each other task that the scene allows."""
     asked = [Question(task="caption", text=CAPTION_QUESTIONS[0], answer=caption(scene))]
     for task in TASKS[1:]:
         question = ask(scene, task, rng)

@@ -1,6 +1,7 @@
-"""Scores a bundle through the product's own Captioner: fresh pictures, greedy answers, exact match after strip.
+"""Scores a bundle through the product's Captioner: fresh pictures, greedy answers, exact match after strip.
 
-Questions are asked in the known words, and in those of `held_out.py` and `second_list.py`, which training never uses.
+Questions are asked in the known words, and in the words of `held_out.py` and `second_list.py`, which training never
+uses.
 """
 
 import json
@@ -47,9 +48,9 @@ class Exam:
 
 
 def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> Exam:
-    """One question of every task that a picture allows. `never_drawn`: as in `sample_scene`.
+    """One question of every task that a picture allows. `never_drawn` is as in `sample_scene`.
 
-    In pictures with never-drawn pairs, questions about attributes refer to such an object if possible.
+    In pictures with never-drawn pairs, questions about attributes refer to an object of such a pair if possible.
     """
     rng = np.random.default_rng([SCORE_SEED, seed, never_drawn == "with"])
     pictures: list[Image.Image] = []
@@ -65,7 +66,10 @@ def draw_exam(*, num_pictures: int, seed: int, never_drawn: str = "without") -> 
 
 
 def in_other_words(exam: Exam, *, seed: int, sentences: Sentences = SENTENCES, mistyped: bool = False) -> Exam:
-    """The exam's questions in held-out words, all sentences of a task in turn, and an outside question per picture."""
+    """The exam's questions in held-out words, and an outside question per picture.
+
+    All sentences of a task are used in turn.
+    """
     rng = np.random.default_rng([SCORE_SEED, seed, 2 + mistyped])
     asked: Counter[str] = Counter()
     questions: list[tuple[int, Question]] = []
@@ -80,7 +84,7 @@ def in_other_words(exam: Exam, *, seed: int, sentences: Sentences = SENTENCES, m
 
 
 def refused(questions: Sequence[Question], answers: Sequence[str]) -> float:
-    """Share of questions with an answer that are answered as those without one, in percent."""
+    """Percent of answerable questions that get the answer meant for unanswerable ones."""
     asked = [answer for question, answer in zip(questions, answers, strict=True) if question.task != "outside"]
     return round(100 * asked.count(OUTSIDE_ANSWER) / len(asked), 2)
 
@@ -98,7 +102,10 @@ def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Questi
 
 
 def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
-    """Answers to the exam's questions; with `shift`, each is asked of the picture `shift` places later."""
+    """Answers to the exam's questions.
+
+    With `shift`, each question is asked about the picture `shift` positions later.
+    """
     asked: dict[int, list[WorkQuestion]] = defaultdict(list)
     for number, (index, question) in enumerate(exam.questions):
         asked[index].append(WorkQuestion(index=number, prompt=question.text))
@@ -115,13 +122,13 @@ def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]
 
 
 def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
-    """Share of exactly right answers by task, in percent."""
+    """Percent of exactly right answers, by task."""
     marks = scoring.grade(questions, answers)
     return {task: round(100 * marks[task].right / marks[task].asked, 2) for task in ALL_TASKS if task in marks}
 
 
 def prior(questions: Sequence[Question]) -> dict[str, float]:
-    """What always giving a task's most frequent answer would score, in percent."""
+    """The score, in percent, of always giving a task's most frequent answer."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
         answers[question.task][question.answer] += 1
@@ -133,7 +140,7 @@ def prior(questions: Sequence[Question]) -> dict[str, float]:
 
 
 def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
-    """All tables of one bundle, as plain values."""
+    """All tables of one bundle, as JSON values."""
     captioner = Captioner.load(model, device="cpu", dtype="float32")
     started = time.monotonic()
     exam = draw_exam(num_pictures=num_pictures, seed=seed)
@@ -173,7 +180,7 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
 
 
 def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[str, str]]:
-    """The questions with a wrong answer, and what they are answered with."""
+    """The questions with a wrong answer, and the wrong answers."""
     return [
         {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
         for question, answer in zip(questions, answers, strict=True)
@@ -182,11 +189,11 @@ def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table; all figures go to a JSON file if wanted."""
+    """Print a table; `--json` also writes all figures to a file."""
     parser = parser_of(__doc__)
     parser.add_argument("--model", default="assets/embedded", help="bundle to score (default: %(default)s)")
     parser.add_argument("--pictures", type=int, default=500, help="fresh pictures per table (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="which fresh pictures (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the fresh pictures (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
     result = score(options.model, num_pictures=options.pictures, seed=options.seed)

@@ -1,4 +1,4 @@
-"""A second held-out list, written without sight of the training grammar: it only scores the embedded model."""
+"""A second held-out list, written without knowledge of the training grammar. It only scores the embedded model."""
 
 from typing import Final
 

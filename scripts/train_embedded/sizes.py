@@ -1,4 +1,4 @@
-"""The embedded model's sizes, and how its parts are built for training. Training itself is in the stages."""
+"""The embedded model's sizes, and functions that build its parts for training. The training itself is in the stages."""
 
 import torch
 
@@ -35,13 +35,13 @@ def build_encoder() -> PictureEncoder:
         elif name.endswith("bias"):
             torch.nn.init.zeros_(weight)
     torch.nn.init.normal_(encoder.query.queries, std=0.5)
-    # The fused kernel's backward pass is the slower one on a CPU.
+    # On a CPU the backward pass of the fused kernel is slower.
     use_attention(encoder, plain_attention)
     return encoder
 
 
 def build_decoder() -> LlamaAdapterDecoder:
-    """The language half with small random weights; biases start at zero, and those of k and v stay there."""
+    """The language half with small random weights; biases start at zero, and the biases of k and v stay zero."""
     decoder = LlamaAdapterDecoder(DECODER)
     for name, weight in decoder.named_parameters():
         if name.endswith("bias"):
@@ -54,12 +54,12 @@ def build_decoder() -> LlamaAdapterDecoder:
 
 
 def _query_part_only(gradient: torch.Tensor) -> torch.Tensor:
-    """Checkpoints of this family have no bias on keys and values."""
+    """Zero the gradient of the key and value biases: checkpoints of this family have none."""
     masked = gradient.clone()
     masked[len(masked) // 3 :] = 0
     return masked
 
 
 def is_hidden_matrix(name: str) -> bool:
-    """Matrices inside transformer blocks, which Muon trains."""
+    """Whether `name` is a matrix inside a transformer block; Muon trains these."""
     return ("blocks." in name or "layers." in name) and name.endswith("weight")

@@ -1,4 +1,4 @@
-"""Stage 3: the visual-query blocks learn to say the scene code: visual query k describes object k."""
+"""Stage 3: the visual-query blocks learn to produce the scene code: visual query k describes object k."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,7 +41,7 @@ def run(*, data: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed: int
 
 
 def slot_loss(code: SceneCode, visual_query_BQD: Tensor, labels_BO4: Tensor) -> Tensor:
-    """Distance to the code for fully named scenes, and cross entropies of everything named."""
+    """Distance to the code for scenes in which every kind has a name, and cross entropies of all named labels."""
     known_B = (labels_BO4 != UNKNOWN).flatten(1).all(1)
     target_BQD = code(torch.where(labels_BO4 == UNKNOWN, NOTHING, labels_BO4))
     visual_query_BQD = visual_query_BQD.float()
@@ -53,14 +53,14 @@ def slot_loss(code: SceneCode, visual_query_BQD: Tensor, labels_BO4: Tensor) -> 
 
 
 def readings_right(visual_query_BQD: Tensor, labels_BO4: Tensor) -> Tensor:
-    """(B, 3) bool: is everything about an object read rightly, or that there is none."""
+    """(B, 3) bool: whether everything about an object, or its absence, is read correctly."""
     readings = SceneCode().readings(visual_query_BQD.float(), labels_BO4)
     return torch.stack([scores.argmax(-1) == label for scores, label in readings]).all(0)
 
 
 @torch.no_grad()
 def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[str, float]:
-    """Share of objects (and of whole scenes) that the visual queries describe rightly, with and without new pairs."""
+    """The share of objects (and of whole scenes) that the visual queries describe correctly; also with new pairs."""
     scores: dict[str, float] = {}
     for kind in ("check", "pair"):
         chunks = Chunks(data, kind, "features")
@@ -79,7 +79,7 @@ def evaluate(encoder: PictureEncoder, data: Path, *, count: int = 1000) -> dict[
 def read_scenes(
     read: Callable[[Tensor], Tensor], code: SceneCode, batch: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the visual queries that `read` gives for a batch of inputs and labels."""
+    """The loss of the visual queries that `read` computes from a batch of inputs and labels."""
     seen, labels = batch
     with autocast():
         visual_query = read(seen)
@@ -88,7 +88,7 @@ def read_scenes(
 
 
 def _batch_at(named: Chunks, odd: Chunks, step: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Three quarters normal pictures, one quarter with unnamed kinds."""
+    """A batch with three quarters normal pictures, one quarter with unnamed kinds."""
     normal = feature_batch(named, step, batch_size=BATCH * 3 // 4, seed=seed)
     others = feature_batch(odd, step, batch_size=BATCH // 4, seed=seed + 1)
     return torch.cat([normal[0], others[0]]), torch.cat([normal[1], others[1]])

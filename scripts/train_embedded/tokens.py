@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: a corpus of its own sentences and the SentencePiece training on it."""
+"""The embedded model's tokenizer: a corpus of its own sentences, and the SentencePiece training on this corpus."""
 
 import io
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, sample_
 
 
 def corpus(*, num_questions: int, seed: int = 3) -> Iterator[str]:
-    """Prompts with answers as in training, and every word of the world often enough to become one piece."""
+    """Yields prompts with answers as in training, and every word of the world often enough to become one piece."""
     rng = np.random.default_rng(seed)
     words = [*SHAPES, *map(plural, SHAPES), *COLOR_NAMES, *" ".join(POSITIONS).split(), "yes", "no", "Yes", "No"]
     words += ["zero", "one", "two", "three", "large", "small", "objects", "object", "picture", "color", "and", "in"]
@@ -27,8 +27,8 @@ def corpus(*, num_questions: int, seed: int = 3) -> Iterator[str]:
         if number % 4 == 0:
             yield format_prompt("").replace("\n", " ")
         if question is not None:
-            # Questions and answers follow a line feed or a colon, so their first word has no space in front; a
-            # colon never merges with letters.
+            # Questions and answers follow a line feed or a colon, so their first word has no space before it. A colon
+            # never merges with letters.
             yield f":{question.text}"
             yield f":{question.answer}"
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""Stage 1: the CLIP tower learns to classify, for every patch, the object there and its cell."""
+"""Stage 1: for every patch, the CLIP tower learns to classify the object there and the object's cell."""
 
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ class PatchHeads(nn.Module):
 
 
 def patch_loss(logits: list[Tensor], labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Mean cross entropies of (B, 64, classes) against labels (B, 4, 64), and the accuracies."""
+    """Mean cross entropy of logits (B, 64, classes) against labels (B, 4, 64), and the accuracies."""
     loss = torch.zeros(())
     figures: dict[str, float] = {}
     for index, (name, scores) in enumerate(zip(LABEL_NAMES, logits, strict=True)):
@@ -66,7 +66,7 @@ def run(*, pictures: Path, folder: Path, num_steps: int, lr: float = 2e-3, seed:
 
 
 def load_tower(encoder: PictureEncoder, folder: Path) -> None:
-    """Put the trained tower into `encoder`."""
+    """Load the trained tower into `encoder`."""
     encoder.clip.load_state_dict(trained(folder, "vision", "clip"))
 
 

@@ -1,4 +1,4 @@
-"""Stage 3: the decoder learns to answer questions in other words, and to refuse those it cannot answer."""
+"""Stage 3: the decoder learns to answer questions in other words, and to refuse questions that it cannot answer."""
 
 from collections import defaultdict
 from functools import partial
@@ -22,12 +22,12 @@ from scripts.train_embedded.wordings import outside, reword
 from scripts.train_embedded.world import Scene
 
 KNOWN, OUTSIDE = 0.25, 0.12  # shares of questions; all others are reworded
-ROW_TOKENS = 170  # of questions and answers, behind the shared beginning
+ROW_TOKENS = 170  # tokens of questions and answers, after the shared beginning
 CHECK_SEED = 54321
 
 
 def run(*, bundle: Path, tokenizer: Tokenizer, folder: Path, num_steps: int, lr: float = 2e-3, seed: int = 6) -> None:
-    """Train the decoder of the code stage further, without one that of `bundle`; writes wording.pt into `folder`."""
+    """Train the decoder of the code stage further, or that of `bundle` without one. Writes wording.pt into `folder`."""
     torch.manual_seed(seed)
     packer = Packer(tokenizer)
     if (folder / "code.pt").exists():
@@ -51,7 +51,7 @@ def run(*, bundle: Path, tokenizer: Tokenizer, folder: Path, num_steps: int, lr:
 
 
 def take_decoder(bundle: Path, tokenizer: Tokenizer) -> LlamaAdapterDecoder:
-    """The decoder of a bundle for `tokenizer`: a piece that the bundle's tokenizer lacks is the mean of its parts."""
+    """The bundle's decoder for `tokenizer`. A piece that the bundle's tokenizer lacks gets the mean of its parts."""
     model = load_bundle(bundle, dtype=torch.float32)
     state = dict(model.decoder_state)
     if tokenizer.data != model.tokenizer.data:
@@ -64,7 +64,7 @@ def take_decoder(bundle: Path, tokenizer: Tokenizer) -> LlamaAdapterDecoder:
 
 
 def _parts(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
-    """For each piece of `new` the ids that `old` has for it."""
+    """For each piece of `new`, the ids that `old` gives for it."""
     pieces, known = (sentencepiece.SentencePieceProcessor(model_proto=each.data) for each in (new, old))
     border = len(known.encode("\n"))
     parts: list[list[int]] = []
@@ -80,7 +80,7 @@ def _parts(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
 
 
 def ask_all(scene: Scene, rng: np.random.Generator, *, count: int) -> list[Question]:
-    """`count` questions, some in the known words and some that cannot be answered."""
+    """`count` questions, some in known words and some that cannot be answered."""
     asked = []
     for question in ask_many(scene, rng, count=count):
         draw = rng.random()
@@ -96,7 +96,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Exact match by task on fresh scenes in symbols.
 
-    `known-` prefixes questions in the known words, `pair-` such questions about scenes with never-drawn pairs.
+    The prefix `known-` marks questions in known words; `pair-` marks such questions about scenes with never-drawn
+    pairs.
     """
     rng = np.random.default_rng(CHECK_SEED)
     hits: dict[str, list[bool]] = defaultdict(list)
@@ -116,7 +117,7 @@ def _batch_at(step: int, *, packer: Packer, seed: int) -> tuple[Tensor, Packed]:
 
 
 def _fill(scene: Scene, packer: Packer, rng: np.random.Generator) -> list[Question]:
-    """Questions that together have about `ROW_TOKENS` tokens, so that rows need little padding."""
+    """Questions with about `ROW_TOKENS` tokens in total, so that rows need little padding."""
     asked, left = list[Question](), ROW_TOKENS
     for question in ask_all(scene, rng, count=2 * code_stage.QUESTIONS):
         prompt, answer = packer.encode(question.text, question.answer)

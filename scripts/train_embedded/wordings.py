@@ -1,4 +1,4 @@
-"""Questions in other words: templates filled in from a scene, framed, and typed carelessly."""
+"""Questions in other words: templates filled in from a scene, put into frames, and with typing errors."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ Node = str | tuple[tuple["Node", ...], ...]  # a word, or a choice between seque
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Word:
-    """A word of a question; `labels` is what it refers to in the scene, `glued` whether no space comes before it."""
+    """A word of a question. `labels` is what it refers to in the scene; `glued` means no space before it."""
 
     text: str
     labels: Labels | None = None
@@ -52,13 +52,13 @@ Fill = Callable[[np.random.Generator], Sequence[Word]]
 
 
 def words(text: str, labels: Labels | None = None) -> list[Word]:
-    """Words of a phrase; the last one carries `labels`."""
+    """The words of a phrase; the last word carries `labels`."""
     parts = text.split()
     return [*(Word(text=part) for part in parts[:-1]), Word(text=parts[-1], labels=labels)] if parts else []
 
 
 def expand(template: str, fills: Mapping[str, Fill], rng: np.random.Generator) -> list[Word]:
-    """One of the sentences of a template. Raises KeyError for a phrase that is neither known nor in `fills`."""
+    """One random sentence of a template. Raises KeyError for a phrase that is neither known nor in `fills`."""
     out: list[Word] = []
     _expand(_parse(template), fills, rng, out)
     return out
@@ -118,7 +118,10 @@ def pick(rng: np.random.Generator, values: Sequence[str]) -> str:
 
 
 def reword(question: Question, scene: Scene, rng: np.random.Generator) -> Question:
-    """The same question in other words. A few ask less (`a star`) or more (`red stars`), with the answer to that."""
+    """The same question in other words.
+
+    A few ask less (`a star`) or more (`red stars`), and the answer is changed to match.
+    """
     form = FORMS[int(rng.choice(4, p=FORM_SHARES))]
     template = pick(rng, GRAMMAR[question.task][form])
     fills, answer = fills_for(question, scene, rng, whole="$Kshape" in template)
@@ -151,7 +154,7 @@ def sentence(
     frame: str = "%",
     command: bool = False,
 ) -> Question:
-    """A question from a template in a frame, written as people type; `command` ends like one."""
+    """A question from a template in a frame, typed as people do; with `command` it ends like a command."""
 
     def asked(rng: np.random.Generator) -> list[Word]:
         return expand(template, fills, rng)
@@ -163,7 +166,7 @@ def sentence(
 def fills_for(
     question: Question, scene: Scene, rng: np.random.Generator, *, whole: bool = False
 ) -> tuple[dict[str, Fill], str]:
-    """The phrases from the scene that the templates of a task name, and the answer.
+    """The phrases that the templates of a task can name, filled in from the scene, and the answer.
 
     With `whole`, a kind is asked about with both its words.
     """
@@ -192,7 +195,7 @@ def fills_for(
 
 
 def _either(names: Sequence[str], right: str, rng: np.random.Generator) -> list[Word]:
-    """Two to four of `names`, the right one among them, joined by "or"."""
+    """Two to four of `names`, including the right one, joined by "or"."""
     others = [name for name in names if name != right]
     chosen = [right, *(others[int(index)] for index in rng.permutation(len(others))[: int(rng.integers(1, 4))])]
     first, *rest = (chosen[int(index)] for index in rng.permutation(len(chosen)))
@@ -359,7 +362,7 @@ def _fills_of_kind(
 
 
 def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) -> list[Word]:
-    """A phrase for an object that its shape (its colour in the task `shape`) names uniquely."""
+    """A phrase for an object that its shape (in the task `shape`, its colour) identifies uniquely."""
     found, draw = thing_labels(thing), rng.random()
     if task == "shape" or (task not in ("color", "shape") and draw < 0.06 and _is_unique(thing, scene, "color")):
         noun = expand("$thing", {}, rng)
@@ -435,7 +438,7 @@ def _any_object(rng: np.random.Generator) -> str:
 
 
 def pseudo_word(rng: np.random.Generator) -> str:
-    """A word that means nothing, or a row of letters."""
+    """A word without meaning, or a series of letters."""
     if rng.random() < 0.25:
         return "".join(pick(rng, "abcdefghijklmnopqrstuvwxyz") for _ in range(int(rng.integers(2, 9))))
     starts, ends = (
@@ -497,7 +500,7 @@ def pseudo_word(rng: np.random.Generator) -> str:
 
 
 def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
-    """Leave out articles, add a word without meaning, and mistype, each now and then."""
+    """Sometimes leave out articles, add a word without meaning, and add typing errors."""
     if rng.random() < 0.1:
         said = [word for word in said if word.text not in ("the", "a", "an")] or said
     if rng.random() < 0.05:
@@ -522,13 +525,13 @@ def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
 
 
 def _mistyped(word: Word, rng: np.random.Generator) -> list[Word]:
-    """A word with an error; two words where a space got into it."""
+    """A word with a typing error; two words if the error is a space inside."""
     text, draw = word.text, rng.random()
     if draw < 0.07:
         return [replace(word, glued=True)]
     if draw < 0.27 and text in SPELLINGS:
         return [replace(word, text=pick(rng, SPELLINGS[text].split()))]
-    if draw < 0.31:  # a sign that does not belong there
+    if draw < 0.31:  # a misplaced punctuation mark
         return [replace(word, text=text + pick(rng, (",", ",", ".", ";", ":", "-", "'")))]
     if draw < 0.34:
         return [replace(word, text=text.upper())]
@@ -548,7 +551,7 @@ def _mistyped(word: Word, rng: np.random.Generator) -> list[Word]:
 
 
 def mistype(text: str, rng: np.random.Generator) -> str:
-    """Two letters swapped, one left out, one twice, or a neighbouring key, behind the first letter mostly."""
+    """Swap two letters, drop one, double one, or hit a neighbouring key, mostly after the first letter."""
     place = int(rng.integers(0 if rng.random() < 0.15 else 1, len(text)))
     kind = int(rng.integers(5))
     if kind == 0 and place + 1 < len(text):
@@ -566,7 +569,7 @@ def mistype(text: str, rng: np.random.Generator) -> str:
 def write(
     said: Sequence[Word], rng: np.random.Generator, *, command: bool = False
 ) -> tuple[str, tuple[tuple[int, Labels], ...]]:
-    """The sentence with its capitals and its last sign, and (end, labels) of each word that refers to something."""
+    """The sentence with capitals and final punctuation, and (end, labels) of each word that refers to something."""
     draw = rng.random()
     change: Callable[[str], str] = (
         str.lower

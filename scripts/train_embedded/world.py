@@ -1,4 +1,7 @@
-"""The world of the embedded model: possible scenes and how they are sampled, without pixels and sentences."""
+"""The world of the embedded model: possible scenes and how they are sampled.
+
+Pixels and sentences are not known here.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ COLOR_NAMES = tuple(COLORS)
 SIZES = ("small", "large")
 COLUMNS = ("left", "", "right")
 POSITIONS = tuple(f"{row} {column}".strip() or "center" for row in ("top", "", "bottom") for column in COLUMNS)
-# Kept out of every training picture, so that pictures with one measure generalisation.
+# Left out of every training picture, so that pictures with one measure generalisation.
 NEVER_DRAWN = frozenset(
     zip(SHAPES, ("orange", "blue", "black", "yellow", "purple", "red", "green", "white"), strict=True)
 )
@@ -56,11 +59,11 @@ class Thing:
         return (self.shape, self.color) in NEVER_DRAWN
 
 
-Scene = tuple[Thing, ...]  # in the order of the sentences: left column first, in a column from top to bottom
+Scene = tuple[Thing, ...]  # in the order of the sentences: by column from the left, within a column from top to bottom
 
 
 def in_order(things: Sequence[Thing]) -> Scene:
-    """The things as sentences name them."""
+    """The things in the order in which sentences name them."""
     return tuple(sorted(things, key=lambda thing: (thing.column, thing.row)))
 
 
@@ -71,10 +74,10 @@ def sample_scene(
     never_drawn: str = "without",
     placed: bool = True,
 ) -> Scene:
-    """A scene of `num_objects` things (default one to three, evenly).
+    """A scene of `num_objects` things (by default one to three, evenly).
 
-    `never_drawn` says whether such pairs are left out ("without"), at least one is in ("with") or chance decides
-    ("any"). With `placed` False the things have cells but no pixels, which is all that sentences need.
+    With `never_drawn` "without", never-drawn pairs are left out; with "with", at least one occurs; with "any", chance
+    decides. With `placed` False the things have cells but no pixel positions; sentences need only cells.
     """
     while True:
         count = int(rng.integers(1, 4)) if num_objects is None else num_objects
@@ -96,7 +99,7 @@ def sample_scene(
 
 
 def _sample_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-    """Shapes and colours; now and then repeated, or counting questions would hardly ever answer two or three."""
+    """Shapes and colours. Some are repeated on purpose; otherwise counting would rarely give two or three."""
     shapes = [SHAPES[int(index)] for index in rng.integers(0, 8, size=count)]
     colors = [COLOR_NAMES[int(index)] for index in rng.integers(0, 8, size=count)]
     if count > 1:
@@ -110,12 +113,15 @@ def _sample_kinds(rng: np.random.Generator, count: int) -> list[tuple[str, str]]
 
 
 def place(rng: np.random.Generator, things: Sequence[Thing], *, tries: int = 12) -> list[Thing] | None:
-    """Give every thing a radius and a centre in its cell, inside the picture and apart; None if it did not work out."""
+    """Give every thing a radius and a centre in its cell, inside the picture and apart from others.
+
+    None if that fails.
+    """
     for _ in range(tries):
         placed: list[Thing] = []
         for thing in things:
             radius = float(rng.uniform(*RADII[thing.size]))
-            # A square's corners reach beyond the circumradius; nothing may be cut off by the edge.
+            # A square's corners lie beyond the circumradius; the edge of the picture must not cut them off.
             reach = radius * (1.17 if thing.shape == "square" else 1.0) + 1
             x, y = (
                 float(np.clip(CELL_CENTERS[place] + rng.uniform(-JITTER, JITTER), reach, PICTURE_SIZE - reach))

@@ -1,1 +1,1 @@
-"""The two programs of `scripts.bench_training`, and what both train on."""
+"""The two programs of `scripts.bench_training`, and their common training data."""

@@ -1,4 +1,4 @@
-"""A LLaMA of random weights, and a batch of random tokens, the same for both programs."""
+"""A LLaMA with random weights, and a batch of random tokens, equal for both programs."""
 
 # B rows, S places
 
@@ -11,29 +11,29 @@ from llama_adapter.app.models.random_model import VOCABULARY, LlamaSize, parse_s
 from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
 
 LONGEST_PROMPT = 70
-ANSWER = (10, 20)  # tokens, from and to
+ANSWER = (10, 20)  # minimum and maximum, in tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Padded rows: tokens and labels int64 (B, S), 0 behind a row's tokens and where no label counts."""
+    """Padded rows: tokens and labels int64 (B, S). Padding is 0, and so is every label that does not count."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows, without padding."""
+        """The number of tokens in all rows, without padding."""
         return int((self.tokens_BS != 0).sum())
 
     @property
     def num_labels(self) -> int:
-        """Counted labels."""
+        """The number of labels that count."""
         return int((self.labels_BS[:, 1:] != 0).sum())
 
 
 def random_batch(num_rows: int) -> Batch:
-    """Prompts of 60 to 70 tokens and answers of 10 to 20."""
+    """A batch with prompts of 60 to 70 tokens and answers of 10 to 20 tokens."""
     random = torch.Generator().manual_seed(0)
     prompts = torch.randint(LONGEST_PROMPT - 10, LONGEST_PROMPT + 1, (num_rows,), generator=random).tolist()
     answers = torch.randint(ANSWER[0], ANSWER[1] + 1, (num_rows,), generator=random).tolist()
@@ -46,7 +46,7 @@ def random_batch(num_rows: int) -> Batch:
 
 
 def random_llama(name: str) -> LlamaSource:
-    """A LLaMA of a size by its name, in memory in float32; rows of q and k are in Hugging Face's order."""
+    """A LLaMA with the named size, in memory in float32; the rows of q and k are in Hugging Face's order."""
     size: LlamaSize = parse_size(name)
     sizes = {"vocab_size": VOCABULARY, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
     random = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""A training step of LoRA over one frozen LLaMA: ours, and Hugging Face's LLaMA with peft written plainly.
+"""A training step of LoRA over one frozen LLaMA: our program, and a plain one with Hugging Face's LLaMA and peft.
 
-Both begin with the same weights and factors and take the same batch; factors of rank 16 on all seven matrices of each
-layer, with scale 1. Ours computes the head at labelled positions and no padding.
+Both begin with the same weights and factors and use the same batch. Factors have rank 16 and scale 1, on all seven
+matrices of each layer. Our program computes the head only at labelled positions, and computes no padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ from scripts.peers.packages import require
 from scripts.training_bench.batch import Batch
 
 Program = Literal["ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"]
-Loss = Callable[[Batch], Tensor]  # mean over counted labels
+Loss = Callable[[Batch], Tensor]  # the mean over labels that count
 
 RANK = 16
 NUM_QUERIES = 10
-_IGNORED = -100  # Hugging Face's label of a position that does not count
+_IGNORED = -100  # Hugging Face's label for positions that do not count
 _MODULES = {
     "attention.wq": "self_attn.q_proj",
     "attention.wk": "self_attn.k_proj",
@@ -38,7 +38,7 @@ _MODULES = {
 
 
 def open_program(program: Program, llama: LlamaSource, *, dtype: torch.dtype) -> tuple[nn.Module, Loss]:
-    """The model and its loss. Raises MissingPackage without peft."""
+    """The program's model and its loss. Raises MissingPackage without peft."""
     if program.startswith("ours"):
         return _ours(llama, dtype=dtype, has_pictures=program == "ours, with pictures")
     return _peft(
@@ -50,7 +50,10 @@ def open_program(program: Program, llama: LlamaSource, *, dtype: torch.dtype) ->
 
 
 def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tuple[nn.Module, Loss]:
-    """`TrainableDecoder`; with pictures, `bias` and `lora` of a model that attends to ten tokens in most layers."""
+    """Our `TrainableDecoder`.
+
+    With pictures it trains `bias` and `lora`, and all layers but one attend to ten visual tokens.
+    """
     num_layers = llama.num_layers - 1 if has_pictures else 0
     queries = torch.randn(num_layers * NUM_QUERIES, llama.dim, generator=torch.Generator().manual_seed(1))
     gates = {f"layers.{layer}.attention.gate": torch.zeros(llama.num_heads) for layer in range(llama.num_layers)}
@@ -103,7 +106,7 @@ def _config(llama: LlamaSource, *, num_adapter_layers: int) -> DecoderConfig:
 
 
 def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_factors: bool) -> tuple[nn.Module, Loss]:
-    """`LlamaForCausalLM` under `get_peft_model`. Rows need no attention mask: padding stands behind their tokens."""
+    """`LlamaForCausalLM` under `get_peft_model`. Rows need no attention mask, because padding follows their tokens."""
     transformers = require("transformers", package="transformers")
     peft = require("peft", package="peft")
     settings = llama_config(_config(llama, num_adapter_layers=0), dtype=dtype, attn_implementation=attention)
@@ -138,7 +141,7 @@ def _base_state(llama: LlamaSource) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _copy_factors(model: Any, llama: LlamaSource, *, dtype: torch.dtype) -> None:
-    """Give peft's factors the values that ours begin with."""
+    """Set peft's factors to the initial values of ours."""
     ours, _ = _ours(llama, dtype=dtype, has_pictures=False)
     assert isinstance(ours, TrainableDecoder)
     factors: Mapping[str, Tensor] = llama_tensors(ours)

@@ -23,7 +23,7 @@ _AT_ONCE = 20
 
 @torch.no_grad()
 def inputs_of(scans: Scans, bundle: Path) -> dict[str, Floats]:
-    """What the regressions see of each scan, by name: float32 arrays (N, F)."""
+    """The inputs of the regressions for each scan, by name: float32 arrays (N, F)."""
     model = load_bundle(bundle)
     encoder = encoder_from_state(
         model.vision_config, {name: tensor.float() for name, tensor in model.vision_state.items()}
@@ -47,7 +47,7 @@ def inputs_of(scans: Scans, bundle: Path) -> dict[str, Floats]:
 def accuracies(
     scans: Scans, inputs: Mapping[str, Floats], *, sizes: Sequence[int], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """A row for each input. `accuracy` has a list for each number of training scans a digit: of each seed, held out."""
+    """A row per input. `accuracy` has, per number of training scans a digit, a list of held-out accuracies by seed."""
     return [
         {
             "input": name,
@@ -61,7 +61,7 @@ def accuracies(
 
 
 def _accuracy(digits_N: NDArray[np.int64], input_NF: Floats, *, size: int, seed: int) -> float:
-    """Accuracy on the held-out scans; the strength is chosen on the validation part."""
+    """Accuracy on the held-out scans; the penalty is chosen on the validation part."""
     from sklearn.decomposition import PCA
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -72,7 +72,7 @@ def _accuracy(digits_N: NDArray[np.int64], input_NF: Floats, *, size: int, seed:
     scaler = StandardScaler().fit(input_NF[train])
     scaled_NF = scaler.transform(input_NF)
     if scaled_NF.shape[1] > len(train):
-        # All scans in the space that the training scans span: the solution is the same, and faster to find.
+        # Project all scans into the space spanned by the training scans: the solution is the same, and faster to find.
         scaled_NF = PCA(svd_solver="full").fit(scaled_NF[train]).transform(scaled_NF)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

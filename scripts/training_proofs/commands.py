@@ -1,4 +1,4 @@
-"""Runs `llama-adapter train` and `eval` as processes, and reads their results. What is done already is not repeated."""
+"""Runs `llama-adapter train` and `eval` as processes, and reads their results. Finished runs are not repeated."""
 
 import csv
 import json
@@ -16,13 +16,13 @@ from scripts.common import ROOT, tell
 class Training:
     """A run of `train` over the embedded model."""
 
-    name: str  # of its files
-    data: Path  # with splits to train, to validate and to test
+    name: str  # prefix of its files
+    data: Path  # with splits for training, validation and testing
     flags: tuple[str, ...]
 
 
 def train(run: Training, folder: Path) -> dict[str, Any]:
-    """Train into `folder`; the command, what is trained, processor minutes, steps, and the curve of the validation."""
+    """Train into `folder`; returns the command, what is trained, processor minutes, steps, and the validation curve."""
     out = folder / f"{run.name}.pth"
     results = folder / f"{run.name}.training"
     done = folder / f"{run.name}.json"
@@ -46,12 +46,12 @@ def train(run: Training, folder: Path) -> dict[str, Any]:
 
 
 def bundle_of(run: Training, folder: Path) -> Path:
-    """The bundle that a run wrote."""
+    """The bundle written by a run."""
     return folder / f"{run.name}.training" / "bundle"
 
 
 def read_curve(log: Path) -> list[dict[str, float | None]]:
-    """The evaluations of a log: step, loss and score on the validation part, and the mean training loss before it."""
+    """The evaluations in a log: step, validation loss and score, and the mean training loss before each of them."""
     curve, losses = list[dict[str, float | None]](), list[float]()
     with open(log, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -71,7 +71,7 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """The figures of `eval` on the test split, by name: value, low and high of the 95 % interval, count.
 
-    `bundle` None is the embedded model.
+    If `bundle` is None, the embedded model is evaluated.
     """
     report = out / "scores.json"
     if not report.exists():
@@ -98,7 +98,10 @@ def evaluate(
 
 
 def _run(arguments: list[str]) -> float:
-    """Run a command; processor seconds of it and its processes. Raises CalledProcessError if it fails."""
+    """Run a command. Returns the processor seconds of it and its child processes.
+
+    Raises CalledProcessError if it fails.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "llama_adapter", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

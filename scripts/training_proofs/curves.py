@@ -13,7 +13,7 @@ from scripts.pages.render import DOCS, read
 
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
-    """Draw the parts `digits` and `precision` of the page's figures, where they are measured."""
+    """Draw the parts `digits` and `precision` of the page's figures, if they were measured."""
     from matplotlib.figure import Figure
 
     precision = figures.get("precision", {})

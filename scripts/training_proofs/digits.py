@@ -1,4 +1,4 @@
-"""scikit-learn's scans of handwritten digits as labelled pictures: their form, their division, and tables of them.
+"""scikit-learn's scans of handwritten digits as labelled pictures: how they are drawn, split, and listed in tables.
 
 The scans are the test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
 """
@@ -21,18 +21,18 @@ Ints = NDArray[np.int64]
 
 QUESTION = "Which digit is this?"
 CHOICES = tuple("0123456789")
-# Names of the digits that the embedded model has learned to say, for a control.
+# Names for the digits, as a control: words that the embedded model already uses in answers.
 KNOWN_WORDS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black", "star", "moon")
-SIDE = 224  # of a picture, in pixels: a pixel of the scan is one patch of the embedded model's tower
-GROUND = np.array([128, 128, 128])  # a mid-tone, as in the pictures that the tower learned from
+SIDE = 224  # of a picture, in pixels: one pixel of the scan is one patch of the embedded model's tower
+GROUND = np.array([128, 128, 128])  # a mid-tone, as in the pictures that the tower was trained on
 INK = np.array(COLORS["yellow"])  # yellow on grey gave a better score on a validation part than white or black
-MOST_INK = 16  # of a scan's pixel
+MOST_INK = 16  # of a pixel in a scan
 HELD_OUT_SEED = 1998
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scans:
-    """Scans and their digits."""
+    """Scans and the digits that they show."""
 
     ink_NHW: NDArray[np.float64]  # (N, 8, 8), 0 to 16
     digits_N: Ints
@@ -40,7 +40,7 @@ class Scans:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Division:
-    """Indices of scans. `train` is in turn by digit, so that its first 10 n scans have n of each digit."""
+    """Indices of scans. `train` alternates between the digits, so that its first 10 n scans have n of each digit."""
 
     train: Ints
     validation: Ints
@@ -48,7 +48,7 @@ class Division:
 
 
 def load_scans() -> Scans:
-    """The 1,797 scans that scikit-learn ships."""
+    """The 1,797 scans included in scikit-learn."""
     from sklearn.datasets import load_digits
 
     loaded = load_digits()
@@ -56,10 +56,10 @@ def load_scans() -> Scans:
 
 
 def divide(digits_N: Ints, *, seed: int, num_train: int = 100, num_validation: int = 20) -> Division:
-    """Share scans out: `num_train` and `num_validation` of each digit, and the held-out rest.
+    """Split the scans: `num_train` and `num_validation` of each digit, and the rest held out.
 
-    The held-out scans are the same for all seeds, so a setting that was chosen by a validation part never saw them.
-    Raises ValueError if a digit has too few scans.
+    The held-out scans are the same for all seeds, so settings chosen on a validation part never used them. Raises
+    ValueError if a digit has too few scans.
     """
     wanted = num_train + num_validation
     train, validation, held_out = [], [], []
@@ -80,18 +80,18 @@ def divide(digits_N: Ints, *, seed: int, num_train: int = 100, num_validation: i
 
 
 def picture(ink_HW: NDArray[np.float64]) -> Image.Image:
-    """A scan as a picture of 224 x 224 pixels: enlarged smoothly (bicubic), yellow ink on grey."""
+    """A scan as a picture of 224 x 224 pixels: enlarged with bicubic interpolation, yellow ink on grey."""
     cover = Image.fromarray((ink_HW * (255 / MOST_INK)).round().astype(np.uint8))
     smooth = np.asarray(cover.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float64) / 255
     return Image.fromarray((GROUND + (INK - GROUND) * smooth[..., None]).round().astype(np.uint8))
 
 
 def write_digits(folder: Path, scans: Scans, division: Division, *, sizes: Sequence[int]) -> None:
-    """Write the pictures as folders by class, and tables over them.
+    """Write the pictures as folders by class, and tables that list them.
 
-    `folder/classes/SPLIT/DIGIT/INDEX.png` holds all of the division. `folder/digits-N.jsonl` has the first N scans a
-    digit of its train part, and the other parts whole, with the ten digits as choices; `folder/words-N.jsonl` has
-    `KNOWN_WORDS` for them.
+    `folder/classes/SPLIT/DIGIT/INDEX.png` holds all pictures. `folder/digits-N.jsonl` lists the first N training scans
+    of each digit and the complete other parts, with the ten digits as choices. `folder/words-N.jsonl` has `KNOWN_WORDS`
+    in place of the digits.
     """
     parts = {"train": division.train, "val": division.validation, "test": division.held_out}
     classes = folder / "classes"
@@ -121,5 +121,5 @@ def write_digits(folder: Path, scans: Scans, division: Division, *, sizes: Seque
 
 
 def write_table(path: Path, rows: Sequence[object]) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

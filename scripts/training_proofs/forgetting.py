@@ -1,4 +1,4 @@
-"""How well a model answers the questions that it knew before a training."""
+"""How well a model still answers the questions that it knew before a training."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.measuring import scoring
 from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
 
-EXAM_SEED = 22  # of the fresh drawings
+EXAM_SEED = 22  # for drawings not used elsewhere
 
 
 def old_scores(bundle: Path, *, num_pictures: int) -> dict[str, dict[str, Any]]:
-    """Right answers in per cent, by task and for `all`, in the known words and in held-out ones; and how many asked."""
+    """Percent of right answers, by task and for `all`, in known words and in held-out ones, and the number asked."""
     exam = draw_exam(num_pictures=num_pictures, seed=EXAM_SEED)
     with Captioner.load(bundle, device="cpu", dtype="float32") as captioner:
         return {

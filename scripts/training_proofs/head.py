@@ -1,4 +1,4 @@
-"""How alike the rows of the language model's head are that tell answers apart. The head is frozen in every training."""
+"""How similar the rows of the language model's head are for different answers. No training changes the head."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,11 @@ import torch
 
 from llama_adapter.app.models.bundle import load_bundle
 
-_BEFORE = "### Response:"  # what stands in front of an answer in the prompt
+_BEFORE = "### Response:"  # the text before an answer in the prompt
 
 
 def head_likeness(bundle: Path, answers: Sequence[str]) -> float:
-    """Mean cosine between the rows of the first tokens of two different answers."""
+    """Mean cosine between the head's rows for the first tokens of two different answers."""
     model = load_bundle(bundle)
     tokens = [model.tokenizer.encode_continuation(_BEFORE, answer)[0] for answer in answers]
     rows_AD = torch.nn.functional.normalize(model.decoder_state["head.weight"][tokens].float(), dim=1)

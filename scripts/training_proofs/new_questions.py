@@ -1,6 +1,6 @@
-"""Questions that the embedded model cannot answer, about drawings of its world: two new relations and a new word.
+"""Questions about drawings of its world that the embedded model cannot answer: two new relations and a new word.
 
-Each drawing comes with one new question and some old ones. Tables name them by the column `part`: `new` or `old`.
+Each drawing comes with one new question and some old ones. The column `part` of the tables marks them `new` or `old`.
 """
 
 import re
@@ -22,7 +22,7 @@ from scripts.training_proofs.digits import write_table
 WARM, COLD = ("red", "orange", "yellow"), ("green", "blue", "purple")  # white and black are neither
 CORNERS = (0, 2, 6, 8)  # cells of the grid of 3 x 3
 OLD_A_PICTURE = 2
-_OUTSIDE_SHARE = 0.125  # as in the training of the embedded model
+_OUTSIDE_SHARE = 0.125  # as in the embedded model's training
 _KNOWN_SHARE = 0.5
 _NEW_WORDS = re.compile(r"warm|cold|diagonal|opposite", re.IGNORECASE)
 _SPLITS = ("train", "val", "test")
@@ -32,7 +32,7 @@ Maker = Callable[[Scene, np.random.Generator], Question | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewTask:
-    """A new kind of question: the number of objects in its drawings (None: one to three), and how it is asked."""
+    """A new kind of question: the number of objects in its drawings (None: one to three), and its maker."""
 
     num_objects: int | None
     make: Maker
@@ -44,7 +44,7 @@ def is_diagonal(first: Thing, second: Thing) -> bool:
 
 
 def _diagonal(scene: Scene, rng: np.random.Generator) -> Question | None:
-    """What is diagonal from an object, if one of the two others is and one is not."""
+    """What is diagonal from an object, if exactly one of the two other objects is."""
     shapes = [thing.shape for thing in scene]
     found = []
     for thing in scene:
@@ -59,7 +59,7 @@ def _diagonal(scene: Scene, rng: np.random.Generator) -> Question | None:
 
 
 def _corners(scene: Scene, rng: np.random.Generator) -> Question | None:
-    """Whether two objects are in opposite corners: half of them are, a quarter is in corners of one side."""
+    """Whether two objects are in opposite corners: true for half of the drawings; a quarter has corners of one side."""
     cells = {thing.cell for thing in scene}
     are_opposite = cells in ({0, 8}, {2, 6})
     share = 1.0 if are_opposite else 0.25 if cells <= set(CORNERS) else 0.02
@@ -70,7 +70,7 @@ def _corners(scene: Scene, rng: np.random.Generator) -> Question | None:
 
 
 def _warm(scene: Scene, rng: np.random.Generator) -> Question | None:
-    """Whether an object's colour is a warm one."""
+    """Whether an object's colour is warm."""
     shapes = [thing.shape for thing in scene]
     found = [thing for thing in scene if shapes.count(thing.shape) == 1 and thing.color in (*WARM, *COLD)]
     if not found:
@@ -87,10 +87,10 @@ NEW_TASKS: Mapping[str, NewTask] = {
 
 
 def write_drawings(folder: Path, task: str, *, counts: tuple[int, int, int], seed: int) -> None:
-    """Write drawings for a new task, and tables over them.
+    """Write drawings for a new task, and tables that list them.
 
-    `counts` are the drawings to train, to validate and to test. `folder/new.jsonl` has the new question of each;
-    `folder/mixed.jsonl` also has two old questions of each that is not to test.
+    `counts` are the numbers of drawings for training, validation and testing. `folder/new.jsonl` has the new question
+    about each drawing. `folder/mixed.jsonl` also has two old questions about each drawing that is not for testing.
     """
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     new: list[dict[str, Any]] = []
@@ -112,11 +112,11 @@ def write_drawings(folder: Path, task: str, *, counts: tuple[int, int, int], see
 
 
 def old_question(scene: Scene, rng: np.random.Generator) -> Question:
-    """A question of the embedded model's training: in the known words, in other words, or one without an answer."""
+    """A question from the embedded model's training: in known words, in other words, or without an answer."""
     if rng.random() < _OUTSIDE_SHARE:
         while True:
             unanswered = outside(rng)
-            if not _NEW_WORDS.search(unanswered.text):  # these have an answer now
+            if not _NEW_WORDS.search(unanswered.text):  # questions with the new words now have an answer
                 return unanswered
     question = None
     while question is None:

@@ -1,4 +1,4 @@
-"""Models of checkpoints with all their tensors."""
+"""Models with all tensors of their checkpoints."""
 
 import dataclasses
 

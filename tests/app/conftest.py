@@ -11,7 +11,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str | list[str]) -> Ran:
         flat = [part for given in arguments for part in ([given] if isinstance(given, str) else given)]
         if flat[0] in ("caption", "ask") and "--reader" not in flat:
-            flat += ["--reader", "thread"]  # processes take longer to start than all that is asked of them here
+            flat += ["--reader", "thread"]  # starting reader processes takes longer than these tests' work
         code = main(flat)
         out, err = capsys.readouterr()
         assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""Decoders exported for tests, once for each test run."""
+"""Decoders exported for tests, once per test run."""
 
 import functools
 import os
@@ -24,13 +24,13 @@ from llama_adapter.vision.config import VisionConfig
 from tests.app.golden import model_options
 from tests.fakes.exported import ROOT, SOC, embedded_onnx, made_once, open_onnx
 
-# Gears of OMs: fewer rows in a step than the tests have, and parts that are padded.
+# Gears of OMs: they allow fewer rows in a step than the tests use, and some parts are padded.
 _GEARS = ("R=4,S=128,P=1,T=16", "R=1,S=512,P=1,T=64", "R=1,S=1,P=128,T=1", "R=5,S=1,P=128,T=5", "R=8,S=1,P=512,T=8")
 
 
 @functools.cache
 def exported_golden(adapter: str) -> str:
-    """The decoder of a golden model, without its picture encoder. Not to be changed by a test."""
+    """The decoder of a golden model, without its picture encoder. Tests must not change it."""
     with made_once(f"decoder-{adapter}") as (path, is_missing):
         if is_missing:
             run_export_decoder(DecoderJob(out=str(path), encoder=False, **model_options(adapter)))
@@ -39,7 +39,7 @@ def exported_golden(adapter: str) -> str:
 
 @functools.cache
 def exported_embedded(**options: Any) -> str:
-    """The embedded model with its encoder; `options` are those of `DecoderJob`. Not to be changed by a test."""
+    """The embedded model with its encoder; `options` are those of `DecoderJob`. Tests must not change it."""
     with made_once("-".join(map(str, ["decoder-embedded", *options.values()]))) as (path, is_missing):
         if is_missing:
             with shared_encoder():
@@ -49,7 +49,10 @@ def exported_embedded(**options: Any) -> str:
 
 @contextmanager
 def shared_encoder() -> Iterator[None]:
-    """Exports of the embedded model have the encoder of `embedded_onnx`, as tracing it takes most of their time."""
+    """Let exports of the embedded model reuse the encoder of `embedded_onnx`.
+
+    Tracing it takes most of an export's time.
+    """
     with (
         mock.patch.object(decoder, "export_onnx", _copy_encoder),
         mock.patch.object(to_onnx, "export_onnx", _copy_encoder),
@@ -67,7 +70,7 @@ def _copy_encoder(
     opset: int = OPSET,
     check: Callable[[Path], None] = lambda made: None,
 ) -> None:
-    """As `export_onnx` for the embedded model."""
+    """A replacement for `export_onnx`, for the embedded model only."""
     made = embedded_onnx(dtype)
     card = open_onnx(made, threads=1).card
     assert card is not None
@@ -78,13 +81,13 @@ def _copy_encoder(
 
 @functools.cache
 def om_golden(adapter: str) -> str:
-    """As `exported_golden`, compiled by the stand-in for ATC."""
+    """Like `exported_golden`, compiled by the stand-in for ATC."""
     return _compiled(f"decoder-om-{adapter}", **model_options(adapter))
 
 
 @functools.cache
 def om_embedded() -> tuple[str, str]:
-    """The decoder of the embedded model and its encoder, compiled by the stand-in for ATC."""
+    """The embedded model's decoder and encoder, compiled by the stand-in for ATC."""
     folder, encoder = _compiled("decoder-om-embedded"), Path(exported_embedded()) / "encoder.onnx"
     with made_once("encoder.om") as (path, is_missing):
         if is_missing:

@@ -1,4 +1,4 @@
-"""The golden checkpoints as a user would name them, and the answers that the reference gives with them."""
+"""The golden checkpoints in the form that a user gives them, and the reference's answers."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ CASES: list[dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text(encod
 
 
 def model_options(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> dict[str, Any]:
-    """As `Captioner.load` takes them."""
+    """The arguments of `Captioner.load`."""
     return {
         "llama_dir": str(GOLDEN / "LLaMA"),
         "llama_type": llama_type,
@@ -23,23 +23,23 @@ def model_options(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> di
 
 
 def model_flags(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> list[str]:
-    """As the command line takes them."""
+    """The flags of the command line."""
     options = model_options(adapter, llama_type=llama_type)
     return [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
 
 
 def picture(name: str = "shapes_200x300.jpg") -> str:
-    """Path of a golden picture."""
+    """The path of a golden picture."""
     return str(PICTURES / name)
 
 
 def case(name: str) -> dict[str, Any]:
-    """A case of the reference by its name."""
+    """The reference's case with this name."""
     return next(case for case in CASES if case["name"] == name)
 
 
 def case_runs(case: dict[str, Any], *, raw: bool = False) -> list[tuple[list[str], list[str]]]:
-    """For each prompt of a case: the arguments of the command line and the texts it must give, in picture order."""
+    """For each prompt of a case: the arguments of the command line, and the texts to be given, in picture order."""
     runs: dict[str, tuple[list[str], list[str]]] = {}
     for image, prompt, text in zip(case["images"], case["prompts"], case["output_text"], strict=True):
         if prompt["text"] not in runs:

@@ -1,4 +1,4 @@
-"""A captioner on a device that has no memory for more than so many rows or pictures at once, and ways to be told so."""
+"""A captioner on a device with memory for few rows or pictures, and the errors that report a shortage."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ SHORTAGES: dict[str, Callable[[], Exception]] = {
 
 
 class Device:
-    """What there is memory for; `None` is any number."""
+    """The numbers that there is memory for; `None` is any number."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Device:
         shortage: Callable[[], Exception] = SHORTAGES["torch"],
     ) -> None:
         self.rows, self.pictures, self.programs, self.shortage = rows, pictures, programs, shortage
-        self.calls: list[tuple[str, int]] = []  # programs that had enough, and their rows
+        self.calls: list[tuple[str, int]] = []  # programs that had enough memory, and their rows
         self.num_shortages = 0
 
     def take(self, program: str, count: int, most: int | None) -> None:
-        """Raises where `count` are too many."""
+        """Raise the device's shortage if `count` exceeds `most`."""
         if most is not None and count > most:
             self.num_shortages += 1
             raise self.shortage()
@@ -47,7 +47,7 @@ class Device:
 
 
 class NarrowRunner:
-    """A runner that lacks memory, before it has begun or when all is done but the answer."""
+    """A runner that runs out of memory before a program begins or, with `is_late`, after it has computed."""
 
     def __init__(self, inner: Any, device: Device, *, is_late: bool = False) -> None:
         self._inner, self._device, self._is_late = inner, device, is_late
@@ -56,7 +56,7 @@ class NarrowRunner:
         return getattr(self._inner, name)
 
     def run(self, plan: Plan) -> Any:
-        # A mixed plan needs the memory of its prefill; see `MixedPlan`.
+        # A mixed plan needs as much memory as its prefill; see `MixedPlan`.
         kinds = {PrefillPlan: "prefill", MixedPlan: "prefill", DecodePlan: "decode", ScorePlan: "score"}
         program = kinds[type(plan)]
         result = self._inner.run(plan) if self._is_late else None
@@ -69,7 +69,7 @@ class NarrowRunner:
 
 
 class NarrowVision:
-    """An encoder that lacks memory."""
+    """An encoder that runs out of memory."""
 
     def __init__(self, inner: Any, device: Device) -> None:
         self._inner, self._device = inner, device
@@ -84,7 +84,7 @@ class NarrowVision:
 
 
 def narrow(parts: Parts, device: Device, *, is_late: bool = False) -> Captioner:
-    """A captioner around the weights of `parts`, on such a device."""
+    """A captioner with the weights of `parts`, on this device."""
     runner: Any = NarrowRunner(parts.runner, device, is_late=is_late)
     vision: Any = NarrowVision(parts.vision, device)
     return Captioner(dataclasses.replace(parts, runner=runner, vision=vision))

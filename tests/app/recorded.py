@@ -1,4 +1,4 @@
-"""Records of answers, for tests of what is done with them."""
+"""Answer records, for tests of code that uses them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A model's description for tests that load no model."""
+"""A model description for tests that load no model."""
 
 from llama_adapter.app.models.spec import ModelInfo
 

@@ -1,6 +1,6 @@
-"""The tests of the kernels on emulated ARM processors: `python -m tests.arm [short | run ...]`, else all runs.
+"""Runs the kernels' tests on emulated ARM processors: `python -m tests.arm [short | run ...]`; by default all runs.
 
-`short` are two runs of few tests, for `make test`.
+`short` does two runs with few tests, for `make test`.
 """
 
 import os
@@ -21,7 +21,7 @@ DECODER, RANKS = "tests/llm/test_native_runner.py", "tests/llm/test_native_ranks
 ENCODER = "tests/vision/test_native_encoder.py"
 QUERY = f"{ENCODER}::test_the_visual_query_is_that_of_torchs_modules"
 KERNELS = (CAPTIONS, LINEAR, ROUNDING)
-# Of each module of the kernels a part.
+# A few tests for each module of the kernels.
 QUICK_KERNELS = (
     f"{CAPTIONS}::test_the_kernels_are_in_use_with_the_processors_extras",
     f"{CAPTIONS}::test_linux_lists_the_features_that_the_processor_has",
@@ -34,11 +34,13 @@ QUICK_KERNELS = (
     *(f"{QUERY}[{case}]" for case in ("torch.float32-2e-05-heads of 80", "torch.bfloat16-0.1-heads of 32 and 48")),
     f"{ENCODER}::test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_threads",
 )
-# Without those of x86, and those that wait for threads: minutes when emulated, and no question of instructions.
+# Without tests for x86 and tests that wait for threads: these take minutes when emulated, and do not depend on
+# instructions.
 EMULATED = "not avx and not threads_release_their_memory and not two_callers_at_once"
 QUICK = f"{EMULATED} and not captions_are_torchs and not long_rows and not 9000"  # captions by torch take a minute
 GCC = "aarch64-linux-gnu-gcc"
-# The Clang that compiles wheels. Not by its Python module: variables of the emulated Python would reach this machine's.
+# The Clang that compiles wheels. It is not started by its Python module, because variables of the emulated Python would
+# then reach this machine's Python.
 CLANG = shlex.join([str(resources.files("ziglang") / "zig"), "cc", *target_options("aarch64")])
 HINT = """\
 hint: a network is needed. Debian's packages for arm64 come by apt-get and dpkg-deb (not as root), wheels for AArch64 by
@@ -50,13 +52,13 @@ NEWEST, ALL = "max,sve=off", ("asimddp", "i8mm", "bf16")
 
 
 class Run(NamedTuple):
-    """Tests on a processor of QEMU. torch needs ARMv8.1."""
+    """Tests on one of QEMU's processors. torch needs ARMv8.1."""
 
     processor: str
-    extras: tuple[str, ...]  # the optional features of the kernels that it has
+    extras: tuple[str, ...]  # the optional features of the processor that the kernels use
     compiler: str = GCC
     tests: tuple[str, ...] = KERNELS
-    selected: str = EMULATED  # of the tests, by pytest's -k
+    selected: str = EMULATED  # the tests to run, an expression for pytest's -k
     limit_s: float = 5400.0
 
 

@@ -1,7 +1,7 @@
 """Python and torch for AArch64 in .venv/arm64, run by QEMU on another machine.
 
-Python and its libraries are Debian's packages for arm64, unpacked into one folder. The machine's own packages stay as
-they are. Everything else is wheels of pip.
+Python and its libraries are Debian's packages for arm64, unpacked into one folder. The machine's own packages are not
+changed. Everything else is installed from wheels with pip.
 """
 
 import os
@@ -18,16 +18,16 @@ SYSTEM, SITE, PYTHON = FOLDER / "system", FOLDER / "site", FOLDER / "python"
 INSTALL_S = 900.0
 
 DEBIAN = ("python3", "libstdc++6", "libgomp1")
-TORCH = "torch==2.10.0"  # later wheels for AArch64 need CUDA's libraries
+TORCH = "torch==2.10.0"  # later wheels for AArch64 need CUDA libraries
 PACKAGES = (
-    *("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"),  # of torch
+    *("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"),  # requirements of torch
     *("numpy", "pillow", "pyyaml", "safetensors", "sentencepiece", "shtab"),
     *("pytest", "pytest-xdist", "hypothesis"),
 )
 _WHEELS = ("--platform", "manylinux_2_28_aarch64", "--platform", "manylinux2014_aarch64", "--only-binary", ":all:")
 
-# QEMU leaves `sys.executable` to its option -0, and Python finds its library by PYTHONHOME then. It writes no bytecode:
-# that could land among this machine's own modules.
+# QEMU does not set `sys.executable`, so its option -0 does, and then Python finds its library only with PYTHONHOME.
+# Python must write no bytecode, because it could land among this machine's own modules.
 _LAUNCHER = """#!/bin/sh
 exec env PYTHONHOME=/usr PYTHONPATH='{site}:{root}' PYTHONDONTWRITEBYTECODE=1 \\
   qemu-aarch64 -0 "$0" -L '{system}' '{python}' "$@"
@@ -35,7 +35,7 @@ exec env PYTHONHOME=/usr PYTHONPATH='{site}:{root}' PYTHONDONTWRITEBYTECODE=1 \\
 
 
 def install() -> None:
-    """Make the environment unless it is there with these packages. Raises RuntimeError."""
+    """Create the environment, unless it exists with these packages. Raises RuntimeError."""
     wanted, stamp = "\n".join((*DEBIAN, TORCH, *PACKAGES, _LAUNCHER)), FOLDER / "installed.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
@@ -45,7 +45,7 @@ def install() -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(SITE)]
     pip += [*_WHEELS, "--python-version", python.name.removeprefix("python")]
     _run(*pip, *PACKAGES)
-    _run(*pip, "--no-deps", TORCH)  # pip takes what its requirements say of this machine
+    _run(*pip, "--no-deps", TORCH)  # pip would evaluate its requirements for this machine
     _compile_modules(python.name)
     PYTHON.write_text(_LAUNCHER.format(site=SITE, root=ROOT, system=SYSTEM, python=python), encoding="utf-8")
     PYTHON.chmod(0o755)
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def describe_processor(features: Sequence[str]) -> None:
-    """Let /proc/cpuinfo list these features: QEMU before 8.1 shows the one of the host, unless there is such a file."""
+    """Let /proc/cpuinfo list these features. Without such a file, QEMU before 8.1 shows the host's features."""
     (SYSTEM / "proc").mkdir(exist_ok=True)
     (SYSTEM / "proc" / "cpuinfo").write_text(f"Features\t: {' '.join(features)}\n", encoding="utf-8")
 
@@ -73,10 +73,13 @@ def _unpack_system() -> None:
 
 
 def _compile_modules(version: str) -> None:
-    """Write bytecode by this machine's Python of that version, else each emulated import of torch takes a minute."""
+    """Write bytecode with this machine's Python of that version.
+
+    Otherwise an emulated import of torch takes a minute.
+    """
     own = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if python := sys.executable if own == version else shutil.which(version):
-        # Some files are of other versions on purpose, so the exit code says nothing.
+        # Some files are intentionally written for other versions, so the exit code is ignored.
         subprocess.run([python, "-m", "compileall", "-qq", "-j", "0", str(FOLDER)], timeout=INSTALL_S, check=False)
 
 

@@ -1,4 +1,4 @@
-"""On an ARM processor, the embedded model captions by the kernels as it does by torch."""
+"""On an ARM processor, the kernels give the same captions as torch for the embedded model."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ from llama_adapter.runtime.kernels.instruction_sets import choose_instructions, 
 from llama_adapter.runtime.kernels.library import find_library
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:2]
-# Where the auxiliary vector of a process has the features of its processor: key and bit, of Linux's hwcap.h.
+# The position of processor features in a process's auxiliary vector: key and bit, from Linux's hwcap.h.
 FEATURES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 
 

@@ -5,7 +5,7 @@ import os
 
 from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, response_items
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks the network for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise litellm downloads prices
 import litellm
 
 litellm.suppress_debug_info = True

@@ -1,4 +1,4 @@
-"""llm, with the models of the file extra-openai-models.yaml."""
+"""llm, with the models listed in the file extra-openai-models.yaml."""
 
 import base64
 import json

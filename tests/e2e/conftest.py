@@ -1,6 +1,7 @@
-"""One browser and one served page for the tests of a file, and a fresh page of the browser for each.
+"""One browser and one served page for the tests of a file, and a fresh page of the browser for each test.
 
-They end with the file: while Playwright is open, its event loop runs in this thread, and no other test can run one.
+They are closed at the end of the file: while Playwright is open, its event loop runs in this thread, and no other test
+can run one.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ def served(browser: Browser) -> Iterator[ServedPage]:
 
 @pytest.fixture
 def open_page(browser: Browser, served: ServedPage) -> Iterator[Callable[..., Visit]]:
-    """Opens pages, checks them at the end, and leaves the service idle."""
+    """Opens pages, checks them at the end, and waits until the service is idle."""
     visits: list[Visit] = []
 
     def open_page(**window: Any) -> Visit:

@@ -1,6 +1,6 @@
-"""For schemathesis, which loads it in a process of its own: makes valid requests such that they can be answered.
+"""Hooks for schemathesis, loaded in its process. They change valid requests so that the server can answer them.
 
-A schema cannot say that a URL is a picture's, or that the last message asks about one: that is put in here.
+A schema cannot say that a URL is a picture's, or that the last message asks about a picture. The hooks ensure both.
 """
 
 import copy
@@ -15,7 +15,7 @@ QUESTION = "What color is the square?"
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Mend what was generated as valid, and leave alone what was generated as wrong."""
+    """Change requests that were generated as valid, and keep those that were generated as invalid."""
     is_valid = case.meta is not None and case.meta.generation.mode.is_positive
     if is_valid and case.operation.label == "POST /v1/chat/completions" and isinstance(case.body, dict):
         case.body = mended_chat(case.body)
@@ -26,7 +26,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
 
 
 def mended_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request about a real picture, asked of the loaded model, in few tokens."""
+    """The same request, changed to ask the loaded model about a real picture with a short answer."""
     body = copy.deepcopy(body)
     _shorten(body["messages"])
     picture = {"type": "image_url", "image_url": {"url": EXAMPLE_PICTURE}}
@@ -39,7 +39,7 @@ def mended_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def mended_responses(body: dict[str, Any]) -> dict[str, Any]:
-    """As `mended_chat`."""
+    """Like `mended_chat`, for a responses request."""
     body = copy.deepcopy(body)
     items = body["input"] if isinstance(body["input"], list) else []
     _shorten(items)
@@ -67,7 +67,7 @@ def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, An
 
 
 def _shorten(messages: list[dict[str, Any]]) -> None:
-    """System texts are shown to the model: they have to fit into its context."""
+    """Shorten system texts: the model reads them, so they must fit into its context."""
     for message in messages:
         if message["role"] in ("system", "developer"):
             message["content"] = "Answer."

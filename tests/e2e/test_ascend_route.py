@@ -1,4 +1,4 @@
-"""The Ascend guide to its end: adapter file -> ONNX -> OM -> captions, on stand-ins for atc, ais_bench and a 310P3."""
+"""The whole Ascend guide: adapter file -> ONNX -> OM -> captions, with stand-ins for ATC, ais_bench and a 310P3."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.npu.wheel import FakeNpu
 
 pytestmark = pytest.mark.slow
 
-npu = conftest.npu  # the fixture
+npu = conftest.npu  # a fixture
 FAKES = ROOT / "tests" / "fakes"
 PICTURES = sorted((ROOT / "assets" / "pictures").glob("*.[pj][np]g"))[:12]
 SOC = "Ascend310P3"
@@ -43,8 +43,8 @@ def run(*arguments: str | Path, generation: str = "2024", **variables: str) -> s
     return ran
 
 
-# Commands one after another in one process, as nothing here is about how a process starts. Like a shell, it takes
-# variables before a command.
+# Runs several commands in one process, because these tests do not depend on how a process starts. As in a shell,
+# variables may precede a command.
 SEVERAL = """
 import json, os, sys
 from llama_adapter.app.cli import main
@@ -65,7 +65,7 @@ class Ended(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The sorted lines of a command that succeeded."""
+        """The sorted output lines of a command that succeeded."""
         assert self.code == 0, self.err
         return sorted(self.out.splitlines())
 
@@ -84,8 +84,11 @@ CLIP = ("--clip", model_options()["clip"], "--visual-heads", "4")
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ONNX of the embedded model in float16 and OMs of it, one with gears and fixed ones in a folder; ONNX and OM of
-    an adapter's file."""
+    """ONNX and OM files in one folder.
+
+    For the embedded model: ONNX in float16, an OM with gears, and OMs with fixed batch sizes in a subfolder. For an
+    adapter's file: ONNX and OM.
+    """
     folder = tmp_path_factory.mktemp("encoders")
     onnx = Path(shutil.copy(embedded_onnx("float16"), folder / "clip.onnx"))
     of_adapter = Path(shutil.copy(golden_onnx(), folder / "adapter.onnx"))
@@ -102,11 +105,11 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OPTIONS = ("--format", "text", "--quiet", "--reader", "thread")
 CAPTION = ("caption", *PICTURES, *OPTIONS)
-# Flags by an encoder and the generation of ais_bench.
+# Flags for each encoder and generation of ais_bench.
 ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
     ("clip.onnx", "2024"): ("--batch-size", "5"),
     ("fixed/clip_bs1.om", "2024"): (),
-    ("fixed/clip_bs5.om", "2024"): ("--batch-size", "5"),  # the last batch has two
+    ("fixed/clip_bs5.om", "2024"): ("--batch-size", "5"),  # the last batch has two pictures
     ("fixed/clip_bs5.om", "2023"): ("--batch-size", "7"),
     ("clip.om", "2023"): ("--batch-size", "5"),
     ("clip.om", "2024"): ("--batch-size", "11", "--encoder-process"),
@@ -116,7 +119,7 @@ ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ended]:
-    """How the captions of each route ended, and in 2024 those by torch, over prefixes, and of an adapter's file."""
+    """The result of captioning by each route. For 2024 also: by torch, over prefixes, and with an adapter's file."""
     prefixes = tmp_path_factory.mktemp("encoded") / "prefixes"
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
     of_adapter = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
@@ -127,7 +130,7 @@ def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
         ("torch", "2024"): CAPTION,
         ("encode", "2024"): ("encode", *PICTURES, "--encoder", encoders / "fixed", "--out", prefixes, *OPTIONS),
         ("prefixes", "2024"): ("caption", prefixes, *OPTIONS),
-        # CLIP's weights are inside the OM: the decoder is all that is read beside it.
+        # CLIP's weights are inside the OM, so only the decoder is read in addition.
         ("adapter_bs2.om", "2024"): (*of_adapter, "--encoder", encoders / "adapter_bs2.om"),
         ("adapter by torch", "2024"): (*of_adapter, *CLIP),
     }
@@ -140,7 +143,7 @@ def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
 
 @pytest.fixture(scope="module")
 def by_torch(ended: dict[tuple[str, str], Ended]) -> list[str]:
-    """The captions of the pictures by torch."""
+    """The captions computed by torch."""
     return ended["torch", "2024"].lines
 
 
@@ -182,7 +185,7 @@ def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(ended: dict[t
     assert ended["adapter_bs2.om", "2024"].lines == ended["adapter by torch", "2024"].lines
 
 
-# The commands of the Ascend guide. One flag is ours: the visual blocks of the golden adapter are smaller than 7B's.
+# The commands of the Ascend guide. One flag is added: the golden adapter's visual blocks are smaller than 7B's.
 GUIDE = """
 python pth2onnx.py ${pth_path} --visual-heads 4
 
@@ -214,18 +217,18 @@ def test_the_guides_own_commands_lead_from_the_adapter_to_the_report_on_a_310p(n
     shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", weights)
     (weights / "7B").symlink_to(GOLDEN / "LLaMA" / "TINY")
     (tmp_path / "pictures").mkdir()
-    # These have the same answers in float32 and float16, with AVX2 and with AVX-512.
+    # These pictures have the same answers in float32 and float16, with AVX2 and with AVX-512.
     names = {f"pic_{number}.jpg": picture for number, picture in enumerate(PICTURES[:8]) if number not in (3, 6)}
     for name, picture in names.items():
         shutil.copy(picture, tmp_path / "pictures" / name)
     programs = tmp_path / "bin"
     programs.mkdir()
-    # The demo alone needs the device.
+    # Only the demo needs the device.
     (programs / "python").write_text(
         f'#!/bin/sh\n[ "$1" = demo_bsz.py ] && set -- -m tests.npu.inside.script "$@"\nexec {sys.executable} "$@"\n'
     )
     (programs / "python").chmod(0o755)
-    (programs / "python3").symlink_to("python")  # which the stand-in for atc is run by
+    (programs / "python3").symlink_to("python")  # the stand-in for ATC is run by this name
     modules = (npu.wheel, ROOT, FAKES / "ais_bench" / "2024", FAKES / "ais_bench" / "aclruntime")
     stand_ins = {
         "PATH": f"{programs}{os.pathsep}{FAKES}{os.pathsep}{os.environ['PATH']}",
@@ -280,7 +283,7 @@ DAMAGES = {
 
 @pytest.fixture(scope="module")
 def of_damaged(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """How a command ends whose OM cannot be used, by what is wrong with it."""
+    """For each kind of damage to an OM, how a command that uses it ends."""
 
     def caption(damage: str) -> tuple[str | Path, ...]:
         om = tmp_path_factory.mktemp(damage) / "clip.om"

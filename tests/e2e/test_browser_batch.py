@@ -16,7 +16,7 @@ from tests.e2e.browser import SAMPLES, ServedPage, Visit, expect, is_in_window, 
 pytestmark = pytest.mark.slow
 
 STAR, RING = SAMPLES[11], SAMPLES[23]
-MOON = "a small yellow moon above a small green cross"  # the first sample
+MOON = "a small yellow moon above a small green cross"  # the caption of the first sample
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(2)} {{3}}.png"
 
 
@@ -102,7 +102,7 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     rows = visit.page.locator("#batch-table tbody tr")
     expect(rows).to_have_count(14)
     expect(rows.first).to_contain_text("truncated")
-    for box in (".la-batch-scroll", ".la-batch-grid"):  # no results behind an inner edge
+    for box in (".la-batch-scroll", ".la-batch-grid"):  # no results are hidden behind an inner edge
         cut = visit.page.locator(box).first.evaluate("one => one.scrollHeight - one.clientHeight")
         assert cut == 0, box
     visit.screenshot("batch")

@@ -1,4 +1,4 @@
-"""Chat, About and the look of the page in a real browser."""
+"""Chat, About and the appearance of the page in a real browser."""
 
 import io
 import re
@@ -39,7 +39,7 @@ def last_answer(visit: Visit) -> Any:
 
 
 def converted(kind: str, **options: Any) -> bytes:
-    """The moon in another format."""
+    """The picture of the moon in another format."""
     file = io.BytesIO()
     with Image.open(MOON) as image:
         image.convert("RGB").save(file, kind, **options)
@@ -76,7 +76,7 @@ def test_an_uploaded_picture_is_asked_about_and_followed_up(visit: Visit) -> Non
     ask(visit, "What is in the picture?")
     expect(log.locator(".la-doubt")).to_have_count(1)
     chips = visit.page.locator("#chat-starters button")
-    expect(chips).to_have_text(["Describe it", "How many?"])  # no objects that the picture may not have
+    expect(chips).to_have_text(["Describe it", "How many?"])  # no questions about objects that the picture may not have
 
 
 def test_the_answer_grows_while_it_is_written(visit: Visit) -> None:
@@ -171,7 +171,7 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     visit.page.locator("#chat-samples button").first.focus()
     visit.page.keyboard.press("Enter")
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("pixels")
-    for _ in range(60):  # samples, log, suggested questions
+    for _ in range(60):  # past samples, log and suggested questions
         visit.page.keyboard.press("Tab")
         if visit.page.evaluate("document.activeElement.tagName") == "TEXTAREA":
             break
@@ -229,13 +229,13 @@ def test_a_picture_is_taken_by_the_camera(visit: Visit) -> None:
     ask(visit)
 
     expect(last_answer(visit)).to_contain_text("a ")
-    # Gradio asks for the progress of a slow upload before it has an id for it.
+    # Gradio asks for the progress of a slow upload before the upload has an id.
     if any("upload_progress?upload_id=" in complaint for complaint in visit.complaints):
         visit.complaints.clear()
 
 
 def set_maximum_tokens(visit: Visit, number: int) -> None:
-    """Type it until it stays: Gradio may replace controls that have just been opened, with their old value."""
+    """Type the number until it stays. Gradio may replace controls that were just opened and restore their old value."""
     field = visit.page.get_by_label("number input for Maximum tokens").locator("visible=true")
     slider = visit.page.get_by_label("range slider for Maximum tokens").locator("visible=true")
     num_seen = 0
@@ -318,7 +318,7 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
 
 
 def contrast(visit: Visit, selector: str) -> float:
-    """The contrast ratio of an element's text and background, as the web's accessibility guidelines define it."""
+    """The contrast ratio of an element's text and background, as defined by the web's accessibility guidelines."""
     colours = visit.page.locator(selector).first.evaluate(
         """(element) => {
             const ink = getComputedStyle(element).color;

@@ -1,4 +1,4 @@
-"""The command line as its own process: pipes, signals and a terminal."""
+"""The command line as a separate process: pipes, signals and a terminal."""
 
 import json
 import os
@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "llama_adapter"]
 
 
 def hear_interrupts() -> None:
-    """Also where these tests run in the background of a shell, which has its children ignore Ctrl-C."""
+    """Handle Ctrl-C even if the tests run in the background of a shell, which makes its children ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -63,7 +63,7 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
 
 @pytest.fixture
 def interrupted(many_pictures: Path, tmp_path: Path) -> Callable[..., tuple[int, list[bytes]]]:
-    """Runs a line of shell (the command and its `flags` are "$@"), and sends SIGINT after the first record.
+    """Runs a shell script (in it "$@" is the command with its `flags`), and sends SIGINT after the first record.
 
     Returns the exit code, and the lines of the file.
     """

@@ -1,4 +1,4 @@
-"""`demo_bsz.py`: the guide's variables, its lines of results, and what it does with bad pictures."""
+"""`demo_bsz.py`: the guide's variables, its result lines, and how it handles bad pictures."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class Ran(NamedTuple):
         return {Path(name).name: text for name, text in lines}
 
     def ms(self, what: str) -> float:
-        """The sum of the times of this name, in milliseconds."""
+        """The sum of the times with this name, in milliseconds."""
         return sum(map(float, re.findall(rf"^\[{what}\]: ([\d.]+) ms$", self.out, re.MULTILINE)))
 
 
@@ -53,7 +53,7 @@ Demo = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are read in this process: a pool of processes takes longer to start than the rest of a run."""
+    """Read pictures in this process, because a pool of processes takes longer to start than the rest of a run."""
     place, plain = "llama_adapter.app.reading.isolated.open_reader", open_reader
     monkeypatch.setattr(place, lambda kind, *given, **options: plain("thread", *given, **options))
 
@@ -107,8 +107,8 @@ def test_variables_and_flags_take_precedence_over_a_file(demo: Demo, tmp_path: P
     ran = demo("--config", str(file))
 
     assert ran.code == 0
-    assert "\n4 pictures" in ran.out  # one batch, as the file says, of BATCH_SIZE
-    assert ran.results == demo(INFER_LOOP="1").results  # --max-new-tokens 16 of the command line
+    assert "\n4 pictures" in ran.out  # a single batch, as in the file, with the size from BATCH_SIZE
+    assert ran.results == demo(INFER_LOOP="1").results  # with --max-new-tokens 16 from the command line
     file.write_text("input: {recursive: true}\n")
     assert demo("--config", str(file)).code == 2
 
@@ -148,7 +148,7 @@ def test_an_empty_variable_counts_as_not_set(demo: Demo) -> None:
 def test_infer_loop_is_the_number_of_batches_and_starts_again_after_the_last_picture(demo: Demo) -> None:
     few, many = demo(INFER_LOOP="2"), demo(INFER_LOOP="5")
 
-    assert len(few.results) == 8  # of 9 pictures
+    assert len(few.results) == 8  # out of 9 pictures
     assert "\n8 pictures in" in few.out
     assert few.ms("avg_time") == pytest.approx(few.ms("trial time") / 2, abs=0.1)
     assert many.out.count("[result]") == len(many.results) == 9
@@ -198,7 +198,7 @@ def test_the_only_model_of_a_folder_is_meant_and_7b_among_several(tmp_path: Path
     (tmp_path / "7B" / "params.json").touch()
     assert demo_bsz.llama_type(str(tmp_path)) == "7B"
 
-    (tmp_path / "config.json").touch()  # a Hugging Face folder is the model itself
+    (tmp_path / "config.json").touch()  # a Hugging Face folder is itself the model
     assert demo_bsz.llama_type(str(tmp_path)) is None
 
 
@@ -225,7 +225,7 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
 
 @pytest.fixture
 def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
-    """The demo without any variable."""
+    """The demo without any variables."""
 
     def demo(*flags: str) -> Ran:
         for name in VARIABLES:
@@ -238,7 +238,7 @@ def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def known_pictures(tmp_path: Path) -> Path:
-    """A folder with a sample picture and two questions about it, one of them with a wrong answer."""
+    """A folder with a sample picture and two questions about it, one of which has a wrong expected answer."""
     shutil.copy(ROOT / "assets/pictures/12-red-star.jpg", tmp_path)
     asked = {"picture": "12-red-star.jpg", "task": "color", "question": "What color is the star?"}
     lines = [json.dumps({**asked, "answer": answer}) for answer in ("red", "blue")]
@@ -249,7 +249,7 @@ def known_pictures(tmp_path: Path) -> Path:
 def test_what_is_known_of_the_pictures_is_asked_at_the_end(embedded_demo: Demo, known_pictures: Path) -> None:
     ran = embedded_demo("--pic-file-path", str(known_pictures), "--max-new-tokens", "1")
 
-    assert ran.code == 0  # a wrong answer is no failure
+    assert ran.code == 0  # a wrong answer is not a failure
     times, score = ran.out.split("\n\ntask ")
     assert "pictures/s" in times
     assert re.search(r"^color +2 +1$", score, re.MULTILINE)

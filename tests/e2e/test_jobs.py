@@ -1,4 +1,4 @@
-"""Jobs as processes of their own that are killed, run out of disk, lose their input, or meet hostile files."""
+"""Jobs as separate processes that are killed, run out of disk space, lose their input, or read hostile files."""
 
 import os
 import resource
@@ -53,7 +53,7 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
     assert report.kills == 2
     assert (report.lost, report.doubled, report.different, report.unreadable_lines) == (0, 0, 0, 0)
     assert report.failed_runs == []
-    assert report.most_begun_again <= 8  # the batch that was under way
+    assert report.most_begun_again <= 8  # the batch in progress
 
 
 def test_a_full_disk_ends_the_job_with_whole_records_and_a_later_run_completes_it(
@@ -100,12 +100,12 @@ def test_who_interrupts_a_job_is_told_how_to_go_on(drawings: list[Path], tmp_pat
         stderr=subprocess.PIPE,
         cwd=ROOT,
         start_new_session=True,
-        # Heard also where these tests run in the background of a shell, which has its children ignore Ctrl-C.
+        # Handle Ctrl-C even if the tests run in the background of a shell, which makes its children ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
     assert process.stdout is not None
     process.stdout.readline()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody hears it
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal, which sends it to the whole process group
     _, said = process.communicate()
     kept = records_in(out)
     completed = run(*command)
@@ -140,7 +140,7 @@ def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answer
 ) -> None:
     odd = write_odd_pictures(tmp_path / "odd")[::6]  # the others are read in tests/app/reading
     sound = [str(path) for path in sorted(sample_pictures().glob("*.[pj][np]g"))]
-    # Names on a command line are bytes, but for a null; a list has room for all of them.
+    # Names on a command line may have any bytes except null; a list file can hold all of them.
     mixed = [name for number, bad in enumerate(odd) for name in (sound[number % len(sound)], bad.path)]
     listed, out = tmp_path / "list", tmp_path / "answers.jsonl"
     listed.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in mixed))
@@ -156,7 +156,7 @@ def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answer
     assert len(answers) == len(odd)
     assert all(expected[name] == text for name, text in answers)
     of_odd = {record["picture"]: record for record in records if record["picture"] not in expected}
-    files = [bad for bad in odd if not (os.path.isdir(bad.path) and os.listdir(bad.path))]  # else its picture counts
+    files = [bad for bad in odd if not (os.path.isdir(bad.path) and os.listdir(bad.path))]  # others hold a picture
     assert of_odd.keys() >= {bad.path for bad in files}
     assert len(of_odd) == len(odd)
     for bad in files:

@@ -1,4 +1,4 @@
-"""OpenAI's client with files and batches, against `llama-adapter serve` as a process that is killed in the middle."""
+"""OpenAI's client with files and batches, and a `llama-adapter serve` process that is killed in the middle."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_batch_survives_a_killed_server(tmp_path: Path) -> None:
 
     assert [line["custom_id"] for line in output] == [f"row-{number}" for number in range(NUM_ROWS)]
     assert {line["response"]["body"]["choices"][0]["message"]["content"] for line in output} == {"red"}
-    assert answered <= {line["id"] for line in [*output, error]}  # not computed again
+    assert answered <= {line["id"] for line in [*output, error]}  # not computed a second time
     assert (error["custom_id"], error["error"]["code"]) == (None, "invalid_json_line")
     assert (done.request_counts.total, done.request_counts.failed) == (NUM_ROWS + 1, 1)
     assert (done.metadata, listed) == ({"name": "stars"}, [batch.id])

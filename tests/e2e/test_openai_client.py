@@ -1,4 +1,4 @@
-"""OpenAI's client against the API with the embedded model: answers, streams and errors."""
+"""OpenAI's client and the API with the embedded model: answers, streams and errors."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ def captioner() -> Captioner:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """The API of a service in this process. test_replicas.py asks some of the questions here of its own server."""
+    """The API of a service in this process. test_replicas.py asks its own server some of these questions."""
     metrics = Metrics()
     service = Service(Captioner.load, limits=ServiceLimits(max_waiting=200), observer=metrics)
     service.start()
@@ -118,7 +118,7 @@ def test_answers_are_those_of_the_captioner_for_the_same_seed_and_settings(
         choice = client.chat.completions.create(model="default", messages=about(name, text), **over_http).choices[0]
         return choice.message.content, choice.finish_reason
 
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:  # together, so that they share batches
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:  # at the same time, so that they share batches
         answers = list(pool.map(ask, QUESTIONS))
 
     pictures = [sample_pictures() / name for name, _ in QUESTIONS]

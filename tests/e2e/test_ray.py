@@ -1,4 +1,4 @@
-"""A job on a real Ray cluster whose machines are processes here: what is lost there is not lost here."""
+"""A job on a real Ray cluster whose machines are local processes: a lost machine or process loses no answer."""
 
 import dataclasses
 import json
@@ -30,13 +30,13 @@ from llama_adapter.runtime.errors import ExitCode
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray uses what it deprecates itself
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray uses functions that it has deprecated itself
 ]
 
 SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "pictures"
 MACHINE = {"num_cpus": 1, "object_store_memory": 100_000_000}
 SYSTEM = {
-    # A machine that is killed counts as gone after a second, not after half a minute.
+    # A killed machine counts as gone after one second, not after half a minute.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 200,
     "health_check_failure_threshold": 5,
@@ -48,15 +48,15 @@ SYSTEM = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """One machine, which computes too."""
+    """One machine, which also computes."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray import cluster_utils
 
     head = {**MACHINE, "include_dashboard": False, "_system_config": SYSTEM}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.print", print)  # Ray replaces it, here and for later tests
-        handler = signal.getsignal(signal.SIGTERM)  # Ray sets one and leaves it
+        patch.setattr("builtins.print", print)  # Ray replaces `print`, also for later tests
+        handler = signal.getsignal(signal.SIGTERM)  # Ray sets a handler and does not restore it
         try:
             cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
             yield cluster
@@ -67,7 +67,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 pictures, 4 of which are none."""
+    """80 files, 4 of which are no pictures."""
     folder = tmp_path_factory.mktemp("pictures")
     samples = sorted(path for path in SAMPLES.iterdir() if path.suffix in (".png", ".jpg"))
     for number in range(76):
@@ -90,7 +90,7 @@ def job_of(*paths: Path | str, out: Path) -> Job:
 
 
 def seen(path: Path) -> Counter[str]:
-    """The records of a file, without what differs from run to run."""
+    """The records of a file, without the fields that differ between runs."""
 
     def plain(record: Record) -> str:
         kept = {name: value for name, value in record.items() if name not in ("ms", "run", "choice")}
@@ -100,20 +100,20 @@ def seen(path: Path) -> Counter[str]:
 
 
 def assert_same(found: Counter[str], expected: Counter[str]) -> None:
-    """Tell only the records that differ."""
+    """Assert equality; on failure only the records that differ are shown."""
     assert {"missing": expected - found, "too many": found - expected} == {"missing": Counter(), "too many": Counter()}
 
 
 @pytest.fixture(scope="module")
 def expected(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
-    """The records of one process."""
+    """The records of a job in one process."""
     out = tmp_path_factory.mktemp("alone") / "answers.jsonl"
     assert run_job(job_of(pictures, out=out)) == ExitCode.PICTURE_ERRORS
     return seen(out)
 
 
 def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], object]]) -> None:
-    """Do something when so many records were written."""
+    """Call each action after its number of records has been written."""
     write, num_written = RecordWriter.write, 0
 
     def counting(self: RecordWriter, record: Record) -> None:
@@ -126,13 +126,13 @@ def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], 
 
 
 def captioner_processes() -> list[int]:
-    """Of this machine; Ray names its processes after what they do."""
+    """The processes of captioners on this machine. Ray names its processes after their work."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cmdline").read_bytes().startswith(b"ray::CaptionWorker"):
                 found.append(int(process.name))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     return found
 
@@ -208,14 +208,14 @@ def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
 
 
 def children_of(process: int) -> dict[int, str]:
-    """Command lines of the processes that a process started."""
+    """Command lines of the processes that `process` started."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == process:
                 found[int(place.name)] = (place / "cmdline").read_text()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     return found
 
@@ -231,7 +231,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # what ends with its Ray is in no process group of the tests
+        start_new_session=True,  # Ray ends a whole process group, which must not be that of the tests
     )
     while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Programs in the form of the reference's own and of the Ascend guide's, on golden checkpoints, unchanged."""
+"""Programs in the form of the reference's and the Ascend guide's own, unchanged, with golden checkpoints."""
 
 import os
 import re
@@ -29,7 +29,7 @@ NAMES = ["shapes_200x300.jpg", "exif6_160x120.jpg", "noise_128x96.png"]
 
 @pytest.fixture(scope="module")
 def captioner() -> Iterator[Captioner]:
-    """Reads pictures as OpenCV does, but for the orientation of cameras, which the stand-in ignores."""
+    """Reads pictures like OpenCV, except that camera orientation is ignored, as in the stand-in."""
     with Captioner.load(**model_options(), channel_order="bgr", exif="ignore") as captioner:
         yield captioner
 
@@ -42,7 +42,7 @@ def _forget_stand_ins() -> Iterator[None]:
 
 @pytest.fixture
 def llama_dir(tmp_path: Path) -> Path:
-    """A folder as the programs expect it: the tokenizer, and a model named 7B."""
+    """A folder in the form that the programs expect: the tokenizer, and a model named 7B."""
     (tmp_path / "LLaMA").mkdir()
     (tmp_path / "LLaMA" / "7B").symlink_to(GOLDEN / "LLaMA" / "TINY")
     (tmp_path / "LLaMA" / "tokenizer.model").symlink_to(GOLDEN / "LLaMA" / "tokenizer.model")
@@ -74,7 +74,7 @@ def test_the_demo_on_an_exported_encoder(captioner: Captioner, capsys: pytest.Ca
 
 
 def test_the_evaluation(captioner: Captioner, llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CLIP comes from where OpenAI's package keeps it, and the adapter from a state dict."""
+    """CLIP comes from the cache of OpenAI's package, and the adapter from a state dict."""
     monkeypatch.setattr(llama, "CACHED_CLIP", Path(model_options()["clip"]))
     questions = [(picture(name), f"Is there a {what}?", "Yes") for name in NAMES for what in ("star", "circle")]
     (tmp_path / "questions.txt").write_text("\n".join(map("\t".join, questions)))
@@ -99,7 +99,7 @@ def test_the_evaluation(captioner: Captioner, llama_dir: Path, tmp_path: Path, m
     assert [line[3] for line in lines] == [answer.text for answer in expected]
 
 
-# `launch` gives the page to a client in place of waiting for people.
+# `launch` gives the page to a client and does not wait for users.
 ASK_THE_PAGE = """
 import sys
 import gradio
@@ -136,7 +136,7 @@ def test_the_page(captioner: Captioner) -> None:
 
 
 def golden_om(path: Path, *, batch_size: int) -> Path:
-    """A fake OM of BIAS-TINY as `atc` makes it: float16 pixels, a fixed batch, no side-car."""
+    """A fake OM of BIAS-TINY in the form of `atc`: float16 pixels, a fixed batch, no sidecar."""
     graph = onnx.load(golden_onnx())
     graph.graph.input[0].name = "half"
     graph.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
@@ -152,7 +152,7 @@ def golden_om(path: Path, *, batch_size: int) -> Path:
 
 
 def test_the_demo_of_the_ascend_guide(captioner: Captioner, llama_dir: Path, tmp_path: Path) -> None:
-    """Its constants are edited, as the guide says; CLIP is inside the OM."""
+    """The program's constants are edited as the guide describes. CLIP is inside the OM."""
     pictures = sorted((GOLDEN / "preprocessed").glob("*.png"))[:4]  # 224 x 224, so that nothing is resized
     for number, path in enumerate(pictures, start=1):
         (tmp_path / f"pic_{number}.png").symlink_to(path)

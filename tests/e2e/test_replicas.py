@@ -1,6 +1,6 @@
 """`llama-adapter serve --engine ray`: two replicas, where pictures go, and what is lost; replicas of two ranks.
 
-The first server has a cluster of its own, which the others join: most of a start is that of Ray's processes.
+The first server starts a cluster, and the others join it, because starting Ray's processes takes most of the time.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ def environ() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environ:
         environ.delenv("LLAMA_ADAPTER_API_KEY", raising=False)
         environ.setenv("OMP_NUM_THREADS", "1")
-        environ.setenv("RAY_worker_niceness", "0")  # else replicas wait for everything else that a machine does
+        environ.setenv("RAY_worker_niceness", "0")  # else replicas yield to all other processes
         environ.setenv("RAY_AUTH_MODE", "token")
-        environ.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else only who starts a cluster can join it
+        environ.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else only its creator can join a cluster
         yield
 
 
@@ -62,7 +62,7 @@ def started(*flags: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """Two replicas, which reserve what four would: so the cluster has room for others, whatever the machine."""
+    """Two replicas that reserve the resources of four. So the cluster has room for the other servers on any machine."""
     with started(*flags_of(2), "--max-replicas", "4", "--max-waiting", "200") as server:
         yield server
 
@@ -83,7 +83,7 @@ def split(cluster: str) -> Iterator[ServerProcess]:
         yield server
 
 
-# OpenAI's client: questions whose answers come another way than from one process.
+# OpenAI's client: questions whose answers take a different path than in one process.
 
 captioner, client = openai_client.captioner, openai_client.client
 
@@ -119,7 +119,7 @@ def is_alive(pid: int) -> bool:
 
 
 def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
-    """The values of a metric, by replica."""
+    """The values of a metric, summed by replica."""
     with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found = Counter[str]()
@@ -133,10 +133,10 @@ def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
 async def ask_all(
     server: ServerProcess, questions: list[Question], *, clients: int, act: Callable[[], object] | None = None
 ) -> list[tuple[str, Reply]]:
-    """Every question once, every other one as a stream, by so many clients at once; replies by picture.
+    """Ask every question once, every second one as a stream, from `clients` clients at once. Returns the replies.
 
-    A question whose connection is refused has the outcome "not_accepted". `act` is called once, when as many
-    replies have come as there are clients, in the middle of the others' questions.
+    A question whose connection is refused has the outcome "not_accepted". `act` is called once, as soon as the number
+    of replies equals the number of clients, while other questions are in progress.
     """
     left, replies = list(enumerate(questions)), list[tuple[str, Reply]]()
 
@@ -162,13 +162,13 @@ async def ask_all(
 
 
 def ask_while(server: ServerProcess, questions: list[Question], act: Callable[[], object]) -> list[tuple[str, Reply]]:
-    """Questions of 8 clients; something is done in their middle."""
+    """Ask the questions with 8 clients, and call `act` while they are in progress."""
     return asyncio.run(ask_all(server, questions, clients=8, act=act))
 
 
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_a_picture_stays_with_its_replica(server: ServerProcess) -> None:
-    # Other files than those of the tests above.
+    # The files must differ from those of the tests above.
     pictures = [dataclasses.replace(question, picture=question.picture + b"sticky") for question in captions()]
     name = "llama_adapter_replica_pictures_total"
 
@@ -200,7 +200,7 @@ def test_replicas_that_are_too_large_for_one_machine_together_are_refused_before
 
 
 def ranks_of(process: int) -> list[int]:
-    """The rank processes that a process has started."""
+    """The rank processes that `process` has started."""
     return [pid for pid in descendants(process) if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -234,7 +234,7 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
     failures = {f"refused {status} {code}" for status in (200, 503) for code in ("unavailable", "replica_lost")}
     assert set(outcomes) <= {"answered", *failures}, outcomes
-    # At most what one replica had at once: of 8 clients. What had sent nothing was asked again.
+    # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8, outcomes
     assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(split, 3)
@@ -267,7 +267,7 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(server:
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
     assert outcomes.total() == 20 * len(pictures)
     assert set(outcomes) <= {"answered", "refused 200 replica_lost", "refused 503 replica_lost"}, outcomes
-    # At most what one replica had at once: of 8 clients. What had sent nothing was asked again.
+    # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8
     assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(server, 3)

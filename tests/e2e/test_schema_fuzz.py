@@ -1,6 +1,6 @@
-"""schemathesis against the API with the embedded model: valid and invalid requests generated from the schema.
+"""schemathesis and the API with the embedded model: valid and invalid requests are generated from the schema.
 
-LLAMA_ADAPTER_FUZZ_EXAMPLES sets how many are made for each operation. Without the hooks, the check that valid requests
+LLAMA_ADAPTER_FUZZ_EXAMPLES sets the number of requests per operation. Without the hooks, the check that valid requests
 are accepted is left out, because a schema cannot say what is a picture.
 """
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("LLAMA_ADAPTER_FUZZ_EXAMPLES", "10"))
 HOOKS = Path(__file__).with_name("schema_fuzz_hooks.py")
-REQUEST_TIMEOUT_S = 30  # one that takes longer is told as a failure
+REQUEST_TIMEOUT_S = 30  # a slower request is reported as a failure
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,8 @@ def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(
 ) -> None:
     configuration = tmp_path / "schemathesis.toml"
     configuration.write_text(f'hooks = "{HOOKS}"\n' if is_mended else "")
-    # Invalid requests and those at the limits of the schema are the same in both runs, so only one makes them.
+    # Invalid requests, and those at the limits of the schema, are the same in both runs, so only one run generates
+    # them.
     flags = ["--phases", "examples,coverage,fuzzing"]
     if not is_mended:
         flags = ["--phases", "examples,fuzzing", "--mode", "positive", "--exclude-checks", "positive_data_acceptance"]
@@ -79,7 +80,7 @@ def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(
 
 
 def requests_by_status(url: str) -> dict[int, list[int]]:
-    """How many requests the server answered with each status, one number for each route and method."""
+    """The numbers of requests that the server answered with each status, one number per route and method."""
     found: dict[int, list[int]] = {}
     text = httpx.get(f"{url}/metrics", trust_env=False).text
     for status, count in re.findall(r'^llama_adapter_http_requests_total{.*status="(\d+)"} (\d+)', text, re.MULTILINE):

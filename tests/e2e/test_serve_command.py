@@ -1,4 +1,4 @@
-"""`llama-adapter serve` as a process: it prints its address, answers, and ends by a signal without losing a request."""
+"""`llama-adapter serve` as a process: it prints its address, answers, and ends on a signal without losing a request."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def address_of(server: ServerProcess) -> str:
 
 
 def ended(server: ServerProcess, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal; the exit code, and everything on stderr."""
+    """Send a signal; returns the exit code, and everything on stderr."""
     os.kill(server.pid, number)
     return server.wait(timeout_s=60), "\n".join(server.lines)
 
@@ -105,7 +105,7 @@ def test_sighup_drains_and_removes_uploads(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_nohup_is_respected() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the server
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server inherits this
     try:
         server = ServerProcess()
     finally:
@@ -157,7 +157,7 @@ def test_a_service_whose_rank_is_killed_loads_its_model_again() -> None:
         while after is None:
             try:
                 after = ask(address_of(server))["choices"]
-            except urllib.error.HTTPError as error:  # it is being loaded
+            except urllib.error.HTTPError as error:  # the model is being loaded
                 refused.add(error.code)
                 error.close()
                 time.sleep(0.2)

@@ -1,7 +1,7 @@
-"""torch's CUDA graphs simulated on the host: operators are noted while a graph is captured, and run at each replay.
+"""Simulates torch's CUDA graphs on the host: operators are recorded while a graph is captured, and run at each replay.
 
-As on the device, nothing is computed during a capture, the host cannot read a value in it, and what one graph gave may
-be gone once another of the same pool ran.
+As on the device, nothing is computed during a capture, and the host cannot read a value in it. The output of one graph
+may be overwritten when another graph of the same pool runs.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llama_adapter.runtime.devices.cuda import CudaBackend
 
-# What needs the host in the middle: its memory, or a value that is not computed yet.
+# Operators that need the host during a capture: its memory, or a value that is not computed yet.
 FORBIDDEN = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::lift_fresh", "aten::nonzero")
 
 
@@ -25,12 +25,12 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def spoil(tensor: Tensor) -> None:
-    """What nobody should read: not a number, or an id that no vocabulary has."""
+    """Fill the tensor with values that no code should read: NaN, or an id outside every vocabulary."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else -(10**6) if tensor.dtype == torch.int64 else 1)
 
 
 class Tape(TorchDispatchMode):
-    """Notes operators instead of running them; views are made, since they only say where something lies."""
+    """Records operators in place of running them. Views are created, because they only describe memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class FakeStream:
 
 
 class HostCuda(CudaBackend):
-    """The backend of a GPU whose tensors lie on the host."""
+    """The backend of a GPU whose tensors are on the host."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -101,7 +101,7 @@ class HostCuda(CudaBackend):
 
 
 class FakeCuda:
-    """What was asked of `torch.cuda`; `install` puts it in place."""
+    """Records the calls of `torch.cuda`; `install` puts it in place."""
 
     def __init__(self) -> None:
         self.main = FakeStream()

@@ -1,7 +1,7 @@
-"""Operators of torch for weights of 8 and 4 bits on NVIDIA GPUs, simulated on the CPU with the checks of its sources.
+"""torch's CUDA operators for weights of 8 and 4 bits, simulated on the CPU with the same checks of arguments.
 
-Written from aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp. Weights of 4 bits lie as the tensor cores'
-m16n8k16 wants them: an int32 has eight inputs of one output, of two tiles.
+Written from aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp. Weights of 4 bits have the layout of the
+tensor cores' m16n8k16: an int32 holds eight inputs of one output, from two tiles.
 """
 
 # M rows, N outputs, K inputs; t lane of a warp
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class LinearOps:
-    """Counts calls by operator; `install` puts them in place of torch's."""
+    """Counts calls by operator; `install` puts the fakes in place of torch's operators."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        self._widened: dict[int, tuple[Tensor, Tensor]] = {}  # by the packed weight, which it holds: unpacking is slow
+        self._widened: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the packed weight; unpacking is slow
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         for name in ("_weight_int8pack_mm", "_convert_weight_to_int4pack", "_weight_int4pack_mm", "_int_mm"):
@@ -41,7 +41,7 @@ class LinearOps:
         assert inner_tiles in (2, 4, 8)
         num_outputs, num_inputs = len(weight), weight.shape[1] * 2
         assert num_inputs % (16 * inner_tiles) == 0
-        codes = torch.stack([weight >> 4, weight & 15], dim=-1).flatten(1).long()  # the even input is in the high half
+        codes = torch.stack([weight >> 4, weight & 15], dim=-1).flatten(1).long()  # the high half is the even input
         # (N / 8, 8, K / (16 I), I / 2, tile, half of the tile, t % 4, of a byte)
         parts = codes.view(num_outputs // 8, 8, num_inputs // (16 * inner_tiles), inner_tiles // 2, 2, 2, 4, 2)
         parts = parts.permute(0, 2, 1, 6, 3, 7, 4, 5)
@@ -68,7 +68,7 @@ class LinearOps:
         if id(packed) not in self._widened:
             scale, zero = scales_and_zeros.float().repeat_interleave(group, 0).unbind(-1)
             weight = (codes_of(packed).float() - 8) * scale.T + zero.T
-            self._widened[id(packed)] = packed, weight.bfloat16().float()  # as the tensor cores get it
+            self._widened[id(packed)] = packed, weight.bfloat16().float()  # in bfloat16, as the tensor cores receive it
         return (x.float() @ self._widened[id(packed)][1].T).bfloat16()
 
     def _int_mm(self, first: Tensor, second: Tensor) -> Tensor:
@@ -83,6 +83,6 @@ class LinearOps:
 def codes_of(packed: Tensor) -> Tensor:
     """Packed weights -> codes 0..15 (N, K)."""
     words = packed.long().unflatten(2, (8, 4))[..., None, None, None]
-    parts = (words >> torch.arange(0, 32, 4).view(2, 2, 2)) & 15  # as the packing's, in its permuted order
+    parts = (words >> torch.arange(0, 32, 4).view(2, 2, 2)) & 15  # as in the packing, in its permuted order
     codes = parts.permute(0, 2, 1, 4, 6, 7, 3, 5)
     return codes.reshape(len(packed) * 8, -1)

@@ -1,4 +1,4 @@
-"""Encoders of the embedded and the golden model as torch, ONNX and OM, made once a test run."""
+"""Encoders of the embedded and the golden model as torch, ONNX and OM, made once per test run."""
 
 import fcntl
 import functools
@@ -36,13 +36,13 @@ SOC = "Ascend310P3"
 
 @functools.cache
 def embedded_encoder() -> PictureEncoder:
-    """In float32."""
+    """The encoder of the embedded model, in float32."""
     model = load_bundle(ROOT / "assets" / "embedded", dtype=torch.float32)
     return encoder_from_state(model.vision_config, model.vision_state)
 
 
 def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
-    """Not to be changed by a test."""
+    """The embedded model's encoder. Tests must not change the file."""
     with made_once(f"embedded-{dtype}.onnx") as (path, is_missing):
         if is_missing:
             encoder = embedded_encoder()
@@ -51,9 +51,9 @@ def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
 
 
 def golden_onnx() -> Path:
-    """Of BIAS-TINY, float32, made by the command; files .out and .err beside it have its stdout and stderr.
+    """The encoder of BIAS-TINY in float32, made by the command. Files .out and .err next to it have stdout and stderr.
 
-    Not to be changed by a test.
+    Tests must not change the file.
     """
     with made_once("golden.onnx") as (path, is_missing):
         if is_missing:
@@ -68,7 +68,10 @@ def golden_onnx() -> Path:
 
 
 def golden_bgr_onnx() -> Path:
-    """Of BIAS-TINY as a model of bgr, float16, opset 17, made without a word. Not to be changed by a test."""
+    """The encoder of BIAS-TINY as a BGR model, float16, opset 17, made without output.
+
+    Tests must not change the file.
+    """
     with made_once("golden-bgr.onnx") as (path, is_missing):
         if is_missing:
             encoder = golden_model("BIAS-TINY", channel_order="bgr").encoder
@@ -81,7 +84,7 @@ def golden_bgr_onnx() -> Path:
 
 @contextmanager
 def made_once(name: str) -> Iterator[tuple[Path, bool]]:
-    """A file that all processes of a test run share, and whether it is to be made."""
+    """Yields a file that all processes of a test run share, and whether it must be made."""
     path = Path(os.environ["TEST_RUN_FOLDER"]) / name
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,20 +100,20 @@ def _embedded_card(dtype: GraphDtype) -> EncoderCard:
 
 @functools.cache
 def sample_pixels() -> np.ndarray:
-    """All sample pictures as the encoder takes them, uint8 (32, 224, 224, 3)."""
+    """All sample pictures as encoder input, uint8 (32, 224, 224, 3)."""
     files = sorted(file for file in (ROOT / "assets" / "pictures").iterdir() if file.suffix in (".png", ".jpg"))
     return np.stack([preprocess(load_picture(file).image) for file in files])
 
 
 @functools.cache
 def sample_queries() -> torch.Tensor:
-    """What torch makes of `sample_pixels`, float32 (32, Q, D)."""
+    """The visual queries that torch computes from `sample_pixels`, float32 (32, Q, D)."""
     queries: torch.Tensor = embedded_encoder()(torch.from_numpy(sample_pixels()))
     return queries
 
 
 def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float = 0.26130258) -> Path:
-    """The graph as another program exports it; `is_ours` keeps the names of its nodes."""
+    """The graph as another program would export it, without card; `is_ours` keeps the names of its nodes."""
     model = onnx.load(encoder)
     del model.metadata_props[:]
     model.graph.name = "main"
@@ -141,9 +144,9 @@ def make_om(
     soc: str = SOC,
     **changes: Any,
 ) -> Path:
-    """A fake OM of the embedded encoder, with gears where there are several batch sizes.
+    """A fake OM of the embedded encoder, with gears if there are several batch sizes.
 
-    `changes` replace "input" or "output" of its header by values for `shape` or `dtype`, as a foreign OM has them.
+    `changes` replace `shape` or `dtype` of "input" or "output" in its header, as in an OM from elsewhere.
     """
     onnx, has_gears = embedded_onnx(dtype), len(batch_sizes) > 1
     card = _embedded_card(dtype)

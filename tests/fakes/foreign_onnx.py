@@ -1,4 +1,4 @@
-"""ONNX files that come from elsewhere: whatever shape and type a test asks for, and no card."""
+"""ONNX files from other programs: with any shape and type that a test needs, and without card."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def foreign_onnx(
     only_batch: int = -1,
     metadata: dict[str, str] | None = None,
 ) -> Path:
-    """A graph that gives the mean of a picture, times 1 to 6; it fails for batches but `only_batch`."""
+    """A graph that gives the mean of a picture, times 1 to 6. It fails for batches other than `only_batch`."""
     weights = np.arange(1, QUERIES * WIDTH + 1, dtype=np.float32).reshape(1, QUERIES * WIDTH)
     sizes = [QUERIES, WIDTH] if len(output_shape) == 3 else [QUERIES * WIDTH]
     target = np.array([only_batch, *sizes], dtype=np.int64)

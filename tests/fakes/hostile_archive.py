@@ -1,4 +1,4 @@
-"""A TorchScript archive with code that writes a file as soon as `torch.jit.load` opens the archive."""
+"""A TorchScript archive with code that writes a file when `torch.jit.load` opens the archive."""
 
 import warnings
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class WritesAFile(nn.Module):
-    """Its `__setstate__` writes eight numbers to the place that the file names."""
+    """Its `__setstate__` writes eight numbers to the path given in the file."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -32,5 +32,5 @@ class WritesAFile(nn.Module):
 def write_hostile_archive(path: Path, *, target: Path) -> None:
     """Write an archive at `path` whose code writes to `target`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch calls its own format deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch declares its own format deprecated
         torch.jit.script(WritesAFile(str(target))).save(str(path))

@@ -1,6 +1,6 @@
-"""NCCL on the host: collectives of gloo that, as on a device, raise nowhere and are waited for without end.
+"""Simulates NCCL on the host with gloo's collectives. As on a device, failed ones raise no error and never end.
 
-`install` puts it in place, with a simulated GPU for each rank whose tensors lie on the host.
+`install` puts it in place, and gives each rank a simulated GPU whose tensors are on the host.
 """
 
 import os
@@ -20,14 +20,14 @@ from llama_adapter.runtime.ranks import ALL_GATHER
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 
 ENTRY = f"{__name__}:main"
-FATAL = "FAKE_FATAL"  # a file with a signal's number, which other ranks send themselves in their next sum
+FATAL = "FAKE_FATAL"  # path of a file with the number of a signal, which other ranks send themselves in their next sum
 
 
 class HostNccl:
-    """What was asked of `torch.distributed`."""
+    """Records the calls of `torch.distributed`."""
 
     def __init__(self) -> None:
-        self.groups: list[tuple[str, str | None]] = []  # name, and the watchdog's variable
+        self.groups: list[tuple[str, str | None]] = []  # name of the library, and the watchdog's variable
         self.aborted = threading.Event()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -49,18 +49,18 @@ class HostNccl:
 
     def _without_errors(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, group: Any = None, **options: Any) -> Any:
-            if group is not None:  # that of the commands
+            if group is not None:  # the group for commands
                 return call(*args, group=group, **options)
             try:
                 return call(*args, **options)
             except RuntimeError:
-                self.aborted.wait()  # what is in the memory then is no sum
+                self.aborted.wait()  # the memory then does not hold the sum
 
         return called
 
 
 def main(descriptor: str, started: str) -> None:
-    """The life of another rank with these fakes."""
+    """Run another rank with these fakes."""
     patch = pytest.MonkeyPatch()
     HostNccl().install(patch)
     all_reduce = dist.all_reduce

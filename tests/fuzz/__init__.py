@@ -1,1 +1,1 @@
-"""Fuzz targets for everything that reads what others wrote: files, requests, page events. See docs/fuzzing.md."""
+"""Fuzz targets for all code that reads data of others: files, requests, page events. See docs/fuzzing.md."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Returns 1 if something was found."""
+    """Returns 1 if there are findings."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="fuzz for some minutes, targets in turn")

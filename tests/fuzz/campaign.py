@@ -1,4 +1,4 @@
-"""Fuzzing campaigns: targets in turn, each in its own process, until the time is up. They can be resumed."""
+"""Fuzzing campaigns: targets take turns, each in its own process, until the time is up. Campaigns can be resumed."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from tests.fuzz.worker import CORPUS, CURRENT, FINDINGS, STATUS, Status
 
 _ROOT = Path(__file__).resolve().parents[2]
 FOLDER = _ROOT / ".fuzz"  # ignored by git
-_START_S = 60.0  # that importing and instrumenting may take
-_LEAST_S = 10.0  # of a turn
+_START_S = 60.0  # time for importing and instrumenting
+_LEAST_S = 10.0  # of each turn
 _MOST_S = 120.0
 _LOG_TAIL = 3_000
 
@@ -34,14 +34,14 @@ class Tally:
     num_new: int = 0
     coverage: str = "-"
     engine: str = "-"
-    findings: set[str] = field(default_factory=set)  # paths
+    findings: set[str] = field(default_factory=set)  # paths of their inputs
 
 
 def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER, by_outcome: bool = False) -> int:
     """Fuzz for `minutes`; prints a line per turn and a table at the end. Returns 1 if there are findings."""
     ends_at = time.monotonic() + minutes * 60
     turn_s = min(_MOST_S, max(_LEAST_S, minutes * 60 / len(targets)))
-    # New targets first, then those that have waited longest.
+    # New targets first, then those whose last turn is longest ago.
     targets = sorted(targets, key=lambda target: _last_turn(folder / target.name))
     tallies = {target.name: Tally() for target in targets}
     try:
@@ -63,7 +63,7 @@ def run_campaign(targets: list[Target], *, minutes: float, folder: Path = FOLDER
 
 
 def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> None:
-    """One turn of a target; a worker killed by an input is restarted for the remaining time."""
+    """Run a target for one turn. A worker that is killed by an input is restarted for the remaining time."""
     ends_at = time.monotonic() + seconds
     while (left := ends_at - time.monotonic()) >= 1:
         status = _work(target, tally, folder, seconds=left, by_outcome=by_outcome)
@@ -74,7 +74,7 @@ def _turn(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
 
 
 def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outcome: bool) -> Status | None:
-    """Run one worker; None if it should not be restarted."""
+    """Run one worker; returns None if it should not be restarted."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STATUS, CURRENT):
         (folder / name).unlink(missing_ok=True)
@@ -87,13 +87,13 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     started = time.monotonic()
     try:
         with open(folder / "log", "w+b") as log:
-            # The output of decoders and libFuzzer goes to the log.
+            # Decoders and libFuzzer write to the log.
             process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
             )
             try:
                 code: int | None = process.wait(timeout=seconds + _START_S + 4 * target.limit_s)
-            except subprocess.TimeoutExpired:  # hangs where not even its own watch can end it
+            except subprocess.TimeoutExpired:  # the worker's own timeout could not end it
                 process.kill()
                 process.wait()
                 code = None
@@ -107,9 +107,9 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
         shutil.rmtree(scratch, ignore_errors=True)
     status = _status(folder)
     tally.seconds += time.monotonic() - started
-    if status is None:  # nothing was tried
+    if status is None:  # no input was tried
         raise SystemExit(f"The worker of {target.name} does not start:\n{said[-_LOG_TAIL:]}")
-    executed = re.search(r"number_of_executed_units: (\d+)", said)  # the status is half a second old
+    executed = re.search(r"number_of_executed_units: (\d+)", said)  # the status may be half a second old
     tally.num_inputs += int(executed[1]) if executed else status.num_inputs
     tally.num_new += len({path.name for path in (folder / CORPUS).glob("*")} - before)
     tally.engine = status.engine
@@ -119,7 +119,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
     tally.findings |= {str(path) for path in (folder / FINDINGS).glob("*") if path.suffix != ".txt"}
     if code == 0:
         return None
-    if code == 1 and "Timeout (" not in said:  # an exception of the worker itself, not of what it tries
+    if code == 1 and "Timeout (" not in said:  # an exception in the worker itself, not in the target
         raise SystemExit(f"The worker of {target.name} failed:\n{said[-_LOG_TAIL:]}")
     path = _ended_by(target, folder, code=code, said=said).save(folder / FINDINGS)
     tally.findings.add(str(path))
@@ -127,7 +127,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
 
 
 def _ended_by(target: Target, folder: Path, *, code: int | None, said: str) -> Finding:
-    """The input that killed a worker, by a signal or a timeout."""
+    """A finding for the input that killed a worker, by a signal or a timeout."""
     if "Timeout (" in said or code is None:
         stack = said.rpartition("Timeout (")[2]
         own = [line.strip() for line in stack.splitlines() if "/.venv/" not in line and f"{_ROOT}/" in line]
@@ -152,7 +152,7 @@ def _status(folder: Path) -> Status | None:
 
 
 def _table(tallies: dict[str, Tally]) -> str:
-    """A Markdown table with a row for each target."""
+    """A Markdown table with one row per target."""
     lines = [
         "| target | engine | minutes | inputs | inputs/s | coverage | new in corpus | findings |",
         "|---|---|--:|--:|--:|--:|--:|--:|",

@@ -1,4 +1,4 @@
-"""Weights, configurations and cards: opened with their sizes right, or refused in a sentence."""
+"""Weights, configurations and cards: they are opened with correct sizes, or refused with a sentence."""
 
 import io
 import json
@@ -39,7 +39,7 @@ _DIM, _VOCAB, _LAYERS, _FFN = 4, 6, 2, 8
 
 
 def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], str]) -> str:
-    """What opening a scratch folder of these files gives."""
+    """The outcome of opening a scratch folder with these files."""
     place = scratch() / folder
     place.mkdir(exist_ok=True)
     for name, data in files.items():
@@ -57,7 +57,7 @@ def meta_weights(data: bytes) -> str:
 
 
 def meta_params(data: bytes) -> str:
-    """`params.json` beside it."""
+    """`params.json` of a LLaMA in Meta's form."""
     files = {"consolidated.00.pth": _torch(_llama()), "params.json": data}
     return _opened("params", files, lambda place: f"{open_meta(place).rope_theta:g}"[:5])
 
@@ -69,24 +69,24 @@ def huggingface_weights(data: bytes) -> str:
 
 
 def huggingface_config(data: bytes) -> str:
-    """`config.json` beside it."""
+    """`config.json` of a LLaMA in Hugging Face's form."""
     files = {"model.safetensors": save(_as_huggingface()), "config.json": data}
     return _opened("config", files, lambda place: f"{open_huggingface(place).rope_theta:g}"[:5])
 
 
 def adapter(data: bytes) -> str:
-    """An adapter's file, as torch.save writes it."""
+    """An adapter's file, in the format of torch.save."""
     return _opened("adapter", {"a.pth": data}, lambda place: str(open_adapter(place / "a.pth").num_adapter_layers))
 
 
 def clip(data: bytes) -> str:
-    """CLIP as a state dict, as a TorchScript archive, or as safetensors, told by its first bytes."""
+    """CLIP as a state dict, as a TorchScript archive, or as safetensors; the first bytes decide."""
     name = "clip.pt" if data[:2] in (b"PK", b"\x80\x02") else "clip.safetensors"
     return _opened("clip", {name: data}, lambda place: str(open_clip(place / name).config))
 
 
 def bundle(data: bytes) -> str:
-    """A bundle's manifest, over the files of the embedded model."""
+    """A bundle's manifest, with the files of the embedded model."""
     place = scratch() / "bundle"
     if not place.exists():
         place.mkdir()
@@ -106,7 +106,7 @@ def bundle(data: bytes) -> str:
 
 
 def card(data: bytes) -> str:
-    """The card that an exported encoder carries."""
+    """The card inside an exported encoder."""
 
     def read(text: str) -> GraphCard:
         found = GraphCard.from_json(text, file="encoder.onnx")
@@ -117,13 +117,13 @@ def card(data: bytes) -> str:
 
 
 def sidecar(data: bytes) -> str:
-    """The side-car of an OM."""
+    """The sidecar of an OM."""
     read = partial(OmSidecar.from_json, file="encoder.om.json")
     return _there_and_back(data, read, lambda found: f"{found.has_gears} {len(found.batch_sizes)}")
 
 
 def _there_and_back(data: bytes, read: Callable[[str], Any], shown: Callable[[Any], str]) -> str:
-    """What reading JSON gives; what is read is written and read again."""
+    """The outcome of reading JSON. Accepted data are also written and read again."""
     try:
         text = data.decode()
         found = read(text)
@@ -136,7 +136,7 @@ def _there_and_back(data: bytes, read: Callable[[str], Any], shown: Callable[[An
 
 
 def ood_detector(data: bytes) -> str:
-    """What tells unfamiliar pictures."""
+    """The data of the out-of-distribution detector."""
     return _opened(
         "familiar",
         {"familiar.safetensors": data},
@@ -145,7 +145,7 @@ def ood_detector(data: bytes) -> str:
 
 
 def tokenizer(data: bytes) -> str:
-    """A SentencePiece model; what is loaded encodes and decodes."""
+    """A SentencePiece model. A loaded model must encode and decode."""
     try:
         found = Tokenizer.from_bytes(data)
     except CheckpointError as error:
@@ -156,7 +156,7 @@ def tokenizer(data: bytes) -> str:
     return "ok"
 
 
-# Small good files. Numbers are ones, so that they are the same each time.
+# Small good files. All numbers are ones, so that the files are always the same.
 
 
 def _ones(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -204,7 +204,7 @@ def _adapters() -> dict[str, bytes]:
 
 
 def _clip_state() -> dict[str, Tensor]:
-    """OpenAI's names around the smallest tower that their widths allow."""
+    """OpenAI's names, with the smallest tower that OpenAI's widths allow."""
     width, patch, text = 64, 2, "transformer.resblocks.0.ln_1.weight"
     block = {
         "ln_1.weight": (width,), "ln_1.bias": (width,), "attn.in_proj_weight": (3 * width, width),
@@ -226,7 +226,7 @@ class _Holder(nn.Module):
 
 
 def _archive(state: Mapping[str, Tensor]) -> bytes:
-    """The tensors as a TorchScript archive, as OpenAI publishes CLIP."""
+    """The tensors as a TorchScript archive, the format in which OpenAI publishes CLIP."""
     root = _Holder()
     for name, tensor in state.items():
         *parents, last = name.split(".")
@@ -280,7 +280,7 @@ def _familiar() -> dict[str, bytes]:
 
 
 def _mutated_pickle(data: bytes, random: Random) -> bytes:
-    """Whole numbers replaced where a pickle holds them, names replaced, else bytes."""
+    """Change integers in a pickle or replace names; otherwise mutate bytes."""
     if random.random() < 0.5:
         return _pickle_bytes(data, random)
     content = bytearray(data)
@@ -289,7 +289,7 @@ def _mutated_pickle(data: bytes, random: Random) -> bytes:
         at = random.choice(places)
         width = {b"K"[0]: 1, b"M"[0]: 2, b"J"[0]: 4}[content[at]]
         number = random.choice((0, 1, 2, 255, 65535, 2**31 - 1, 2**32 - 1, random.getrandbits(32)))
-        if random.random() < 0.3:  # a number of eight bytes in its place
+        if random.random() < 0.3:  # replace it by an eight-byte integer
             content[at : at + 1 + width] = b"\x8a\x08" + random.getrandbits(63).to_bytes(8, "little")
         else:
             content[at + 1 : at + 1 + width] = (number & (256**width - 1)).to_bytes(width, "little")

@@ -1,4 +1,4 @@
-"""Findings: one for each place that raises an exception, with a minimised input."""
+"""Findings: one per place in the code that raises an exception, with a minimised input."""
 
 import hashlib
 import time
@@ -11,26 +11,26 @@ from tests.fuzz.target import Target
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# Bugs not fixed yet: "target: signature" -> reason. Tests and campaigns ignore them. It should be empty.
+# Bugs that are not fixed yet: "target: signature" -> reason. Tests and campaigns ignore them. This should be empty.
 KNOWN: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An input that violates a property; equal signatures count as the same bug."""
+    """An input that violates a property. Findings with equal signatures count as the same bug."""
 
     target: str
     signature: str
     data: bytes
-    told: str  # the traceback, or what is known of the end of the process
+    told: str  # the traceback, or what is known about the end of the process
 
     @property
     def is_known(self) -> bool:
-        """Whether it is listed as known."""
+        """Whether the finding is listed in `KNOWN`."""
         return f"{self.target}: {self.signature}" in KNOWN
 
     def save(self, folder: Path) -> Path:
-        """Write the input, and beside it the traceback and the replay command; returns the path of the input."""
+        """Write the input, the traceback and the replay command; returns the path of the input."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.target}-{hashlib.sha256(self.signature.encode()).hexdigest()[:10]}"
         path.write_bytes(self.data)
@@ -50,7 +50,7 @@ def finding_of(target: Target, data: bytes) -> tuple[Finding | None, str]:
 
 
 def signature_of(error: BaseException) -> str:
-    """The type of an exception and its innermost frame in this repository."""
+    """The type of the exception and the innermost frame in this repository."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_ROOT) and ".venv" not in frame.filename]
     place = own[-1] if own else frames[-1]
@@ -64,7 +64,7 @@ def _told(error: BaseException) -> str:
 
 
 def minimised(finding: Finding, target: Target, *, limit_s: float) -> Finding:
-    """The same finding with a smaller input: pieces are removed, largest first, while the signature stays the same."""
+    """The same finding with a smaller input: removes pieces, largest first, as long as the signature stays the same."""
     ends_at = time.monotonic() + limit_s
 
     def still_shows(data: bytes) -> bool:

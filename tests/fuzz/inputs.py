@@ -1,4 +1,4 @@
-"""Lists, manifests, sheets of questions and tar archives: whatever is in them, each line or member is an item."""
+"""Lists, manifests, sheets of questions and tar archives: each line or member becomes an item, whatever it contains."""
 
 import csv
 import gzip
@@ -22,7 +22,7 @@ from tests.app.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar, words
 from tests.fuzz.target import Mutator, Target, refused, written
 
-_MOST_ITEMS = 10_000  # of one input: more than its bytes can name
+_MOST_ITEMS = 10_000  # per input; more than the bytes of an input can name
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")
 
 
@@ -44,7 +44,10 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
 
 
 def table(data: bytes, *, suffix: str) -> str:
-    """A manifest, as a job reads it: looked at first, then item by item; and as a sheet of questions."""
+    """A manifest, read like by a job: first as a whole, then item by item.
+
+    The file is also read as a sheet of questions.
+    """
     path = str(written(f"table.{suffix}", data))
     outcomes = []
     try:
@@ -72,7 +75,7 @@ def sheet(data: bytes) -> str:
 
 
 def names(data: bytes) -> str:
-    """A list; its names are taken as they stand, so that nothing of this machine is looked at."""
+    """A list. Names are taken as they are, without expanding them, so that this machine's files are not accessed."""
     path = str(written("list.txt", data))
     try:
         return _checked(list_inputs(path, expand=lambda name: iter((file_input(name),))), num_bytes=len(data))
@@ -81,7 +84,7 @@ def names(data: bytes) -> str:
 
 
 def tar(data: bytes) -> str:
-    """The members of an archive; those that lie in it as they are can be read."""
+    """The members of an archive. Members that are slices of an uncompressed archive are also read."""
     path = str(written("archive.tar", data))
     items = list(itertools.islice(archive_inputs(path, max_bytes=2**20), _MOST_ITEMS))
     for item in items[:200]:

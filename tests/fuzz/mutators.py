@@ -1,7 +1,8 @@
-"""Seeded mutations that know a format: of bytes, JSON, lines, zips, safetensors, PNG, JPEG and tar.
+"""Seeded mutations for formats: bytes, JSON, lines, zips, safetensors, PNG, JPEG and tar.
 
-Each takes an input and a source of randomness and gives another input. The content is changed inside its container, and
-checksums and lengths are mended afterwards most of the time: else nearly every mutation would end at the first check.
+Each mutator takes an input and a random generator, and returns another input. It changes the content inside the
+container. Most of the time it corrects checksums and lengths afterwards; otherwise nearly every mutation would fail at
+the first check.
 """
 
 import copy
@@ -21,7 +22,7 @@ from tests.fuzz.target import Mutator
 
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 _MOST_PLACES = 5_000
-_RAW = "@raw:"  # marks what JSON itself cannot write, and is replaced in the text
+_RAW = "@raw:"  # marks values that the json module cannot write; they are replaced in the text
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30),
     *("", " ", "a", "0", "\0", "\n", "\x1b[31m", "\u202e", "\ud800", "é", "😀", "x" * 300, "../..", "/etc/passwd"),
@@ -31,12 +32,12 @@ _VALUES: tuple[Any, ...] = (
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, as tokens of a mutator."""
+    """The words of a text, used as tokens by a mutator."""
     return text.split()
 
 
 def mutated_bytes(*tokens: bytes, most: int = 4) -> Mutator:
-    """Bits flipped, pieces removed, doubled, moved and put in; `tokens` are pieces that mean something."""
+    """Flip bits, and remove, duplicate, move and insert pieces; `tokens` are pieces with a meaning in the format."""
 
     def mutate(data: bytes, random: Random) -> bytes:
         content = bytearray(data)
@@ -80,7 +81,7 @@ def _change(content: bytearray, random: Random, tokens: Sequence[bytes]) -> None
 
 
 def flipped(data: bytes, random: Random) -> bytes:
-    """One to three bits flipped or bytes set, so that all lengths stay right."""
+    """Flip bits or set bytes, one to three times, so that all lengths stay correct."""
     content = bytearray(data)
     for _ in range(random.randint(1, 3)):
         if content:
@@ -90,7 +91,7 @@ def flipped(data: bytes, random: Random) -> bytes:
 
 
 def either(*mutators: Mutator) -> Mutator:
-    """One of these each time; name one twice to have it more often."""
+    """Use one of these mutators each time; a mutator that is given twice is used more often."""
     return lambda data, random: random.choice(mutators)(data, random)
 
 
@@ -98,7 +99,7 @@ def either(*mutators: Mutator) -> Mutator:
 
 
 def mutated_json(*words: Any) -> Mutator:
-    """Values replaced, removed, doubled, moved and nested; `words` are keys and values that mean something."""
+    """Replace, remove, duplicate, move and nest values; `words` are keys and values with a meaning in the format."""
     as_bytes = mutated_bytes(b'"', b",", b"{", b"}", b"[", b"]", b"\\", b"\\ud800", b"null", b"NaN", b"\xef\xbb\xbf")
 
     def mutate(data: bytes, random: Random) -> bytes:
@@ -121,9 +122,9 @@ def mutated_json(*words: Any) -> Mutator:
 
 
 def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
-    """One change somewhere in a value."""
+    """Make one change somewhere in a value."""
     holder = [root]
-    places: list[tuple[Any, Any]] = []  # what holds it, and its key there
+    places: list[tuple[Any, Any]] = []  # the container of each value, and its key in the container
     pending: list[Any] = [holder]
     while pending and len(places) < _MOST_PLACES:
         one = pending.pop()
@@ -133,7 +134,7 @@ def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
             if isinstance(one[key], dict | list):
                 pending.append(one[key])
     parent, key = random.choice(places)
-    if isinstance(parent[key], dict | list) and random.random() < 0.5:  # rather what is in it
+    if isinstance(parent[key], dict | list) and random.random() < 0.5:  # prefer values inside it
         parent, key = random.choice(places)
     new = copy.deepcopy(random.choice((random.choice(_VALUES), random.choice(words or _VALUES))))
     match random.randrange(9):
@@ -149,7 +150,7 @@ def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
                 parent.insert(key, copy.deepcopy(parent[key]))
         case 4:
             other, its = random.choice(places)
-            if not isinstance(other[its], dict | list):  # else a value might come to hold itself
+            if not isinstance(other[its], dict | list):  # otherwise a value could contain itself
                 parent[key] = other[its]
         case 5:
             parent[key] = [copy.deepcopy(parent[key]) for _ in range(random.choice((1, 2, 40)))]
@@ -170,7 +171,7 @@ def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
 
 
 def mutated_lines(inner: Mutator) -> Mutator:
-    """Lines changed by `inner`, removed, doubled, moved, joined and torn; ends of lines of other systems."""
+    """Change lines with `inner`; remove, duplicate, move, join and split them; use line ends of other systems."""
 
     def mutate(data: bytes, random: Random) -> bytes:
         lines = data.split(b"\n")
@@ -203,9 +204,9 @@ def mutated_lines(inner: Mutator) -> Mutator:
 
 
 def mutated_zip(inner: Mapping[str, Mutator], *, names: Sequence[str] = ()) -> Mutator:
-    """Entries changed by the mutator for the end of their name ("" for others), renamed, doubled, removed, packed.
+    """Change entries with the mutator for the end of their name ("" for others); rename, duplicate, remove or compress.
 
-    `names` are names that mean something.
+    `names` are names with a meaning in the format.
     """
     as_bytes = mutated_bytes(b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07")
 
@@ -236,12 +237,12 @@ def mutated_zip(inner: Mapping[str, Mutator], *, names: Sequence[str] = ()) -> M
         method = zipfile.ZIP_DEFLATED if random.random() < 0.2 else zipfile.ZIP_STORED
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", method) as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of names that are there twice
+            warnings.simplefilter("ignore", UserWarning)  # about duplicate names
             for name, content in entries:
                 entry = zipfile.ZipInfo(name.encode(errors="replace").decode())
                 entry.compress_type = method
                 if random.random() < 0.02:
-                    entry.external_attr = 0o120777 << 16  # a link
+                    entry.external_attr = 0o120777 << 16  # a symbolic link
                 archive.writestr(entry, content)
         return packed.getvalue()
 
@@ -249,7 +250,7 @@ def mutated_zip(inner: Mapping[str, Mutator], *, names: Sequence[str] = ()) -> M
 
 
 def mutated_safetensors(header: Mutator) -> Mutator:
-    """The header as JSON, with its length set right most of the time; the numbers cut or grown."""
+    """Change the header as JSON, most of the time with a correct length; cut or extend the data."""
     as_bytes = mutated_bytes()
 
     def mutate(data: bytes, random: Random) -> bytes:
@@ -268,7 +269,10 @@ def mutated_safetensors(header: Mutator) -> Mutator:
 
 
 def mutated_png(data: bytes, random: Random) -> bytes:
-    """Chunks changed inside, also inside what is deflated, moved, doubled and put in; checksums are right."""
+    """Change the content of chunks, also inside compressed data; move, duplicate and insert chunks.
+
+    Checksums are correct.
+    """
     signature, chunks, at = data[:8], list[tuple[bytes, bytes]](), 8
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 4], "big")
@@ -307,7 +311,7 @@ def mutated_png(data: bytes, random: Random) -> bytes:
 
 
 def mutated_jpeg(data: bytes, random: Random) -> bytes:
-    """Segments changed inside, moved, doubled and removed, with their lengths right; scans changed as bytes."""
+    """Change, move, duplicate and remove segments, with correct lengths; change scans as bytes."""
     segments, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -333,7 +337,7 @@ def mutated_jpeg(data: bytes, random: Random) -> bytes:
 
 
 def mutated_tar(data: bytes, random: Random) -> bytes:
-    """Header blocks changed with right checksums, blocks moved, doubled and removed; gzip stays gzip."""
+    """Change header blocks, with correct checksums; move, duplicate and remove blocks. A gzip file stays gzip."""
     if data.startswith(b"\x1f\x8b") and random.random() < 0.8:
         try:
             return gzip.compress(mutated_tar(gzip.decompress(data), random), mtime=0)

@@ -1,4 +1,4 @@
-"""Events of the page as anybody can forge them: values of any JSON are refused, or handled without an exception."""
+"""Forged events of the page: any JSON values are refused, or handled without an exception."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ from tests.app.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json, words
 from tests.fuzz.target import Target, event_loop, refused, scratch
 
-_UPLOAD = "@upload"  # stands for the path of an uploaded picture
+_UPLOAD = "@upload"  # a placeholder for the path of an uploaded picture
 _REQUEST = SimpleNamespace(session_hash="page")
 _MOST_UPDATES = 50
 
 
 class _Service(StubService):
-    """What the page uses of a service."""
+    """The part of a service that the page uses."""
 
     limits = ServiceLimits(max_picture_bytes=100_000)
     batch_size = 2
@@ -53,7 +53,7 @@ class _Service(StubService):
     def view(
         self, picture: bytes, *, name: str, side: int, client: str, is_wanted: Callable[[], bool] = bool
     ) -> Future[PictureReading]:
-        """As the service's, in this thread."""
+        """Like the service's method, but in this thread."""
         future: Future[PictureReading] = Future()
         future.set_result(self._reader.read(picture, name=name, side=side))
         return future
@@ -85,7 +85,7 @@ def _await(value: Any) -> Any:
 
 
 def _drain(updates: AsyncGenerator[Any]) -> int:
-    """How many updates come; the generator is closed."""
+    """The number of updates; closes the generator."""
 
     async def drain() -> int:
         count = 0
@@ -143,7 +143,7 @@ _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
 
 
 def event(data: bytes) -> str:
-    """One event as JSON: the tab, the values of its components, and what the event itself says."""
+    """One event as JSON: the tab, the values of its components, and the event's own data."""
     with patch.dict(os.environ, GRADIO_TEMP_DIR=str(scratch() / "uploads")):
         return _event(data)
 

@@ -1,4 +1,4 @@
-"""The picture reader: any bytes give pixels or an error of the list."""
+"""The picture reader: any bytes give pixels or one of the listed errors."""
 
 import hashlib
 import zlib
@@ -16,7 +16,7 @@ from tests.odd_pictures.samples import saved, scene, sound_files
 
 SIDE = 32
 VIEW_SIDE = 48
-LIMITS = PictureLimits(max_pixels=4_000_000)  # decoding as many as are allowed otherwise would be most of the time
+LIMITS = PictureLimits(max_pixels=4_000_000)  # with the default limit, decoding would take most of the time
 _READERS = [
     PictureReader(CaptionerSpec(exif=exif, reading=reading, channel_order=order), size=SIDE, limits=LIMITS)
     for exif in ("upright", "ignore")
@@ -31,7 +31,7 @@ _TOKENS = (
 
 
 def read(data: bytes) -> str:
-    """Read one picture, in a way that its bytes choose: for the encoder or, one time in eight, as a view."""
+    """Read one picture in a way that depends on its bytes: for the encoder or, in one of eight cases, as a view."""
     choice = zlib.crc32(data)
     reader, side = _READERS[choice % len(_READERS)], VIEW_SIDE if choice % 64 < 8 else None
     reading = reader.read(data, name="picture", side=side)

@@ -1,4 +1,4 @@
-"""Files of answers: read, indexed, appended to and exported, whatever is in them; no whole line is ever lost."""
+"""Answer files are read, indexed, appended to and exported, whatever they contain; no complete line is ever lost."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ _NEW_LINE = json_line(NEW).encode() + b"\n"
 
 
 def resume(data: bytes) -> str:
-    """Read the file, index it, then append a record as a run does that goes on."""
+    """Read the file, index it, then append a record like a resumed run."""
     path = written("answers.jsonl", data)
     try:
         before: list[Record] | None = list(read_records(path))
@@ -56,13 +56,13 @@ def _append(path: Any, data: bytes, before: list[Record] | None) -> str:
     kept, tail = data[:end], data[end:]
     assert now.startswith(kept), "a whole line was lost"
     assert now.endswith(_NEW_LINE)
-    if parse_record(whole := tail.rstrip(b"\0")) is not None:  # zeros are what a power cut leaves
+    if parse_record(whole := tail.rstrip(b"\0")) is not None:  # a power failure leaves zeros
         assert now == kept + whole + b"\n" + _NEW_LINE, "a whole last record was lost"
     else:
         assert not _begins_with_record(tail), "a whole record was cut off with a torn one"
     if before is not None:
         after = list(read_records(path))
-        # As text, since NaN is not equal to itself.
+        # Compared as text, because NaN is not equal to itself.
         assert json.dumps(after) == json.dumps([*before, NEW])
     return f"; appended {writer.repair}"
 
@@ -76,7 +76,7 @@ def _begins_with_record(tail: bytes) -> bool:
 
 
 def export(data: bytes) -> str:
-    """Export the file, in a form that its bytes choose."""
+    """Export the file in a form that depends on its bytes."""
     path, out = written("answers.jsonl", data), scratch() / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -88,19 +88,19 @@ def export(data: bytes) -> str:
             code = run_export_records(job)
     except (UsageError, RecordFileError) as error:
         assert path.read_bytes() == data
-        return f"{kind} " + refused(error, is_shown=False)  # a prompt is quoted as it is
+        return f"{kind} " + refused(error, is_shown=False)  # the message quotes a prompt unchanged
     assert code in (0, 1)
     return f"ok {kind} {code}"
 
 
 def manifest(data: bytes) -> str:
-    """Read the manifest beside a file of answers, and write it again with one more run."""
+    """Read the manifest of an answer file, and write it again with one more run."""
     records = scratch() / "told.jsonl"
     path = written("told.jsonl.manifest.json", data)
     try:
         runs = read_manifest(records)
     except RecordFileError as error:
-        return refused(error, is_shown=False)  # a wrong version is quoted as it is
+        return refused(error, is_shown=False)  # the message quotes a wrong version unchanged
     write_manifest(records, manifest=RunManifest(run="new", spec={}, model_digest="d", versions={}))
     assert [run.run for run in read_manifest(records)][-1] == "new"
     path.unlink()
@@ -108,7 +108,7 @@ def manifest(data: bytes) -> str:
 
 
 def calibration(data: bytes) -> str:
-    """Read a calibration, and decide by it."""
+    """Read a calibration, and use it for decisions."""
     try:
         found = read_calibration(str(written("calibration.json", data)))
     except UsageError as error:

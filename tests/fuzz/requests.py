@@ -1,4 +1,4 @@
-"""HTTP: any request and body is answered in OpenAI's form, and never with a 5xx."""
+"""HTTP: any request and body gets an answer in OpenAI's form, and never a 5xx status."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ _KEY = "secret-key"
 
 
 class _AnyAnswer(StubService):
-    """Answers with the first of the choices, if there are any."""
+    """Answers with the first of the choices, if the request has choices."""
 
     def submit(self, ask: Ask) -> RequestHandle:
         text = next(iter(ask.task.continuations), "red")
@@ -54,7 +54,7 @@ def _application() -> Any:
 async def _asked(
     method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body of the application's answer."""
+    """Status, headers and body of the application's response."""
     sent: list[Message] = []
     pieces = [body[: len(body) // 2], body[len(body) // 2 :]]
     given = [{"type": "http.request", "body": piece, "more_body": not last} for last, piece in enumerate(pieces)]
@@ -108,12 +108,12 @@ def body(data: bytes) -> str:
 
 
 def request(data: bytes) -> str:
-    """A whole request: its line, its head and its body, as text on the wire has them."""
+    """A complete request as on the wire: request line, head and body."""
     head, _, content = data.partition(b"\n\n")
     first, *lines = head.split(b"\n")
     method, _, target = first.decode("latin-1").partition(" ")
     path, _, query = target.partition("?")
-    # What no HTTP server hands on to an application.
+    # Normalise what no HTTP server passes to an application.
     method = "".join(filter(str.isalpha, method)).upper()[:20] or "GET"
     path = "/" + path.lstrip("/")
     headers = []
@@ -131,7 +131,7 @@ def request(data: bytes) -> str:
 
 
 def picture_url(data: bytes) -> str:
-    """The `image_url` of a part. No host is allowed, so nothing is fetched."""
+    """The `image_url` of a message part. No host is allowed, so nothing is fetched."""
     url = data.decode(errors="surrogatepass") if _is_text(data) else data.decode("latin-1")
     try:
         parsed = PictureUrl.parse(url)
@@ -158,7 +158,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def upload_zip(data: bytes) -> str:
-    """A zip that was dropped on the page."""
+    """A zip file that was dropped on the page."""
     limits = ArchiveLimits(max_entry_bytes=100_000, max_entries=50, max_total_bytes=2**20, max_directory_bytes=2**16)
     try:
         archive = Archive(written("pictures.zip", data), name="pictures.zip", limits=limits)

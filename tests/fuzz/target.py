@@ -16,7 +16,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 Mutator = Callable[[bytes, Random], bytes]
 
-CORPUS = Path(__file__).with_name("corpus")  # inputs that once showed a bug, by target
+CORPUS = Path(__file__).with_name("corpus")  # inputs that have revealed a bug, by target
 MAX_MESSAGE_CHARS = 4_000
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^)]*\)")
 _NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
 class Target:
     """One reader under test.
 
-    `run` takes one input and returns its outcome as a short text: "ok ...", or the documented refusal. It raises for
-    everything else, which is a finding. `seeds` are named good inputs. `mutate` knows the format.
+    `run` takes one input and returns its outcome as a short text: "ok ...", or the documented refusal. Everything else
+    makes it raise an exception, which is a finding. `seeds` are named good inputs. `mutate` knows the format.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Target:
     seeds: Callable[[], Mapping[str, bytes]]
     mutate: Mutator
     max_bytes: int = 2**16
-    limit_s: float = 10.0  # for one input in a campaign; the tests have no limit of time
-    memory_bytes: int = 2**30  # of address space beyond what the imports take, in a campaign
-    quick_rounds: int = 150  # mutations that `make test` tries
+    limit_s: float = 10.0  # per input in a campaign; the tests have no time limit
+    memory_bytes: int = 2**30  # address space in addition to that of the imports, in a campaign
+    quick_rounds: int = 150  # mutations tried by `make test`
     instrumented: tuple[str, ...] = ("llama_adapter",)  # packages whose branches guide a campaign
 
     def corpus(self) -> Mapping[str, bytes]:
@@ -49,7 +49,7 @@ class Target:
 
 @cache
 def scratch() -> Path:
-    """A folder of this process for input files, in memory if possible."""
+    """A folder of this process for input files, in shared memory if possible."""
     shared = Path("/dev/shm")
     place = None if "FUZZ_SCRATCH" in os.environ or not os.access(shared, os.W_OK) else shared
     folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", place)))
@@ -59,14 +59,14 @@ def scratch() -> Path:
 
 @cache
 def event_loop() -> asyncio.AbstractEventLoop:
-    """One loop for all inputs of this process."""
+    """One event loop for all inputs of this process."""
     loop = asyncio.new_event_loop()
     atexit.register(loop.close)
     return loop
 
 
 def written(name: str, data: bytes) -> Path:
-    """The scratch file of that name, with these bytes."""
+    """Write the data to the scratch file with this name; returns its path."""
     path = scratch() / name
     path.write_bytes(data)
     return path
@@ -75,7 +75,7 @@ def written(name: str, data: bytes) -> Path:
 def refused(error: BaseException, *, is_shown: bool = True) -> str:
     """The outcome of a documented error, after checks of its message.
 
-    `is_shown`: the message goes to a terminal unchanged, so it must not contain control sequences.
+    If `is_shown`, the message goes to a terminal unchanged, so it must not contain control sequences.
     """
     message = str(getattr(error, "message", None) or error)
     assert message, f"{type(error).__name__} without a message"
@@ -87,5 +87,5 @@ def refused(error: BaseException, *, is_shown: bool = True) -> str:
 
 
 def shape_of(message: str) -> str:
-    """A message without quoted text and numbers, to compare refusals."""
+    """A message without quoted text and numbers, so that refusals can be compared."""
     return _NUMBER.sub("0", _QUOTED.sub("_", message))[:120]

@@ -1,4 +1,4 @@
-"""The one list of targets, for the tests, campaigns and replays."""
+"""The list of all targets, for tests, campaigns and replays."""
 
 from tests.fuzz import checkpoints, inputs, page, pictures, records, requests, wire
 from tests.fuzz.target import Target

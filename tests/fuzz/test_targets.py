@@ -59,7 +59,7 @@ def test_corpus_files_are_small_and_belong_to_targets() -> None:
 
 
 def toy(name: str = "toy") -> Target:
-    """A target with a bug: it raises KeyError for an X."""
+    """A target with a bug: it raises KeyError for inputs with an X."""
 
     def run(data: bytes) -> str:
         if b"X" in data:

@@ -1,4 +1,4 @@
-"""What a reading process says: any head of fixed size is refused, or is one that can be said again."""
+"""Messages of a reading process: any head of fixed size is refused, or can be encoded again unchanged."""
 
 import struct
 
@@ -23,7 +23,7 @@ PIXEL_BYTES = SIDE * SIDE * 3
 
 
 def reply(data: bytes) -> str:
-    """A reply's head, and what follows it as a message."""
+    """A reply's head, and the following bytes as a message."""
     head, rest = data[:REPLY_HEAD_BYTES].ljust(REPLY_HEAD_BYTES, b"\0"), data[REPLY_HEAD_BYTES:]
     shown = decode_message(rest)
     assert not UNSAFE_ON_TERMINALS.search(shown)
@@ -38,7 +38,7 @@ def reply(data: bytes) -> str:
 
 
 def request(data: bytes) -> str:
-    """A request that is made of these bytes arrives as it was sent."""
+    """A request built from these bytes is received as it was sent."""
     name = data[:200].decode(errors="surrogateescape")
     offset, size = struct.unpack("<QQ", data[-16:].rjust(16, b"\0"))
     sources = (name, data, FileSlice(path=name, offset=offset, num_bytes=size, header=size & 0xFFFFFFFF))

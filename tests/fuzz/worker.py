@@ -1,7 +1,7 @@
-"""One process of a campaign: tries inputs of one target until its time is up, guided by coverage with atheris.
+"""One process of a campaign. It tries inputs of one target until its time is up, guided by coverage with atheris.
 
-It runs with a memory limit and a time limit per input, and an input may kill it. The current input is in the file
-`current`, for the campaign. Started by campaign.py as `python -m tests.fuzz.worker`.
+It has a memory limit, and a time limit per input. An input may kill it, so the file `current` holds the current input
+for the campaign. campaign.py starts it as `python -m tests.fuzz.worker`.
 """
 
 import argparse
@@ -26,14 +26,14 @@ _MOST_KEPT = 4_000  # entries of a corpus
 
 @dataclass(kw_only=True)
 class Status:
-    """How far a worker is; read by the campaign from a file."""
+    """The progress of a worker, which the campaign reads from a file."""
 
     engine: str
     num_inputs: int = 0
 
 
 class Worker:
-    """Runs inputs of one target, and keeps new ones."""
+    """Runs inputs of one target, and keeps inputs with new outcomes."""
 
     def __init__(self, name: str, *, folder: Path, seed: int, engine: str) -> None:
         from tests.fuzz.findings import finding_of, minimised
@@ -50,7 +50,7 @@ class Worker:
         self._current = os.open(folder / CURRENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def limit(self) -> None:
-        """Limit the memory from now on."""
+        """Set the memory limit."""
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
         most = taken + self.target.memory_bytes
@@ -80,13 +80,13 @@ class Worker:
         return is_new and found is None
 
     def keep(self, data: bytes) -> None:
-        """Put an input into the corpus."""
+        """Add an input to the corpus."""
         path = self._folder / CORPUS / hashlib.sha256(data).hexdigest()[:16]
         if not path.exists():
             path.write_bytes(data)
 
     def tell(self) -> None:
-        """Write the status atomically."""
+        """Write the status file atomically."""
         self._told_at = time.monotonic()
         beside = self._folder / f"{STATUS}.new"
         beside.write_text(json.dumps(asdict(self._status)))
@@ -97,7 +97,7 @@ class Worker:
         return self.target.mutate(data, self.random)[: self.target.max_bytes]
 
     def corpus(self) -> list[bytes]:
-        """Seeds, the repository's corpus of the target, and what earlier campaigns kept."""
+        """Seeds, the repository's corpus of the target, and inputs kept by earlier campaigns."""
         kept = sorted((self._folder / CORPUS).iterdir())[:_MOST_KEPT]
         return [*self.target.corpus().values(), *(path.read_bytes() for path in kept)]
 
@@ -109,7 +109,7 @@ def by_outcome(worker: Worker, *, ends_at: float) -> None:
     for data in corpus:
         worker.try_one(data)
     while time.monotonic() < ends_at:
-        # Prefer recent inputs half of the time.
+        # Half of the time, prefer recent inputs.
         recent = corpus[-20:] if worker.random.random() < 0.5 else corpus
         data = worker.mutated(worker.random.choice(recent))
         if worker.try_one(data):
@@ -122,7 +122,7 @@ def by_coverage(worker: Worker, atheris: object, *, ends_at: float, seed: int) -
     from tests.fuzz.mutators import mutated_bytes
 
     setup: Callable[..., object] = atheris.Setup  # type: ignore[attr-defined]
-    as_bytes = mutated_bytes()  # libFuzzer's own cannot be called from here (atheris 3.0)
+    as_bytes = mutated_bytes()  # libFuzzer's own mutations cannot be called from here (atheris 3.0)
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         worker.random.seed(seed)

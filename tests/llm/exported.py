@@ -30,7 +30,7 @@ CARD = ExportCard(
 
 
 def exported_card(decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool = True, **options: Any) -> ExportCard:
-    """Export a decoder into `folder`; `options` as `export_decoder`."""
+    """Export a decoder into `folder`; `options` are those of `export_decoder`."""
     folder.mkdir(exist_ok=True)
     tensors = decoder.state_dict().items()
     written = export_decoder(decoder.config, tensors, folder, sampling=sampling, **options)
@@ -52,7 +52,7 @@ def onnx_runner(
     past: PastKeyValues | None = None,
     **options: Any,
 ) -> ExportedRunner:
-    """A runner of a decoder that is exported to ONNX; `options` as `exported_card`."""
+    """A runner of a decoder exported to ONNX; `options` are those of `exported_card`."""
     card = exported_card(decoder, folder, **options)
     program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device, past=past)
     config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)

@@ -1,4 +1,4 @@
-"""Tokens read one step late give the same answers as tokens read at once, on any schedule."""
+"""Tokens that are read one step late give the same answers as tokens read at once, on any schedule."""
 
 import random
 from collections.abc import Callable
@@ -37,12 +37,12 @@ from tests.llm.toys import (
     toy_visual_queries,
 )
 
-NEVER = -7  # an end token that no model chooses
-HARMFUL_IDS = (3, 4, 5)  # their embeddings overflow: a row that is fed one is not finite from then on
+NEVER = -7  # an end token that is outside the vocabulary
+HARMFUL_IDS = (3, 4, 5)  # their embeddings overflow: a row that is fed one of them is not finite afterwards
 
 
 class RecordingBackend(QueuedBackend):
-    """With graphs that count launches, and marks that note how far the device was ahead when waited for."""
+    """Has graphs that count launches, and marks that record how far the device was ahead when they were waited for."""
 
     capabilities = replace(QueuedBackend.capabilities, graph_modes=("recorded",))
 
@@ -69,7 +69,7 @@ class RecordingBackend(QueuedBackend):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Requests with the step before which each is submitted or cancelled."""
+    """Requests, and the step before which each request is submitted or cancelled."""
 
     requests: tuple[tuple[int, tuple[int, ...], SamplingParams, tuple[tuple[int, ...], ...]], ...]
     cancelled: dict[int, int]
@@ -80,10 +80,10 @@ class Schedule:
 
 
 def schedule_of(draw: random.Random) -> Schedule:
-    """A busy one: slots change hands while steps are not read, rows end in every way there is."""
+    """A busy random schedule: slots are reused while steps are unread, and rows end in every possible way."""
     with_harm = draw.random() < 0.6
     least_id = min(HARMFUL_IDS) if with_harm and draw.random() < 0.3 else max(HARMFUL_IDS) + 1
-    prompts = [  # few, so that some are equal and share what does not depend on the picture
+    prompts = [  # few, so that some are equal and share the part that does not depend on the picture
         tuple(draw.randrange(least_id, SMALL.vocab_size) for _ in range(draw.randint(1, 22)))
         for _ in range(draw.randint(1, 5))
     ]
@@ -92,7 +92,7 @@ def schedule_of(draw: random.Random) -> Schedule:
             draw.randint(0, 12),
             draw.choice(prompts),
             SamplingParams(
-                max_new_tokens=draw.randint(0, 30),  # often more than the context leaves
+                max_new_tokens=draw.randint(0, 30),  # often more than the remaining context
                 temperature=draw.choice([0.0, 2.0]),
                 top_p=1.0,
                 top_k=draw.choice([0, 5]),
@@ -124,7 +124,7 @@ DECODERS = {with_harm: small_decoder(with_harm=with_harm) for with_harm in (Fals
 
 
 def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = None) -> list[Output]:
-    """All events of a schedule on a plain runner."""
+    """All events of a schedule on a runner that reads tokens at once."""
     engine = toy_engine(
         DECODERS[schedule.with_harm],
         num_slots=num_slots or schedule.num_slots,
@@ -216,7 +216,7 @@ def test_moved_row_that_is_not_finite_leaves_its_old_slot_clean() -> None:
     for request in requests[:3]:
         engine.submit(request)
     outputs: list[Output] = []
-    while not any(output.finish for output in outputs):  # the second ends; the third moves, its harmful step unread
+    while not any(output.finish for output in outputs):  # the second ends; the third moves before its step is read
         outputs += engine.step()
     for request in requests[3:]:
         engine.submit(request)
@@ -231,7 +231,7 @@ def test_moved_row_that_is_not_finite_leaves_its_old_slot_clean() -> None:
     ("prompts", "num_slots"),
     [
         ([(6,), (7, 8), (9, HARMFUL_IDS[0]), (10, 11), (HARMFUL_IDS[1], 12)] * 2, 5),
-        ([(9, HARMFUL_IDS[0], *range(10, 18)), (6,)], 1),  # a shorter row follows, which does not overwrite everything
+        ([(9, HARMFUL_IDS[0], *range(10, 18)), (6,)], 1),  # a shorter row follows, and overwrites only a part
     ],
     ids=["many rows", "one slot"],
 )
@@ -300,7 +300,8 @@ def test_the_host_reads_ids_while_the_next_step_runs() -> None:
     requests = toy_requests(engine, toy_prompts(3), sampling=[SamplingParams(max_new_tokens=10)] * 3)
 
     assert [len(ids) for ids, _ in answer(engine, requests).values()] == [10] * 3
-    # One prefill and nine steps. Each but the last is read with one more launched, and none is superfluous.
+    # One prefill and nine steps. Each step except the last is read after one more step was launched, and no step is
+    # superfluous.
     assert backend.num_ahead == [1] * 9 + [0]
     assert backend.num_launched == 9
 
@@ -320,7 +321,7 @@ def test_positions_stay_in_the_context_and_tokens_on_the_device(monkeypatch: pyt
         given = answer(toy_engine(toy_decoder(SMALL), num_slots=2, eos_id=NEVER, backend=backend), requests)
 
         assert [len(given[index][0]) for index in (0, 1)] == [3, SMALL.context - 1]
-        assert max(position for _, position in fed) == SMALL.context - 2  # the last token is chosen and not fed
+        assert max(position for _, position in fed) == SMALL.context - 2  # the last token is chosen, but not fed
         assert {kind for kind, _ in fed} == {kind}
 
 
@@ -347,7 +348,7 @@ def test_warm_up_runs_all_needed_steps_and_clears_the_cache(num_slots: int) -> N
     done = engine.warm_up(prompt_tokens=31, new_tokens=33)
     ready = set(runner._programs)
 
-    assert done.programs == 2 * len(ready)  # one prefill for each number of rows, of one length here
+    assert done.programs == 2 * len(ready)  # here one prefill for each number of rows, all with one length
     assert done.seconds > 0
     assert not torch.cat([runner._cache.k.flatten(), runner._prefix.k.flatten()]).any()
     sampling = [SamplingParams(max_new_tokens=3 + 5 * index) for index in range(6)]

@@ -35,7 +35,7 @@ def tensors_of(name: str) -> dict[str, Tensor]:
 
 
 def edited(tmp_path: Path, name: str, edit: Edit, **entries: object) -> AdapterFile:
-    """The adapter with its tensors changed by `edit`, as a file of its own."""
+    """The adapter with its tensors changed by `edit`, written to a separate file."""
     tensors: dict[str, Any] = tensors_of(name)
     edit(tensors)
     path = tmp_path / "adapter.pth"
@@ -48,7 +48,7 @@ def build(adapter: AdapterFile | None, **options: Any) -> tuple[Any, dict[str, T
 
 
 def meta_row(row: int, heads: int = HEADS, dim: int = DIM) -> int:
-    """Meta's row for a row of ours: within a head of size d, s * d/2 + i here is 2 i + s there."""
+    """Meta's row for one of our rows: within a head of size d, our row s * d/2 + i is Meta's row 2 i + s."""
     size = dim // heads
     head, within = divmod(row, size)
     s, i = divmod(within, size // 2)
@@ -169,7 +169,7 @@ def test_llama_tensors_of_a_trainer_checkpoint_override_the_folder(tmp_path: Pat
 
     adapter = edited(tmp_path, "training-checkpoint-0", change)
     huggingface = open_huggingface(GOLDEN / "LLaMA-HF" / "TINY")
-    for llama in (LLAMA, huggingface):  # the checkpoint's q and k rows are in Meta's order whatever the folder's are
+    for llama in (LLAMA, huggingface):  # the checkpoint's q and k rows are in Meta's order for both kinds of folder
         _, state = build_decoder(llama, adapter, vocab_size=512)
         wk = adapter.llama["layers.1.attention.wk.weight"].float()
         assert torch.equal(state["layers.1.attention.qkv.weight"][DIM : 2 * DIM], wk[ORDER])
@@ -227,7 +227,7 @@ def flatten_low_rank(tensors: dict[str, Any]) -> None:
     tensors |= {key: torch.zeros(()) for key in tensors if key.endswith("_l1.weight")}
 
 
-MISSING = {  # each may be absent from a file only together with all tensors of its kind
+MISSING = {  # each may be missing only together with all tensors of its kind
     "BIAS-TINY": (
         *("llama.layers.2.attention.gate", "llama.layers.0.feed_forward.w2.bias", "llama.norm.weight"),
         *("llama.layers.3.ffn_norm.weight", "visual_query.weight"),

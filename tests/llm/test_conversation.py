@@ -1,4 +1,4 @@
-"""The conversation template, as the published chat demo writes it."""
+"""The conversation template, in the form of the published chat demo."""
 
 from llama_adapter.llm.conversation import format_conversation
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, simulated: fused operators compute what plain ones do, and recorded steps answer as eager ones."""
+"""NVIDIA GPUs, simulated: fused operators compute the same as plain ones, and recorded steps answer like eager ones."""
 
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def test_recorded_steps_answer_as_eager_ones(cuda: FakeCuda) -> None:
     assert cuda.num_captures() == len(graphs._programs)
     assert {rows for rows, _ in graphs._programs} == {1, 2, 3}
     assert {length for _, length in graphs._programs} == {64, 128}
-    (pool,) = cuda.pools  # one for all graphs
+    (pool,) = cuda.pools  # one pool for all graphs
     assert pool.num_replays > 2 * cuda.num_captures()
     assert set(cuda.warm_up_streams).isdisjoint({cuda.main})
 

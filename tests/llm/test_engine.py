@@ -1,4 +1,4 @@
-"""The engine's promises, on random weights."""
+"""The engine's guarantees, with random weights."""
 
 import random
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_end_token_stops_a_row_and_is_not_returned() -> None:
     engine = toy_engine(toy_decoder(), num_slots=4)
     (request,) = toy_requests(engine, PROMPTS[:1], sampling=[SamplingParams(max_new_tokens=30)])
     free_running, _ = answer(engine, [request])[0]
-    # With the fifth token as the end token, the answer stops right before its first appearance.
+    # If the fifth token is the end token, the answer stops just before its first occurrence.
     end_id = free_running[4]
     expected = free_running[: free_running.index(end_id)], "stop"
     copies = [replace(request, id=copy) for copy in range(3)]
@@ -114,7 +114,7 @@ def test_cancelled_requests_free_their_slot() -> None:
 def score(
     prompts: list[tuple[int, ...]], continuations: tuple[tuple[int, ...], ...], *, num_slots: int = 4, **options: Any
 ) -> list[tuple[float, ...]]:
-    """Scores of the same continuations of each prompt, each about a picture of its own."""
+    """Scores of the same continuations for each prompt; each prompt has its own picture."""
     engine = toy_engine(toy_decoder(), num_slots=num_slots, **options)
     prefixes = engine.project_prefix(toy_visual_queries(len(prompts)))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
@@ -125,7 +125,7 @@ def score(
 
 
 def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
-    """One plain forward pass over prompt and continuation."""
+    """Computed by one plain forward pass over prompt and continuation."""
     decoder = toy_decoder()
     prefix = decoder.project_prefix(toy_visual_queries(1))
     hidden = forward(decoder, torch.tensor([[*prompt, *continuation]]), prefix)
@@ -196,7 +196,7 @@ def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, tempe
     alone = toy_engine(decoder, num_slots=1, eos_id=-7)
     assert together == {request.id: answer(alone, [request])[request.id] for request in requests}
     if temperature == 0.0:
-        for index, (ids, _) in together.items():  # a penalty of 3 lets hardly any token occur twice
+        for index, (ids, _) in together.items():  # with a penalty of 3 hardly any token occurs twice
             assert len(set(ids)) == len(ids) or sampling[index].repetition_penalty < 3
 
 
@@ -242,7 +242,7 @@ def test_slots_are_clean_after_a_failed_step() -> None:
     decoder = toy_decoder(SMALL)
     runner = eager(decoder, num_slots=4, shapes=WHOLE_CONTEXT)
     engine = Engine(runner, eos_id=EOS_ID)
-    runner._cache.k.fill_(torch.nan)  # as after activations that overflowed
+    runner._cache.k.fill_(torch.nan)  # as left by activations that overflowed
     runner._cache.v.fill_(torch.nan)
     engine.reset()
     sampling = [SamplingParams(max_new_tokens=9)] * len(SMALL_PROMPTS)

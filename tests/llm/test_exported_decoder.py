@@ -1,4 +1,4 @@
-"""A decoder as ONNX graphs gives what torch's gives: through the engine, in every numeric format."""
+"""A decoder in ONNX graphs gives the same as torch's: through the engine, in every numeric format."""
 
 import dataclasses
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
     config = dataclasses.replace(CONFIG, context=300)
     decoder = toy_decoder(config)
     prompts = toy_prompts(6, longest=120)
-    # Never the end token, so that answers pass each doubling of the cache.
+    # No token is an end token, so that answers pass each doubling of the cache.
     sampling = [SamplingParams(max_new_tokens=count) for count in (150, 3, 60, 170, 10, 90)]
     engines = [
         toy_engine(decoder, num_slots=4, eos_id=-1),
@@ -154,7 +154,7 @@ def test_8_bit_weights_of_a_model_stay_exactly_what_they_are(tmp_path: Path) -> 
     del decoder.state_dict
 
     assert compare(widened.program, eager(decoder, num_slots=3)).max_abs < 1e-3
-    assert compare(runner.program, eager(decoder, num_slots=3)).max_abs < 0.6  # activations are rounded to 8 bits
+    assert compare(runner.program, eager(decoder, num_slots=3)).max_abs < 0.6  # its activations are rounded to 8 bits
 
 
 def test_rounding_to_8_bits_in_groups_is_within_half_a_step() -> None:
@@ -165,7 +165,7 @@ def test_rounding_to_8_bits_in_groups_is_within_half_a_step() -> None:
     back_OI = ((codes.astype(np.float32) - 128) * scales[..., None]).reshape(6, -1)[:, :50]
 
     steps_OI = np.abs(scales).repeat(GROUP, 1)[:, :50]
-    # The end of the range opposite to the largest magnitude is one code short.
+    # The range is asymmetric: the end opposite to the largest magnitude is one code short.
     assert (np.abs(back_OI - weight_OI) <= 1.001 * steps_OI).all()
     assert np.mean(np.abs(back_OI - weight_OI) <= 0.501 * steps_OI) > 0.99
     assert (back_OI[2, :32] == 0).all()

@@ -1,4 +1,4 @@
-"""LLaMA 13B, 30B and 65B: Meta's 2, 4 and 8 files and Hugging Face's, tried small, and at true size by shapes."""
+"""LLaMA 13B, 30B and 65B from Meta's 2, 4 and 8 files and from Hugging Face's: small in width, or as shapes only."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.toys import build_decoder, refusal
 
 VOCABULARY, LAYERS = 32, 3
-# How Meta's files divide a tensor: by rows, by columns, or a copy in each.
+# How Meta's files split a tensor: by rows, by columns, or with a copy in each file.
 BY_ROWS = (".wq.", ".wk.", ".wv.", ".w1.", ".w3.", "output.")
 BY_COLUMNS = (".wo.", ".w2.", "tok_embeddings.")
 HUGGINGFACE = {
@@ -39,13 +39,13 @@ HUGGINGFACE = {
 
 
 class Member(NamedTuple):
-    """A LLaMA with its true heads, files and norm, and a small width."""
+    """A LLaMA with its real heads, files and norm, but a small width."""
 
     name: str
     files: int
     heads: int
-    dim: int  # two numbers for each head
-    ffn_dim: int  # by Meta's formula from `dim` and `multiple_of`
+    dim: int  # two per head
+    ffn_dim: int  # by Meta's formula, from `dim` and `multiple_of`
     multiple_of: int
     eps: float
 
@@ -74,7 +74,7 @@ def parts_of(name: str, tensor: Tensor, num_files: int) -> list[Tensor]:
 
 
 def write_meta(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_files: int) -> Path:
-    """A folder as Meta ships it."""
+    """Write a folder in Meta's form."""
     folder.mkdir()
     params = {"dim": member.dim, "multiple_of": member.multiple_of, "n_heads": member.heads, "n_layers": LAYERS}
     (folder / "params.json").write_text(json.dumps({**params, "norm_eps": member.eps, "vocab_size": -1}))
@@ -86,7 +86,7 @@ def write_meta(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_
 
 
 def write_huggingface(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_files: int) -> Path:
-    """A folder in Hugging Face's form: an index over several safetensors files."""
+    """Write a folder in Hugging Face's form: an index over several safetensors files."""
     folder.mkdir()
     sizes = {"hidden_size": member.dim, "intermediate_size": member.ffn_dim, "num_hidden_layers": LAYERS}
     heads = {"num_attention_heads": member.heads, "num_key_value_heads": member.heads, "vocab_size": VOCABULARY}
@@ -153,7 +153,7 @@ def test_llama_2_70b_is_refused_for_its_shared_keys(tmp_path: Path) -> None:
     assert "LLaMA-2 70B and LLaMA 3 are not" in told
 
 
-# At true size, by shapes
+# At full size, by shapes
 
 
 def true_source(name: str, *, num_files: int) -> Any:
@@ -188,7 +188,7 @@ def test_true_sizes_are_whole_heads_in_each_file(name: str, num_files: int) -> N
 
 
 def test_the_released_chat_adapter_fits_65b_and_nothing_else() -> None:
-    """Its tensors by their published names and shapes, without numbers."""
+    """The adapter's published tensor names and shapes, without values."""
     size = LLAMA_SIZES["65B"]
     sides = {"D": size.dim, "F": size.ffn_dim}
     llama = {}

@@ -129,7 +129,7 @@ def drop(key: str) -> Callable[[dict[str, Any]], object]:
     return lambda tensors: tensors.pop(key)
 
 
-TENSORS: dict[str, Callable[[dict[str, Any]], object]] = {  # edits of the only shard
+TENSORS: dict[str, Callable[[dict[str, Any]], object]] = {  # changes to the only shard
     **{
         f"without {key}": drop(key)
         for key in ("layers.1.attention.wk.weight", "norm.weight", "output.weight", "layers.0.ffn_norm.weight")
@@ -170,7 +170,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "many layers": {"num_hidden_layers": 10**9},
     "another width": {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8},
 }
-FILES: dict[str, Callable[[Path], object]] = {  # edits of a folder of two shards
+FILES: dict[str, Callable[[Path], object]] = {  # changes to a folder with two shards
     "last shard missing": lambda two: (two / "consolidated.01.pth").unlink(),
     "first shard missing": lambda two: (two / SHARD).unlink(),
     "shard too many": lambda two: shutil.copy(two / SHARD, two / "consolidated.02.pth"),

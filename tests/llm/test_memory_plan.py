@@ -1,4 +1,4 @@
-"""The memory plan is checked before anything large is allocated, and automatic rows leave some memory free."""
+"""The memory plan is checked before large allocations, and automatic rows leave some memory free."""
 
 import weakref
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ def planned(num_rows: int) -> MemoryPlan:
     [
         (10_000, 64, 64),
         (10_000, 16, 16),
-        (10_000, 23, 16),  # a power of two
+        (10_000, 23, 16),  # rounded down to a power of two
         (10_000, 1, 1),
-        (1_400, 64, 16),  # 32 rows need 1,352, more than nine tenths of the free memory
-        (1_000, 64, 1),  # even one is too many; the check reports it
+        (1_400, 64, 16),  # 32 rows need 1,352, which is more than 90 % of the free memory
+        (1_000, 64, 1),  # not even one row fits; the check reports this
         (None, 64, 8),
         (None, 4, 4),
     ],
@@ -67,7 +67,7 @@ def test_loading_needs_more_than_the_weights_only_until_they_are_loaded() -> Non
 
 
 def test_a_placed_layer_is_released_before_the_next_one_comes() -> None:
-    # An array knows when its memory is released; a tensor can share its storage with others.
+    # Arrays are tracked because a weak reference to one ends with its memory, while tensors can share their storage.
     arrays = {key: tensor.numpy().copy() for key, tensor in toy_decoder().state_dict().items()}
     alive = {key: weakref.ref(array) for key, array in arrays.items()}
     layer = "layers.0.feed_forward.down.weight"
@@ -102,7 +102,7 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
 def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda().install(monkeypatch)
     LinearOps().install(monkeypatch)
-    sizes = replace(CONFIG, dim=128, ffn_dim=192, vocab_size=304)  # that the operators take
+    sizes = replace(CONFIG, dim=128, ffn_dim=192, vocab_size=304)  # sizes that the operators accept
     config = EngineConfig(decoder=sizes, dtype=torch.bfloat16, num_slots=1)
     plain = toy_decoder(sizes)
     state = convert_precision(plain.state_dict(), plain, dtype=torch.bfloat16, wanted=precision)

@@ -21,7 +21,7 @@ SETTINGS = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "rms_norm_eps": 
 
 
 def write_folder(folder: Path, **settings: object) -> Path:
-    """LLaMA-TINY as MindFormers has it, with the tokenizer."""
+    """Write LLaMA-TINY in MindFormers' form, with the tokenizer."""
     folder.mkdir(exist_ok=True)
     config, state = build_decoder(open_meta(META), None, vocab_size=512)
     write_mindspore(folder / "llama.ckpt", config, state)
@@ -82,7 +82,7 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
     for length in range(1, len(whole)):
         path.write_bytes(whole[:length])
         try:
-            assert read_ckpt(path).keys() == {"one"}  # cut between the two
+            assert read_ckpt(path).keys() == {"one"}  # cut exactly between the two
         except CheckpointError:
             continue
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""A decode step in the program of a prefill gives what the two give alone, to the bit."""
+"""A decode step computed in the program of a prefill gives bitwise the same results as two separate programs."""
 
 import dataclasses
 import random
@@ -46,7 +46,7 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
         ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
         ours.decode([5] * 6, positions).logits_RV,
     ]
-    for most_tokens in (2048, 10):  # in one portion, or in several
+    for most_tokens in (2048, 10):  # in one portion, and in several
         monkeypatch.setattr("llama_adapter.llm.runners.native._MAX_TOKENS", most_tokens)
         ours.reset()
         ours.run(first)
@@ -84,7 +84,7 @@ def test_answers_and_log_probabilities_do_not_depend_on_mixed_steps(seed: int) -
 
 
 class Watched(NativeRunner):
-    """Notes the plans that it runs, and fails in one mixed plan when everything but the answer is done."""
+    """Records the plans that it runs, and fails in one mixed plan after computing it."""
 
     plans: list[Any]
     fails_at: int | None

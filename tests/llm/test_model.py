@@ -1,4 +1,4 @@
-"""The decoder's mathematics against a naive float64 loop, and its forms of running against each other."""
+"""The decoder's mathematics compared with a naive float64 loop, and its ways of running compared with each other."""
 
 import math
 from dataclasses import replace
@@ -89,6 +89,6 @@ def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: 
     torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=0)
     for name in ("k", "v"):
         torch.testing.assert_close(getattr(caches[1], name), getattr(caches[0], name), atol=1e-5, rtol=0)
-    # The first adapter layer's own projections do not see the picture yet.
+    # The first adapter layer's projections do not depend on the picture yet.
     num_shared = min(config.first_adapter_layer + 1, config.num_layers)
     assert rows_of_layers == [3, 3, 3] + [1] * num_shared + [3] * (config.num_layers - num_shared)

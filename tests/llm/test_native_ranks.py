@@ -1,4 +1,4 @@
-"""Shares of a decoder by the kernels, which call back for sums over ranks, give the whole decoder's logits.
+"""Shares of a decoder, computed by the kernels with callbacks for sums over ranks, give the whole decoder's logits.
 
 The ranks are threads of this process.
 """
@@ -28,11 +28,11 @@ from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
 TIMEOUT_S = 120.0
-WIDE = dataclasses.replace(CONFIG, dim=512, ffn_dim=384)  # heads of 128, as LLaMA has: shares begin at whole groups
+WIDE = dataclasses.replace(CONFIG, dim=512, ffn_dim=384)  # heads of 128, as in LLaMA: shares begin at whole groups
 
 
 class Meeting:
-    """Where the threads of all ranks exchange tensors."""
+    """Lets the threads of all ranks exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
@@ -40,7 +40,7 @@ class Meeting:
 
 
 class ThreadRank(Alone):
-    """A rank that is a thread; sums are taken in the order of the ranks."""
+    """A rank that is a thread; tensors are summed in the order of the ranks."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, len(meeting.tensors)
@@ -68,7 +68,7 @@ class ThreadRank(Alone):
 
 
 class BrokenRank(Alone):
-    """The first of two ranks, whose second sum fails."""
+    """Rank 0 of two ranks. Its second sum fails."""
 
     rank, size = 0, 2
 
@@ -99,7 +99,7 @@ def runner(state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderCon
 
 
 def logits(runner: NativeRunner) -> Tensor:
-    """Of prompts, of steps behind them, and scores of continuations."""
+    """Logits of prompts, of steps after them, and scores of continuations."""
     queries_BQD = toy_visual_queries(4, config=runner.config.decoder)
     prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(queries_BQD)
     found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
@@ -114,15 +114,15 @@ def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
         return list(threads.map(logits, runners))
 
 
-@pytest.mark.parametrize("size", [2, 3])  # of 4 heads and 3 blocks of hidden units
+@pytest.mark.parametrize("size", [2, 3])  # they share 4 heads and 3 blocks of hidden units
 @pytest.mark.parametrize(
     ("config", "dtype", "precision", "tolerance"),
     [
         (WIDE, torch.float32, "float", 1e-6),
         (WIDE, torch.bfloat16, "float", 0.02),
-        (WIDE, torch.float32, "int8", 0.005),  # sums of another order may round an activation otherwise
+        (WIDE, torch.float32, "int8", 0.005),  # sums in another order may round an activation differently
         (WIDE, torch.float32, "int4", 0.005),
-        (CONFIG, torch.float32, "int4", 0.01),  # shares begin between the 128 inputs whose activations share a scale
+        (CONFIG, torch.float32, "int4", 0.01),  # shares begin inside the 128 inputs whose activations share a scale
     ],
     ids=["float32", "bfloat16", "int8", "int4", "int4, heads of 32"],
 )
@@ -141,7 +141,10 @@ def test_all_ranks_have_the_whole_decoders_logits(
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_in_int4_round_activations_as_one_process_does(size: int) -> None:
-    """All but the few that sums of another order bring over a boundary; with other groups, every logit differs."""
+    """Except for the few activations that another order of sums moves over a rounding boundary.
+
+    With other groups, every logit would differ.
+    """
     state = stored(torch.float32, "int4", config=WIDE)
     meeting = Meeting(size)
 
@@ -169,4 +172,4 @@ def test_a_sum_that_fails_ends_the_call_and_is_raised() -> None:
     with pytest.raises(CollectiveError, match="a rank ended"):
         logits(broken)
 
-    assert ranks.num_sums == 2  # of the embeddings, and within the kernels
+    assert ranks.num_sums == 2  # the sum of the embeddings, and one within the kernels

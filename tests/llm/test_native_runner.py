@@ -1,4 +1,4 @@
-"""The decoder by the kernels gives what the plain one gives: prefill, steps, scores, in slots of any order."""
+"""The kernels' decoder gives the same as the plain one: prefill, steps and scores, with slots in any order."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ CONFIGS = {
     "one layer": dataclasses.replace(CONFIG, num_layers=1, num_adapter_layers=1),
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
 }
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.25}  # of logits of up to about 30
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.25}  # for logits up to about 30
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_libr
 def runners(
     config: DecoderConfig = CONFIG, *, dtype: torch.dtype = torch.float32, num_slots: int = 6
 ) -> tuple[NativeRunner, EagerRunner]:
-    """By the kernels, and by plain torch."""
+    """A runner by the kernels, and one by plain torch."""
     state = {name: value.to(dtype) for name, value in toy_decoder(config).state_dict().items()}
     plain = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, operators="aten")
     assert type(plain) is EagerRunner
@@ -55,7 +55,7 @@ def runners(
 def open_native(
     config: DecoderConfig, state: Mapping[str, torch.Tensor], *, num_slots: int, **options: Any
 ) -> NativeRunner:
-    """By the kernels; `options` are those of EngineConfig."""
+    """A runner by the kernels; `options` are those of EngineConfig."""
     runner = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, **options)
     if not isinstance(runner, NativeRunner):
         pytest.skip(f"this processor has no kernels for {state['embedding.weight'].dtype}")
@@ -102,9 +102,9 @@ def test_pictures_that_are_asked_the_same_answer_as_each_alone(config: DecoderCo
     prompt, pictures = toy_prompts(1)[0], prefixes(ours, 4)
     plan = ScorePlan(range(4), [prompt] * 4, [((3, 4), (5,))] * 4, pictures)
     scores = ours.score(plan)
-    ours.prefill(toy_prompts(4, longest=30), pictures, first_slot=0)  # what slots held before does not count
+    ours.prefill(toy_prompts(4, longest=30), pictures, first_slot=0)  # earlier content of the slots must not matter
     together = [ours.prefill([prompt] * 4, pictures, first_slot=0).logits_RV]
-    steps = [[5] * 4, [6, 5, 5, 7], [8] * 4]  # equal tokens behind different ones
+    steps = [[5] * 4, [6, 5, 5, 7], [8] * 4]  # equal tokens after different ones
     for place, tokens in enumerate(steps, start=len(prompt)):
         together.append(ours.decode(tokens, [place] * 4).logits_RV)
 
@@ -178,7 +178,7 @@ def test_nan_prefix_ends_its_row_only() -> None:
 
 def test_of_equal_logits_the_first_token_is_the_best() -> None:
     decoder = toy_decoder(CONFIG)
-    decoder.head.weight[100:] = decoder.head.weight[:100].repeat(2, 1)  # each logit three times
+    decoder.head.weight[100:] = decoder.head.weight[:100].repeat(2, 1)  # each logit occurs three times
     runner = open_runner(CONFIG, decoder.state_dict(), backend=CpuBackend(), num_slots=6)
 
     logits_RV, best_R = runner.prefill(toy_prompts(6), prefixes(runner, 6), first_slot=0)
@@ -217,7 +217,7 @@ def test_pictures_of_another_model_are_not_scored() -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch.dtype) -> None:
-    """A prefill computes the end of the last layer for the last token alone; a step has no other."""
+    """A prefill computes the end of the last layer only for the last token; a step has only this token."""
     ours, _ = runners(config, dtype=dtype)
     [prompt], [picture] = toy_prompts(1, longest=20), prefixes(ours, 1)
     whole = ours.prefill([prompt], [picture], first_slot=0).logits_RV
@@ -259,7 +259,7 @@ def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(precision: Precis
 
     torch.testing.assert_close(widened, float_plain, atol=2e-5, rtol=2e-5)
     error = (quantised - float_native).norm() / float_native.norm()
-    assert least < error < most  # activations are rounded to 8 bits
+    assert least < error < most  # its activations are rounded to 8 bits
 
 
 def test_the_operators_name_the_instruction_set() -> None:
@@ -271,7 +271,7 @@ def test_the_operators_name_the_instruction_set() -> None:
 
 
 class _ThreadsOfTorch(TorchFunctionMode):
-    """Remembers torch's number of threads in each call of an operator."""
+    """Records torch's number of threads in each call of an operator."""
 
     def __init__(self) -> None:
         super().__init__()

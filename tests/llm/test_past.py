@@ -1,4 +1,4 @@
-"""Past keys and values: runners answer as if their tokens stood in front of the prompt; files are read exactly."""
+"""Past keys and values: runners answer as if the past's tokens preceded the prompt, and files are read exactly."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from tests.llm import toys
 from tests.llm.exported import onnx_runner
 from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, toy_decoder, toy_prompts, toy_requests
 
-CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)  # sizes that the kernels take
+CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)  # sizes that the kernels accept
 DECODER = toy_decoder(CONFIG)
-TEXT = (1, 17, 250, 33, 8)  # the tokens that become past
+TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
 MakeRunner = Callable[..., Runner]
 
 
@@ -144,7 +144,7 @@ def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
-    """A random LLaMA of transformers, and the same weights as a decoder here."""
+    """A random LLaMA of transformers, and one of our decoders with the same weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""The two templates of the adapters' training, against the golden prompts."""
+"""The two prompt templates of the adapters' training, compared with the golden prompts."""
 
 import json
 from pathlib import Path

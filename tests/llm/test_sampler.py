@@ -1,4 +1,4 @@
-"""Sampling equals the reference's distribution, and draws follow it."""
+"""The sampling distribution equals the reference's, and draws follow it."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
 
 
 def sample(logits: torch.Tensor, draws: list[Draw | None]) -> list[int | None]:
-    """The tokens of each row, None where there is none."""
+    """The token of each row; None if a row draws none."""
     ids = choose(predict(logits), draws, upload=torch.tensor).tolist()
     return [None if token_id < 0 else token_id for token_id in ids]
 
@@ -54,7 +54,7 @@ def test_top_k_keeps_k_tokens_and_top_p_counts_what_is_left() -> None:
     torch.testing.assert_close(
         kept_distribution(probabilities, top_p=1.0, top_k=2), torch.tensor([[4 / 7, 3 / 7, 0, 0]])
     )
-    # 0.4 of 0.7 is beyond one half, so the second of the two is dropped as well.
+    # The first token has 0.4 of the remaining 0.7, which is more than half, so the second token is dropped as well.
     torch.testing.assert_close(kept_distribution(probabilities, top_p=0.5, top_k=2), torch.tensor([[1.0, 0, 0, 0]]))
 
 
@@ -78,7 +78,7 @@ def test_rows_with_different_settings_do_not_influence_each_other() -> None:
 @pytest.mark.proves("repetition penalty", "CPU")
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
-    prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # 23 and 29 are best
+    prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # the best are 23 and 29
     draws: list[Draw | None] = [Draw(1.0, 1.0, 1, 0.0, 9.0, prompt) for prompt in prompts[:2]] + [None]
 
     seen = [torch.tensor([[*prompt, int(token)]]) for prompt, token in zip(prompts, newest, strict=True)]

@@ -1,4 +1,4 @@
-"""Rounded shapes and compiled steps change no answer."""
+"""Rounded shapes and compiled steps do not change any answer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,13 +30,13 @@ from tests.llm.toys import (
     toy_visual_queries,
 )
 
-# Decoding crosses the border of a bucket; one layer with adapter and one without.
+# Decoding crosses the border of a bucket. One layer has an adapter, one has none.
 WIDE = replace(CONFIG, context=128, num_layers=2, num_adapter_layers=1)
 PROMPTS = toy_prompts(9, longest=80)
 
 
 class TracingBackend(CpuBackend):
-    """A CPU with a graph mode: whole programs of fixed shapes, traced by torch's compiler and run without codegen."""
+    """A CPU with a graph mode. torch's compiler traces whole programs with fixed shapes, without code generation."""
 
     capabilities = Capabilities(dtypes=("float32",), static_shapes=True, graph_modes=("traced",))
 
@@ -70,7 +70,7 @@ def test_rounding_leaves_few_shapes() -> None:
 
 
 def test_padding_does_not_introduce_infinities() -> None:
-    # A token that overflows harms the rows that hold it, and no row that is padded beside it.
+    # A token that overflows affects only the rows that contain it, and no other row in a padded batch.
     decoder = toy_decoder(WIDE)
     decoder.embedding.weight[0] = float("inf")
     prompts = [prompt for prompt in PROMPTS if 0 not in prompt][:3]
@@ -100,7 +100,7 @@ def test_compiled_steps_give_the_same_answers() -> None:
         answers.append(answer(engine, toy_requests(engine, prompts, sampling=sampling)))
 
     assert answers[0] == answers[1]
-    # One program for each number of rows and attended length, however many steps there are.
+    # One program per number of rows and attended length, for any number of steps.
     assert compiled._programs.keys() == {(2, 64), (1, 64), (1, 128)}
     assert backend.num_compiled == 3
 

@@ -1,4 +1,4 @@
-"""Shares of a decoder: together they are the whole, from every kind of checkpoint, and their outputs add up."""
+"""Shares of a decoder: together they are the whole, for every kind of checkpoint, and their outputs add up."""
 
 import dataclasses
 from typing import Any
@@ -34,7 +34,7 @@ ODD = DecoderConfig(
 
 
 class Place(Alone):
-    """A rank by its numbers alone."""
+    """A rank, given only by its number and the number of ranks."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -58,7 +58,7 @@ def test_shares_divide_heads_units_and_tokens_without_rest(config: DecoderConfig
         assert min(map(len, ranges)) > 0
     assert {part.head_dim for part in parts} == {config.head_dim}
     assert DecoderConfig.from_dict(parts[-1].to_dict()) == parts[-1]
-    assert "rank" not in config.to_dict()  # digests and bundles of whole decoders are as they were
+    assert "rank" not in config.to_dict()  # digests and bundles of whole decoders do not change
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -75,7 +75,7 @@ def test_7b_is_divided_between_activations_that_share_a_scale(size: int) -> None
         (640, 2, [384, 256]),
         (640, 4, [256, 128, 128, 128]),
         (640, 6, [128, 128, 64, 128, 128, 64]),  # five blocks of 128 are too few
-        (192, 2, [128, 64]),  # one and a half
+        (192, 2, [128, 64]),  # one and a half blocks
         (192, 4, [48, 48, 48, 48]),
         (100, 3, [34, 33, 33]),
     ],
@@ -93,7 +93,7 @@ def test_what_cannot_be_divided_is_refused(size: int, words: str) -> None:
 
 
 def reassembled(name: str, parts: list[Tensor], whole: DecoderConfig) -> Tensor:
-    """The inverse of `take`, written from the definition."""
+    """The inverse of `take`, written directly from the definition."""
     if is_added_once(name):
         assert not any(part.any() for part in parts[1:])
         return parts[0]
@@ -155,7 +155,7 @@ def test_checkpoints_are_read_by_shares(folder: str, adapter_name: str | None, s
         assert read.keys() == whole.keys()
         for name, tensor in dense(read.items()):
             wanted = take(name, whole[name], whole=config, share=share)
-            torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=1e-7)  # products of LoRA are of other sizes
+            torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=1e-7)  # LoRA's products differ in size
 
 
 def test_parts_of_shards_are_views_of_the_files() -> None:
@@ -163,7 +163,7 @@ def test_parts_of_shards_are_views_of_the_files() -> None:
     wanted = source.tensors["layers.0.attention.wq.weight"]
     half = wanted.shape[0] // 2
     read = wanted.read((0, range(half)))
-    assert read.data_ptr() == wanted.parts[0].data_ptr()  # nothing is joined where one file has it all
+    assert read.data_ptr() == wanted.parts[0].data_ptr()  # nothing is joined if one file has the whole range
     assert torch.equal(wanted.read((0, range(half - 3, half + 5))), wanted.read()[half - 3 : half + 5])
     assert torch.equal(wanted.read((1, range(7, 20))), wanted.read()[:, 7:20])
 

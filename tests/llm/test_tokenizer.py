@@ -1,4 +1,4 @@
-"""What the tokenizer and its incremental form promise, with the golden tokenizer of 512 pieces."""
+"""The guarantees of the tokenizer and its incremental decoder, with the golden tokenizer of 512 pieces."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = GOLDEN / "LLaMA" / "tokenizer.model"
 TOKENIZER = Tokenizer.load(MODEL)
 CASES = json.loads((GOLDEN / "cases.json").read_text())["tokenizer"]
-# Byte pieces come often, and with them whole and broken characters.
+# Byte pieces are frequent here, and with them complete and incomplete characters.
 _BYTES = st.integers(3, 258)
 _CHARACTERS = st.text(min_size=1, max_size=3).map(lambda text: [3 + byte for byte in text.encode()])
 _IDS = st.lists(

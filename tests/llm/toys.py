@@ -1,4 +1,4 @@
-"""Tiny random decoders, runners and requests for tests of the language half; nothing here is trained."""
+"""Tiny random decoders, runners and requests for tests of the language half; none of them is trained."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -42,18 +42,18 @@ CONFIG = DecoderConfig(
 )
 
 SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
-# Steps attend to all positions and prompts are not padded, so that anything left in a slot has an effect.
+# Steps attend to all positions, and prompts are not padded, so that stale data in a slot has an effect.
 WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
 
 
 class QueuedBackend(CpuBackend):
-    """The host as a device that computes while the host goes on."""
+    """The host, acting as a device that computes while the host continues."""
 
     capabilities = replace(CpuBackend.capabilities, queued=True)
 
 
 def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapterDecoder:
-    """Random weights with open gates and biases, so that every part of the model matters."""
+    """A decoder with random weights, open gates and biases, so that every part of the model has an effect."""
     torch.manual_seed(seed)
     decoder = LlamaAdapterDecoder(config).eval().requires_grad_(False)
     decoder.adapter.gates.normal_()
@@ -84,7 +84,7 @@ def eager(
     shapes: Shapes = EXACT,
     **options: Any,
 ) -> EagerRunner:
-    """Runner around a decoder as it is; `options` are those of EngineConfig."""
+    """A runner of an unchanged decoder; `options` are those of EngineConfig."""
     config = eager_config(decoder, num_slots=num_slots, **options)
     return EagerRunner(decoder, config, backend=backend or CpuBackend(), operators=operators, shapes=shapes)
 
@@ -98,12 +98,12 @@ def open_runner(
 
 
 def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = EOS_ID, **options: Any) -> Engine:
-    """Engine on an eager runner; `options` as `eager`."""
+    """An engine on an eager runner; `options` are those of `eager`."""
     return Engine(eager(decoder, num_slots=num_slots, **options), eos_id=eos_id)
 
 
 def toy_prompts(count: int, *, seed: int = 0, longest: int = 30) -> list[tuple[int, ...]]:
-    """Ragged prompts that begin with the begin token."""
+    """Prompts of different lengths that begin with the begin token."""
     draw = random.Random(seed)
     return [(1, *(draw.randrange(3, 300) for _ in range(draw.randrange(longest)))) for _ in range(count)]
 
@@ -115,7 +115,7 @@ def toy_visual_queries(count: int, *, config: DecoderConfig = CONFIG) -> Tensor:
 def toy_requests(
     engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
 ) -> list[GenerateRequest]:
-    """One request per prompt, each about a picture of its own; ids count from 0."""
+    """One request per prompt, each with its own picture; ids count from 0."""
     prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
     return [
         GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=params)
@@ -135,7 +135,7 @@ Answers = dict[int, tuple[list[int], str | None]]
 
 
 def answers(outputs: Iterable[Output]) -> Answers:
-    """Token ids and finish of each request."""
+    """Token ids and finish reason of each request."""
     collected: Answers = {}
     for output in outputs:
         ids, finish = collected.get(output.request_id, ([], None))
@@ -162,7 +162,7 @@ def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0)
 
 
 def refusal(action: Callable[[], object], folder: Path) -> str:
-    """Message and hint of the CheckpointError that the action raises; `folder` and the golden data get short names."""
+    """Message and hint of the CheckpointError raised by `action`; `folder` and the golden data get short names."""
     with pytest.raises(CheckpointError) as caught:
         action()
     text = f"{caught.value.message} [{caught.value.hint}]"
@@ -177,13 +177,13 @@ def build_decoder(
     context: int = 512,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Configuration and state dict of a decoder from files."""
+    """The configuration and state dict of a decoder, built from files."""
     config = plan_decoder(source, adapter, vocab_size=vocab_size, context=context)
     return config, dict(decoder_tensors(config, source=source, adapter=adapter, dtype=dtype))
 
 
 def is_mapped(tensor: Tensor, path: Path) -> bool:
-    """Whether the tensor's memory is a mapping of that file."""
+    """Whether the tensor's memory is a mapping of this file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
         if line.endswith(str(path)) and first <= tensor.data_ptr() < last:

@@ -1,4 +1,4 @@
-"""Models exported as MindIR, once for all tests, and greedy answers of their graphs."""
+"""Models exported as MindIR, once for all tests, and greedy answers computed by their graphs."""
 
 import functools
 import tempfile
@@ -32,7 +32,7 @@ def embedded() -> LoadedModel:
 
 
 def exported(name: str = "embedded", *, precision: str = "float32", sampling: bool = True) -> Path:
-    """The folder of the embedded model, or of a golden adapter."""
+    """The folder of the embedded model's export, or of a golden adapter's."""
     return _exported(name, precision, sampling)
 
 
@@ -75,7 +75,7 @@ def greedy(
     window: int = 512,
     eos_id: int = 2,
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
-    """Ids of each row up to its end, without it, and the logits that chose each token."""
+    """Token ids of each row up to its end token, without it, and the logits that chose each token."""
     place(made, visual_query_BQD)
     made.reserve(max(map(len, prompts)))
     no_draws = [None] * len(prompts)

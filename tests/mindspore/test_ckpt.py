@@ -1,4 +1,4 @@
-"""Our `.ckpt` files and MindSpore's own read each other."""
+"""We can read MindSpore's `.ckpt` files, and MindSpore can read ours."""
 
 from pathlib import Path
 

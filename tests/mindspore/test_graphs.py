@@ -1,4 +1,4 @@
-"""MindIR graphs of the decoder and the encoder, run by MindSpore, against torch and the reference."""
+"""MindIR graphs of the decoder and the encoder, run by MindSpore, compared with torch and the reference."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ PROMPTS = [[1, 50, 51, 52, 53, 54], [1, 60, 61], [1, 70, 71, 72, 73, 74, 75, 76,
 
 
 def torch_logits(ids: list[int], visual_query_QD: np.ndarray) -> np.ndarray:
-    """Logits (S, V) of all tokens, by the embedded model."""
+    """Logits (S, V) of all tokens, computed by the embedded model in torch."""
     model = embedded()
     decoder = decoder_from_state(model.decoder_config, model.decoder_state)
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def test_ids_of_golden_cases_in_16_ragged_rows_are_those_of_the_reference(group:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_of_prefill_and_increments_are_those_of_torch(rows: int) -> None:
-    """Prompts of different lengths in one batch, and a cache that grows."""
+    """Prompts have different lengths in one batch, and the cache grows."""
     prompts = PROMPTS[:rows]
     [query] = encoder().run([pixels(PICTURES[:rows]).numpy()])
     ids, logits = greedy(program(), prompts, query, num_tokens=70, eos_id=-1)

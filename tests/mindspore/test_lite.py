@@ -1,4 +1,4 @@
-"""MindSpore Lite's session on a stand-in that runs the same graphs through MindSpore, and its documented calls."""
+"""MindSpore Lite's session with a stand-in that runs the same graphs in MindSpore and checks the documented calls."""
 
 import importlib
 import shutil
@@ -104,7 +104,7 @@ def test_without_the_package_its_source_is_told() -> None:
 
 @pytest.mark.parametrize("backend", ["ms", "mslite"])
 def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As the guide of MindSpore Lite has them: by name, by the pair of graphs, by folder, and by an InferConfig."""
+    """The ways in MindSpore Lite's guide: by name, by the pair of graphs, by folder, and by an InferConfig."""
     folder = exported()
     monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(folder.parent))
     paths = {"prefill_model_path": str(graph("prefill")), "increment_model_path": str(graph("increment"))}

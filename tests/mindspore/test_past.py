@@ -1,4 +1,4 @@
-"""Past keys and values in front of prompts, through MindIR graphs."""
+"""Past keys and values before prompts, in MindIR graphs."""
 
 from pathlib import Path
 

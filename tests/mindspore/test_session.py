@@ -1,4 +1,4 @@
-"""MindSpore's session: devices, options, processes, and what it leaves of the process around it."""
+"""MindSpore's session: devices, options, processes, and its effects on the surrounding process."""
 
 import functools
 import logging
@@ -63,7 +63,7 @@ def test_a_closed_session_and_a_missing_device_are_errors() -> None:
 
 
 def test_options_of_the_graph_engine_reach_the_context() -> None:
-    """On a recorder, because MindSpore takes them where the chip's libraries are."""
+    """Uses a recorder, because MindSpore accepts these options only if the chip's libraries are installed."""
     calls: list[Any] = []
     recorder = SimpleNamespace(
         get_current_device=lambda: ("CPU", 0),

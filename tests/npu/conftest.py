@@ -1,4 +1,4 @@
-"""The fixture that gives torch_npu on the fake CANN; skips where no wheel of it fits."""
+"""A fixture with torch_npu on the fake CANN. Tests are skipped if no wheel of it fits."""
 
 import pytest
 

@@ -32,7 +32,7 @@ static size_t total_bytes(void) {
     return (size_t)(megabytes ? atol(megabytes) : 4096) << 20;
 }
 
-/* Start and end of life. */
+/* Initialisation and shutdown. */
 int aclInit(const char *config) { (void)config; return num_devices() ? OK : NO_DEVICE; }
 const char *aclGetRecentErrMsg(void) { return num_devices() ? "" : "fake CANN: no device, FAKE_SOC is not set"; }
 const char *aclrtGetSocName(void) { return getenv("FAKE_SOC"); }
@@ -66,11 +66,11 @@ int aclGetDeviceCapability(uint32_t device, int info, int64_t *value) { (void)de
 int aclrtGetDeviceInfo(uint32_t device, int info, int64_t *value) { (void)device; (void)info; *value = 8; return OK; }
 int aclrtDeviceCanAccessPeer(int32_t *can, int32_t device, int32_t peer) { (void)device; (void)peer; *can = 0; return OK; }
 
-/* Memory, which is the host's, so that a test can see through a device pointer. */
+/* Device memory is host memory, so that a test can read through a device pointer. */
 static int take(void **pointer, size_t size) {
     if (atomic_load(&used_bytes) + size > total_bytes()) return NO_MEMORY;
     if (posix_memalign(pointer, 512, size ? size : 512)) return NO_MEMORY;
-    memset(*pointer, 0xA5, size); /* what was never written must not look like zeros */
+    memset(*pointer, 0xA5, size); /* memory that was never written must not contain zeros */
     atomic_fetch_add(&used_bytes, malloc_usable_size(*pointer));
     return OK;
 }
@@ -110,7 +110,7 @@ int aclrtMemsetAsync(void *to, size_t room, int32_t value, size_t size, void *st
     return code ? code : aclrtMemset(to, room, value, size);
 }
 
-/* Graphs: capture ends with a handle of its own for each, and nothing is in it. */
+/* Graphs: each capture ends with its own handle, which is empty. */
 struct graph { uint32_t id; };
 static _Thread_local struct graph *capturing;
 int aclmdlRICaptureBegin(void *stream, int mode) {

@@ -1,7 +1,7 @@
-"""Builds the libraries of CANN that those of torch_npu and onnxruntime-cann ask for, by their undefined names.
+"""Builds the CANN libraries that torch_npu and onnxruntime-cann link against, from the libraries' undefined names.
 
-Our C gives bodies to memory, copies, streams, devices and collectives; everything else becomes a stub that returns 0.
-No kernel computes, and nothing of Huawei's is used but the wheel that is tested.
+Our C code implements memory, copies, streams, devices and collectives. Every other function becomes a stub that returns
+0. No kernel computes. Nothing from Huawei is used except the tested wheel.
 """
 
 import hashlib
@@ -14,27 +14,28 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 SOURCES = sorted(FOLDER.glob("fake_*.c"))
 MAIN = "libascendcl.so"
-# Asked for by torch_npu 2.13 (readelf -d); empty, and they lead to the main one, where dlsym then finds everything.
+# Needed by torch_npu 2.13 (readelf -d). These libraries are empty and link to the main one, in which dlsym finds every
+# name.
 OTHERS = (
     "libhccl.so",
     "libacl_op_compiler.so",
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",
-    "libfmk_parser.so",  # this one and the next by torchair
+    "libfmk_parser.so",  # torchair needs this and the next one
     "libascend_protobuf.so",
-    "libfmk_onnx_parser.so",  # by onnxruntime-cann
+    "libfmk_onnx_parser.so",  # onnxruntime-cann needs this one
 )
-# The kernels (aclnn...) are no part of it: torch_npu looks for them only when it would compute.
+# The kernels (aclnn...) are left out, because torch_npu looks them up only when it computes.
 OURS = re.compile(r"(?:acl(?!nn)|Hccl|hccl|Msprof|rt[A-Z]|_ZNK?2ge|_ZNK?4gert)\w+|[a-z]+_s")
 DEFINED = re.compile(r"^(?:int|size_t|const char \*)\s*(\w+)\(", re.MULTILINE)
 FLAGS = ("-shared", "-fPIC", "-O1", "-w", "-pthread")
 
 
 def build(libraries: list[Path], *, cache: Path) -> Path:
-    """Folder with what these libraries of a wheel need, made again when one of them changes.
+    """The folder with the CANN libraries needed by these libraries of a wheel. It is rebuilt if an input changes.
 
-    Raises RuntimeError when gcc or nm is missing or fails.
+    Raises RuntimeError if gcc or nm is missing or fails.
     """
     key = hashlib.sha256(Path(__file__).read_bytes())
     for source in (*SOURCES, *FOLDER.glob("fake_*.h")):
@@ -49,13 +50,13 @@ def build(libraries: list[Path], *, cache: Path) -> Path:
         _compile(started, names=wanted_names(libraries))
         try:
             started.rename(folder)
-        except OSError:  # somebody else was first
+        except OSError:  # another process was first
             shutil.rmtree(started)
     return folder
 
 
 def wanted_names(libraries: list[Path]) -> set[str]:
-    """C functions of CANN that the libraries link against, or name in order to look them up while running."""
+    """CANN's C functions that the libraries link against, or that they name to look them up at run time."""
     linked = _output("nm", "-D", "--undefined-only", "--format=just-symbols", *map(str, libraries))
     defined = _output("nm", "-D", "--defined-only", "--format=just-symbols", *map(str, libraries))
     names = {name.partition("@")[0] for name in linked.split()} - set(defined.split())

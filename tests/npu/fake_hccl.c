@@ -1,8 +1,8 @@
-/* A stand-in for HCCL between processes of one machine: collectives are handed to a stream and run there, over sockets
- * to the first rank, which adds in the order of the ranks. Written against the public prototypes of hccl.h.
+/* A stand-in for HCCL between processes on one machine. Collectives are passed to a stream and run there, over sockets
+ * to rank 0, which adds in the order of the ranks. Written against the public prototypes of hccl.h.
  *
- * A rank whose partner has gone is told so by HcclGetCommAsyncError, and waits on, as a device would: until the
- * communicator is destroyed, or for HCCL_EXEC_TIMEOUT seconds.
+ * If a rank's partner has gone, HcclGetCommAsyncError reports it, and the rank continues to wait like a device: until
+ * the communicator is destroyed, or for HCCL_EXEC_TIMEOUT seconds.
  *
  * FAKE_HCCL_LOG    file that gets a line for each communicator and collective
  * FAKE_HCCL_STUCK  set: destroying a communicator does not end its waits
@@ -23,22 +23,22 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, E_PARA = 1, E_SYSCALL = 8, E_TIMEOUT = 9, E_NOT_SUPPORT = 5, E_REMOTE = 21 }; /* of HcclResult */
-enum { TASK_TIMEOUT = 107020, STREAM_ABORT = 107023, AICPU_EXCEPTION = 507018 };            /* of the runtime */
+enum { OK = 0, E_PARA = 1, E_SYSCALL = 8, E_TIMEOUT = 9, E_NOT_SUPPORT = 5, E_REMOTE = 21 }; /* values of HcclResult */
+enum { TASK_TIMEOUT = 107020, STREAM_ABORT = 107023, AICPU_EXCEPTION = 507018 };            /* codes of the runtime */
 enum { INT32 = 2, FP16 = 3, FP32 = 4, INT64 = 5, BF16 = 11, NUM_TYPES = 12 };
 enum { MOST_RANKS = 16, INFO_BYTES = 4108, POLL_MS = 10 };
 static const size_t WIDTHS[NUM_TYPES] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2};
 
 struct comm {
     uint32_t rank, size;
-    int peers[MOST_RANKS]; /* of the first rank: all others; of another: the first one */
+    int peers[MOST_RANKS]; /* rank 0: sockets to all others; other ranks: a socket to rank 0 */
     atomic_int async_error, is_closed;
 };
 
 enum kind { ALL_REDUCE, ALL_GATHER, BROADCAST };
 static const char *const NAMES[] = {"allreduce", "allgather", "broadcast"};
 
-struct head { /* what all ranks must agree on */
+struct head { /* must be equal on all ranks */
     int32_t kind, type;
     uint32_t root;
     uint64_t count;
@@ -81,10 +81,10 @@ static const char *shown(const char *variable) {
     return given ? given : "unset";
 }
 
-/* Communicators. The root's information is the name of a socket, and its descriptor in the first rank. */
+/* Communicators. The root's information is the name of a socket and, for rank 0, its descriptor. */
 
 static struct sockaddr_un address_of(const char *name) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX}; /* a name that begins with a zero is in no file system */
+    struct sockaddr_un address = {.sun_family = AF_UNIX}; /* a name with a leading zero is in no file system */
     snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "%s", name);
     return address;
 }
@@ -141,7 +141,7 @@ int HcclCommInitRootInfo(uint32_t size, const void *info, uint32_t rank, void **
 int HcclGetCommName(void *comm, char *name) { (void)comm; strcpy(name, "fake"); return OK; }
 int HcclGetCommAsyncError(void *comm, int *error) { *error = ((struct comm *)comm)->async_error; return OK; }
 int HcclCommDestroy(void *given) {
-    struct comm *comm = given; /* not freed: a stream may still be at it */
+    struct comm *comm = given; /* not freed, because a stream may still use it */
     if (!getenv("FAKE_HCCL_STUCK")) comm->is_closed = 1;
     return OK;
 }
@@ -163,7 +163,7 @@ static int transfer(struct comm *comm, int peer, void *data, size_t size, int is
         if (poll(&ready, 1, POLL_MS) < 1) continue;
         ssize_t moved = is_sent ? send(peer, place, size, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(peer, place, size, MSG_DONTWAIT);
         if (moved < 0 && errno == EAGAIN) continue;
-        if (moved <= 0) { /* the partner has gone, and the device waits for it */
+        if (moved <= 0) { /* the partner has gone, and the device continues to wait */
             comm->async_error = E_REMOTE;
             while (!(code = give_up(comm, until))) poll(NULL, 0, POLL_MS);
             return code;
@@ -202,7 +202,7 @@ static int add(void *total, const void *part, uint64_t count, int type) {
     return OK;
 }
 
-/* The first rank takes every other's part, and gives all the result. */
+/* Rank 0 receives every other rank's part, and sends all of them the result. */
 static int lead(struct call *call, char *parts, size_t size) {
     struct comm *comm = call->comm;
     struct head head;
@@ -211,7 +211,7 @@ static int lead(struct call *call, char *parts, size_t size) {
     for (uint32_t rank = 1; rank < comm->size; rank++) {
         char *part = parts + rank * size;
         if ((code = transfer(comm, comm->peers[rank], &head, sizeof head, 0))) return code;
-        if (memcmp(&head, &call->head, sizeof head)) return AICPU_EXCEPTION; /* ranks are at different calls */
+        if (memcmp(&head, &call->head, sizeof head)) return AICPU_EXCEPTION; /* the ranks make different calls */
         if ((code = transfer(comm, comm->peers[rank], part, size, 0))) return code;
         if (call->head.kind == ALL_REDUCE && (code = add(parts, part, call->head.count, call->head.type))) return code;
     }
@@ -247,7 +247,7 @@ static int hand(struct head head, const void *send, void *receive, void *comm, v
     if (head.type < 0 || head.type >= NUM_TYPES) return E_NOT_SUPPORT;
     memset(call, 0, sizeof *call);
     call->comm = comm;
-    call->head.kind = head.kind; /* one by one: ranks compare the bytes between them too */
+    call->head.kind = head.kind; /* set one by one, because ranks also compare the padding bytes */
     call->head.type = head.type;
     call->head.root = head.root;
     call->head.count = head.count;

@@ -1,7 +1,7 @@
-/* Streams and events of the fake CANN; see fake_streams.h. Copies and kernels run at once, after what their stream has
- * waited for; collectives (fake_hccl.c) are handed over, and run later.
+/* Streams and events of the fake CANN; see fake_streams.h. Copies and kernels run immediately, after the tasks that
+ * their stream waits for. Collectives (fake_hccl.c) are queued and run later.
  *
- * FAKE_ERROR  code with which every wait for the device ends, 0 when unset
+ * FAKE_ERROR  code with which every wait for the device ends, 0 if unset
  */
 #include "fake_streams.h"
 
@@ -26,13 +26,13 @@ struct stream {
     unsigned long handed;
     atomic_ulong done;
     int code, has_thread;
-    struct stream *next; /* of all streams */
+    struct stream *next; /* in the list of all streams */
 };
 
 struct event {
     double ms;
     struct stream *stream;
-    unsigned long after; /* reached when the stream has done so many tasks */
+    unsigned long after; /* reached when the stream has run this number of tasks */
 };
 
 static struct stream *all_streams;
@@ -120,7 +120,7 @@ int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag)
     (void)priority; (void)flag;
     return aclrtCreateStream(stream);
 }
-/* A stream stays in the list: events may still look at it. */
+/* A stream stays in the list, because events may still refer to it. */
 int aclrtDestroyStream(void *stream) { return stream_wait(stream); }
 int aclrtDestroyStreamForce(void *stream) { (void)stream; return OK; }
 int aclrtSynchronizeDevice(void) { return waited(streams_wait()); }

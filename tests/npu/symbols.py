@@ -1,6 +1,6 @@
-"""The one table of what we call of torch_npu, with how it is called, and the page docs/npu-symbols.md made from it.
+"""The table of everything that we call in torch_npu, with the form of each call, and the page docs/npu-symbols.md.
 
-`python -m tests.npu.symbols` writes the page, from what the wheel itself says.
+`python -m tests.npu.symbols` writes the page, with declarations taken from the wheel.
 """
 
 import ast
@@ -27,7 +27,7 @@ COMPILER = ("torch.compile", "backend")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Use:
-    """A function or attribute, and the arguments that it is called with."""
+    """A function or attribute, and the arguments of the call."""
 
     path: str
     is_called: bool = False
@@ -59,7 +59,7 @@ OPERATORS = {
     "int? input_dtype=None) -> Tensor",
 }
 
-# Signatures of functions, as `inspect.signature` shows them, without annotations.
+# Signatures of functions as `inspect.signature` shows them, without annotations.
 FUNCTIONS = {
     "torch_npu.npu.is_available": "()",
     "torch_npu.npu.device_count": "()",
@@ -82,14 +82,14 @@ FUNCTIONS = {
     "npugraph_ex.configs.compiler_config.CompilerConfig": "()",
 }
 
-# Set, never read. The first cannot be read at all; of the others a test says how torch_npu starts out.
+# Attributes that are set and never read. The first one cannot be read; a test checks the initial values of the others.
 SETTINGS = (
     "torch_npu.npu.config.allow_internal_format",
     "torch_npu.npu.conv.allow_hf32",
     "torch_npu.npu.matmul.allow_hf32",
     "npugraph_ex.configs.compiler_config.CompilerConfig.experimental_config",
 )
-# Called on an event, in runtime/devices/npu.py and base.py, and on the process group, in collectives.py.
+# Methods of an event, called in runtime/devices/npu.py and base.py, and of the process group, called in collectives.py.
 METHODS = (
     "torch_npu.npu.Event.record",
     "torch_npu.npu.Event.synchronize",
@@ -101,7 +101,7 @@ BACKEND_OPTIONS = ("frozen_parameter",)
 
 
 def uses(source: str) -> Iterator[Use]:
-    """Every chain of names that begins with a module of torch_npu, as it is called or assigned to."""
+    """Every chain of names that begins with a module of torch_npu, with the form of its call or assignment."""
     tree = ast.parse(source)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
@@ -117,14 +117,14 @@ def uses(source: str) -> Iterator[Use]:
 
 
 def all_uses() -> set[Use]:
-    """The uses of all sources, and the attributes that the table of operators asks for by name."""
+    """The uses in all sources, and the attributes that the operator table looks up by name."""
     found = {use for file in SOURCES for use in uses(file.read_text(encoding="utf-8"))}
     needed = {fused.needs for fused in FUSED if fused.needs} | {name for one in LINEAR for name in one.needs}
     return found | {Use(f"torch_npu.{name}") for name in needed}
 
 
 def compile_calls() -> Iterator[dict[str, Any]]:
-    """Literal keyword arguments of every call of torch.compile."""
+    """The literal keyword arguments of every torch.compile call."""
     for file in SOURCES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == COMPILER[0]:
@@ -150,7 +150,7 @@ def _path(node: ast.AST) -> str | None:
 
 
 def page(report: dict[str, Any], *, routes: dict[str, str]) -> str:
-    """The page, from the report of tests/npu/inside/wheel_facts.py and what attention becomes on each chip."""
+    """The page, from the report of tests/npu/inside/wheel_facts.py and the routing of attention on each chip."""
     called = {use.path: use for use in sorted(all_uses()) if use.is_called}
     lines = [
         "# What we call of torch_npu",
@@ -187,7 +187,7 @@ def page(report: dict[str, Any], *, routes: dict[str, str]) -> str:
 
 
 def current_page(npu: FakeNpu) -> str:
-    """What the page should say."""
+    """The page as it should be now."""
     reports = npu.reports()
     return page(reports["wheel"], routes={soc: reports[soc]["device"]["attention"] for soc in CHIPS})
 

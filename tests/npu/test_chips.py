@@ -1,9 +1,9 @@
-"""torch_npu and its chips: signatures, and the whole model on its own dispatch with the same ids as on the CPU.
+"""torch_npu and its chips: signatures, and the whole model with torch_npu's dispatch gives the same ids as on the CPU.
 
-One process tries everything and prints it; the tests look at what it found. Kernels are run on the host, so how exact
-the real ones are is not shown. Fused operators are compared through references in float32 that round once; real ones
-may round elsewhere. Capture and replay of graphs are simulated on the host (tests/npu/inside/graphs.py). `ge_graph`
-needs CANN's graph engine, which has no stand-in: only its signatures are checked.
+One process tries everything and prints the results, which the tests check. Kernels run on the host, so the tests do not
+show how exact the real ones are. Fused operators are compared with float32 references that round once; real ones may
+round at other points. Capture and replay of graphs are simulated on the host (tests/npu/inside/graphs.py). `ge_graph`
+needs CANN's graph engine, which has no stand-in, so only its signatures are checked.
 """
 
 import pytest
@@ -11,9 +11,9 @@ import pytest
 from tests.npu import symbols
 from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL, FakeNpu
 
-# Largest difference of a choice's log-probability, by dtype, when fused operators compute.
+# Largest allowed difference of a choice's log-probability with fused operators, by dtype.
 TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.15}
-# What the chip's own operators must have been reached by, for heads of 64 in float16.
+# The chip's own operators that must be called, for heads of 64 in float16.
 KERNELS = {
     "Ascend310P3": {"npu_rms_norm", "npu_apply_rotary_pos_emb", "npu_swiglu", "npu_format_cast"},
     "Ascend910B3": {
@@ -37,7 +37,7 @@ def test_a_chip_is_opened_with_what_torch_npu_says_of_it(npu: FakeNpu, soc: str)
     assert facts["family"] == dict(zip(CHIPS, ("310P", "A2", "910", "310B", "A3", "950"), strict=True))[soc]
     assert ("bfloat16" in facts["capabilities"]["dtypes"]) == facts["bfloat16"]
     assert facts["capabilities"]["static_shapes"]
-    # The family's table sends attention to torch_npu only where that leads to the fused kernel that is documented.
+    # The family's table sends attention to torch_npu only if torch_npu calls the documented fused kernel.
     fused = facts["attention"] == "npu::npu_fusion_attention_v3"
     assert fused or facts["family"] not in ("A2", "A3")
 
@@ -46,7 +46,7 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
     facts = npu.reports()[SOC]["device"]
 
     assert facts["taken"] >= 32 << 20
-    assert facts["given_back"] >= 32 << 20  # by `empty_caches`
+    assert facts["given_back"] >= 32 << 20  # given back by `empty_caches`
     assert facts["total"] > facts["taken"]
     assert facts["elapsed_ms"] > 0
     assert facts["backwards_ms"] == -facts["elapsed_ms"]
@@ -55,7 +55,7 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
 
 @pytest.mark.proves("traces", "NPU")
 def test_the_profiler_runs_and_writes_into_its_folder(npu: FakeNpu) -> None:
-    # Without CANN's libmsprofiler.so, torch_npu reports that on stdout and records nothing.
+    # Without CANN's libmsprofiler.so, torch_npu prints a message on stdout and records nothing.
     assert npu.reports()["profiled"] == ["profiler_info.json", "profiler_metadata.json"]
 
 
@@ -74,7 +74,7 @@ def test_the_page_of_symbols_is_up_to_date(npu: FakeNpu) -> None:
     assert symbols.PAGE.read_text(encoding="utf-8") == symbols.current_page(npu), "run `python -m tests.npu.symbols`"
 
 
-# What we call.
+# Our calls
 
 
 @pytest.fixture
@@ -111,12 +111,12 @@ def test_meta_kernels_agree_with_our_references(wheel) -> None:
     assert set(wheel["references"]) == {
         path.removeprefix("torch_npu.")
         for path in symbols.OPERATORS
-        if "format_cast" not in path and "int4pack" not in path  # neither has a meta kernel
+        if "format_cast" not in path and "int4pack" not in path  # these have no meta kernel
     }
     assert wheel["attention"]["meta"] == wheel["attention"]["ours"]
 
 
-# The whole model.
+# The whole model
 
 
 def runs(npu: FakeNpu, soc: str):
@@ -165,7 +165,7 @@ def test_fused_operators_give_the_same_ids_in_float32_and_close_scores(npu: Fake
 @on_chips_of_the_whole_model
 def test_the_chip_runs_its_own_operators_where_they_fit(npu: FakeNpu, soc: str) -> None:
     assert kernels(runs(npu, soc)["fused float16 auto"]["calls"]) == KERNELS[soc]
-    small = runs(npu, soc)["small float16 auto"]  # whose heads the fused rotation refuses
+    small = runs(npu, soc)["small float16 auto"]  # the fused rotation refuses its heads
     assert "npu_apply_rotary_pos_emb" not in kernels(small["calls"])
     assert small["choices"]["rotate"][0] == "aten"
 
@@ -173,7 +173,7 @@ def test_the_chip_runs_its_own_operators_where_they_fit(npu: FakeNpu, soc: str) 
 @on_chips_of_the_whole_model
 def test_only_linear_weights_in_float16_are_tiled(npu: FakeNpu, soc: str) -> None:
     report = runs(npu, soc)
-    num_linear = 2 * 4 + 1  # of each layer, and the head
+    num_linear = 2 * 4 + 1  # four in each layer, and the head
     expected = 0 if soc == "Ascend910B3" else num_linear
 
     assert report["fused float16 auto"]["calls"].get("npu::npu_format_cast", 0) == expected
@@ -189,7 +189,7 @@ def test_tensors_of_host_and_device_are_not_mixed(npu: FakeNpu, soc: str) -> Non
     assert len(mixes) == 5
 
 
-# Graph modes.
+# Graph modes
 
 
 @pytest.mark.proves("graphs", "NPU")

@@ -1,4 +1,4 @@
-"""The choice of operators for a chip and a model; it needs no torch_npu."""
+"""The choice of operators for a chip and a model. These tests need no torch_npu."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ LLAMA_7B = DecoderConfig(
     vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
 )
 FULL = SimpleNamespace(**{fused.needs: lambda *_: None for fused in FUSED if fused.needs})
-NAMES = set(Operators.__dataclass_fields__) - {"name", "lay_out_rotary"}  # which goes with `rotate`
+NAMES = set(Operators.__dataclass_fields__) - {"name", "lay_out_rotary"}  # chosen with `rotate`
 BY_NAME = {family.name: family for family in (*FAMILIES, UNKNOWN)}
 
 
@@ -117,6 +117,6 @@ def test_a_code_of_a_chip_belongs_to_one_family() -> None:
     assert len(codes) == len(set(codes))
     assert family_of(202).name == "310P"
     assert family_of(223).name == "A2"
-    assert family_of(104).name == "910"  # Ascend910B of the first generation, in spite of its name
+    assert family_of(104).name == "910"  # the first-generation Ascend910B, which belongs to family 910 despite its name
     assert family_of(999) == family_of(-1) == UNKNOWN
     assert UNKNOWN.graph_modes == ()

@@ -1,4 +1,4 @@
-"""The real wheel where something is missing: our errors in place of torch_npu's."""
+"""The real wheel with missing parts: our errors appear in place of torch_npu's."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from llama_adapter.runtime.device_failures import CODES
 from tests.npu.wheel import FakeNpu
 
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
-# Opens each device named in the arguments under its variables, and prints the name or the error's message and hint.
+# Opens each device in the arguments with its variables, and prints the name, or the error's message and hint.
 OPEN = """
 import functools, json, sys
 from llama_adapter.runtime.errors import DeviceError
@@ -32,7 +32,7 @@ print(json.dumps([in_fork(functools.partial(opened, name), **variables) for name
 def open_devices(npu: FakeNpu, *attempts: tuple[str, dict[str, str]], with_cann: bool = True) -> list[Any]:
     outcome = npu.run("-c", OPEN, json.dumps(attempts), with_cann=with_cann)
     assert outcome.code == 0, outcome.stderr
-    return json.loads(outcome.stdout)  # and nothing else was printed there
+    return json.loads(outcome.stdout)  # fails if anything else was printed
 
 
 def test_without_the_libraries_of_cann_auto_is_the_cpu(npu: FakeNpu) -> None:
@@ -62,8 +62,8 @@ def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: Fak
     assert auto == "npu:0 (Ascend310P3)"
 
 
-# Loads a model on each chip of the arguments, and lets the device of the last one fail with each error; in forks of a
-# process that has loaded torch_npu, where that can be loaded.
+# Loads a model on each chip in the arguments, and makes the last chip's device fail with each error. Each case is a
+# fork of a process that has loaded torch_npu, if torch_npu can be loaded.
 TRY = """
 import contextlib, functools, io, json, os, sys
 from llama_adapter.app.captioning.captioner import Captioner
@@ -104,7 +104,7 @@ Tried = tuple[list[tuple[str, str, str]], dict[str, tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def tried(npu: FakeNpu) -> Tried:
-    """Device, dtype and note of a model on each chip of `BEST`; exit code and words for each error of `AT_WORK`."""
+    """Device, dtype and note of a model on each chip of `BEST`; exit code and message for each error of `AT_WORK`."""
     models, told = npu.run("-c", TRY, json.dumps([[*BEST], [*AT_WORK]])).report()
     return models, told
 

@@ -1,7 +1,7 @@
-"""Weights of 8 and 4 bits on Ascend: which chip multiplies by what, and answers beside those of widened weights.
+"""Weights of 8 and 4 bits on Ascend: the operators that each chip uses, and answers compared with widened weights.
 
-Chips are tried on the real wheel with kernels run on the host (test_chips.py); operators are compared through
-references written from their documentation. The choice itself needs no torch_npu.
+Chips are tried with the real wheel and kernels run on the host (test_chips.py). Operators are compared with references
+written from their documentation. The choice itself needs no torch_npu.
 """
 
 from types import SimpleNamespace
@@ -27,11 +27,12 @@ from tests.npu.wheel import CHIPS, WHOLE_MODEL, FakeNpu
 
 BY_NAME = {family.name: family for family in (*FAMILIES, UNKNOWN)}
 FULL = SimpleNamespace(**linear_references.REFERENCES)
-# Largest difference of a log-probability from widened weights; inputs of 8 bits are further away than rounding is.
+# Largest allowed difference of a log-probability from widened weights; 8-bit inputs differ more than rounding does.
 TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
 ROUNDED_TOLERANCE = 0.3
 WEIGHT_ONLY, ROUNDED = "npu_weight_quant_batchmatmul", "npu_quant_matmul"
-# By chip: what multiplies in float16, by precision and operators; none where the chip refuses.
+# For each chip, the operator that multiplies in float16, by precision and wanted operators. Refused combinations are
+# missing.
 ALLOWED = {
     "Ascend310P3": {"int8 auto": WEIGHT_ONLY, "int8 w8a8": ROUNDED},
     "Ascend910B3": {"int8 auto": WEIGHT_ONLY, "int8 w8a8": ROUNDED, "int4 auto": WEIGHT_ONLY},
@@ -44,7 +45,7 @@ on_the_wheel = pytest.mark.npu_contract
 
 
 def stored_linear(precision: Any, num_inputs: int, num_outputs: int) -> tuple[nn.Linear, torch.Tensor]:
-    """A quantised layer, and its weight as the scheme has it."""
+    """A quantised layer, and its weight as defined by the scheme."""
     torch.manual_seed(0)
     linear = nn.Linear(num_inputs, num_outputs).half().requires_grad_(False)
     scheme = find_scheme(precision)
@@ -98,7 +99,7 @@ def test_scales_that_float16_cannot_hold_leave_a_layer_as_it_is() -> None:
 
     assert built(linear, "int8", "A2") is None
     assert isinstance(built(linear, "int8", "A2", dtype=torch.bfloat16), Int8Linear)
-    assert built(linear, "int8", "A2", wanted="w8a8") is not None  # keeps them in float32
+    assert built(linear, "int8", "A2", wanted="w8a8") is not None  # w8a8 keeps the scales in float32
 
 
 @pytest.mark.parametrize("num_inputs", [64, 256, 320])
@@ -114,7 +115,7 @@ def test_4_bit_weights_keep_their_values_when_packed(num_inputs: int) -> None:
 @pytest.mark.parametrize("size", [1.0, 3000.0])
 def test_products_of_large_inputs_fit_into_float16_on_a_310p(size: float) -> None:
     linear, weight = stored_linear("int8", 512, 48)
-    linear.weight[0] = 127  # the largest sum
+    linear.weight[0] = 127  # gives the largest sum
     weight[0] = 127 * linear.weight_scale[0]
     x = (torch.rand(5, 512) * size / 512).half()
     x[0] = 0.0
@@ -183,7 +184,7 @@ def test_toy_decoders_give_the_scores_of_widened_weights(npu: FakeNpu, soc: str)
 def test_weights_are_packed_at_load_and_not_per_step(npu: FakeNpu) -> None:
     toy = npu.reports()["Ascend910B3"]["few bits"]["int4 auto"]["toys"][0]
 
-    # Four layers in each of two blocks; the head's 300 outputs are no multiple of eight.
+    # Four layers in each of two blocks. The head is not packed, because its 300 outputs are not a multiple of eight.
     assert toy["calls"]["npu::npu_convert_weight_to_int4pack"] == 8
 
 

@@ -1,4 +1,7 @@
-"""Every failure of loading torch_npu is one error with a hint; here with packages that only fail."""
+"""Every failure to load torch_npu becomes one error with a hint.
+
+Here torch_npu is replaced by packages that only fail.
+"""
 
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from llama_adapter.runtime.errors import DeviceError
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts a torch_npu with the given source, and version if any, on the path."""
+    """Puts a torch_npu with this source, and with this version if given, on the path."""
 
     def install(source: str, *, version: str | None = None) -> None:
         (tmp_path / "torch_npu.py").write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""ONNX graphs by the real onnxruntime-cann: registration, options, and errors with and without CANN's libraries."""
+"""ONNX graphs in the real onnxruntime-cann: registration, options, and errors with and without CANN's libraries."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.npu import wheel
 
 CANN = KINDS["npu"]
 LATER = {"precision_mode_v2", "input_format", "dynamic_batch_size", "dynamic_image_size", "dynamic_dims"}
-# Opens the graph on a device with options, as often as there are cases, and prints what came of it.
+# Opens the graph on a device once per case, with the case's options, and prints the results.
 PROGRAM = """
 import json, sys
 import onnxruntime

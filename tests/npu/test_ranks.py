@@ -1,6 +1,7 @@
 """Two ranks on NPUs: torch_npu's own process group, with a stand-in for HCCL that computes on the host.
 
-HCCL itself, its links and its time are not shown, nor whether its `HcclCommDestroy` ends a wait of the device.
+These tests do not cover HCCL itself, its links and its times, nor whether its `HcclCommDestroy` ends a wait of the
+device.
 """
 
 import re
@@ -36,7 +37,7 @@ def test_each_rank_joins_on_its_own_device_and_with_the_time_limits(ranks: Any) 
     limits = "connect 120, exec 60, async errors 0"
 
     assert joined == [f"communicator rank {rank} of 2 on device {rank}; {limits}" for rank in (0, 1)]
-    assert ranks["variables"] == []  # they are taken back once the ranks have met
+    assert ranks["variables"] == []  # the variables are removed after the ranks have met
 
 
 def test_both_ranks_ask_for_the_same_collectives(ranks: Any) -> None:
@@ -56,9 +57,9 @@ def test_a_rank_that_dies_within_a_step_is_named(ranks: Any) -> None:
 
 
 def test_sums_are_in_the_queue_and_what_the_host_reads_waits(queue: Any) -> None:
-    assert queue["memory at once"] == [1.0] * 4  # the call has returned, and the other rank has not come
+    assert queue["memory at once"] == [1.0] * 4  # the call has returned, but the other rank has not joined yet
     assert queue["read"] == [30.0] * 4
-    assert queue["read without wait"] == [10.0] * 4  # another queue than that of the kernels
+    assert queue["read without wait"] == [10.0] * 4  # it is in another queue than the kernels
     assert queue["read after wait"] == [30.0] * 4
 
 

@@ -1,4 +1,4 @@
-"""The table of what we call of torch_npu is complete; test_chips.py compares it with the wheel."""
+"""The table of everything that we call in torch_npu is complete; test_chips.py compares it with the wheel."""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""The real torch_npu and onnxruntime-cann, each in a folder of its own, and a way to run programs on the fake CANN.
+"""The real torch_npu and onnxruntime-cann, each in its own folder, and a way to run programs on the fake CANN.
 
-torch_npu must never be on the path of the tests' own process: beside it, `import torch` fails wherever CANN is missing.
+torch_npu must never be on the path of the tests' own process, because with it `import torch` fails wherever CANN is
+missing.
 """
 
 import functools
@@ -25,36 +26,36 @@ FOLDER = ROOT / ".venv" / f"torch-npu-{VERSION}"
 ORT_VERSION = "1.24.4"
 ORT_FOLDER = ROOT / ".venv" / f"onnxruntime-cann-{ORT_VERSION}"
 CACHE = ROOT / ".pytest_cache" / "npu"
-GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder where the wheel is unpacked already
+GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder that contains the unpacked wheel
 DOWNLOAD_S = 240
-RUN_S = 900  # generous: on a busy machine, all chips in one process or those of a whole `doctor`
-# One of each family, as `FAKE_SOC` takes it; the whole model runs on the first three, which are slower to try.
+RUN_S = 900  # generous: on a busy machine, one process tries all chips, or a whole `doctor` runs
+# One chip of each family, as a value of `FAKE_SOC`. The whole model runs on the first three, which takes longer.
 CHIPS = ("Ascend310P3", "Ascend910B3", "Ascend910A", "Ascend310B1", "Ascend910_9391", "Ascend950PR_9599")
 WHOLE_MODEL = CHIPS[:3]
-SOC = CHIPS[1]  # where one chip is enough
+SOC = CHIPS[1]  # the chip of tests that need only one
 
 
 class UnavailableError(Exception):
-    """Why torch_npu does not go with this machine's system, Python or torch."""
+    """torch_npu does not fit this machine's system, Python or torch; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended."""
+    """The result of a program that has ended."""
 
     code: int
     stdout: str
     stderr: str
 
     def report(self) -> Any:
-        """The JSON in the last line of what was printed."""
+        """The JSON in the last line of stdout."""
         assert self.code == 0, self.stderr[-3000:]
         return json.loads(self.stdout.strip().splitlines()[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class FakeNpu:
-    """A wheel and the libraries that stand in for CANN."""
+    """A wheel, and the libraries that stand in for CANN."""
 
     wheel: Path
     libraries: Path
@@ -62,9 +63,9 @@ class FakeNpu:
     def run(
         self, *arguments: str, soc: str | None = None, with_cann: bool = True, **environment: str | None
     ) -> Outcome:
-        """Run `python <arguments>` with torch_npu; without `soc` there is no device, without CANN no library.
+        """Run `python <arguments>` with torch_npu; without `soc` there is no device, without CANN no libraries.
 
-        `environment` adds to the variables, and None takes one away.
+        `environment` adds variables; a value of None removes one.
         """
         variables: dict[str, str | None] = {
             **os.environ,
@@ -72,8 +73,8 @@ class FakeNpu:
             "LD_LIBRARY_PATH": str(self.libraries) if with_cann else None,
             "FAKE_SOC": soc,
             "ASCEND_HOME_PATH": None,
-            "TASK_QUEUE_ENABLE": "0",  # kernels are run on the host, between those that torch_npu would queue
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # as the command line sets it
+            "TASK_QUEUE_ENABLE": "0",  # torch_npu must not queue, because kernels run on the host in between
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # set like this by the command line
             "OMP_NUM_THREADS": "1",
             **environment,
         }
@@ -90,16 +91,16 @@ class FakeNpu:
 
     @functools.cache  # noqa: B019 - there is one for the whole session
     def reports(self) -> Any:
-        """What tests/npu/inside prints: reports by chip, and those of "wheel", "graphs" and "profiled"."""
+        """The JSON printed by tests/npu/inside: reports by chip, and "wheel", "graphs" and "profiled"."""
         return self.run("-m", "tests.npu.inside").report()
 
 
 @functools.cache
 def fake_npu() -> FakeNpu:
-    """torch_npu on the fake CANN, fetched and built where that has not happened yet.
+    """torch_npu on the fake CANN; it is downloaded and built at the first use.
 
-    Raises UnavailableError where no wheel fits. A wheel that cannot be fetched, or a fake CANN that cannot be built, is
-    an error of the tests.
+    Raises UnavailableError if no wheel fits. A failed download of the wheel, or a failed build of the fake CANN, is an
+    error of the tests.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise UnavailableError(f"torch_npu has no wheel for {sys.platform} on {platform.machine()}")
@@ -117,7 +118,7 @@ def fake_npu() -> FakeNpu:
 
 @functools.cache
 def onnxruntime_cann() -> FakeNpu:
-    """The real onnxruntime-cann and the numpy 1 that it needs, on the fake CANN; raises as `fake_npu`."""
+    """The real onnxruntime-cann and numpy 1, which it needs, on the fake CANN. Raises the errors of `fake_npu`."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise UnavailableError(f"onnxruntime-cann has no wheel for {sys.platform} on {platform.machine()}")
     if sys.version_info >= (3, 13):

@@ -1,4 +1,4 @@
-"""A folder full of broken, hostile and merely unusual pictures, the same for the same seed."""
+"""A folder of broken, hostile and unusual pictures, which is the same for the same seed."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["Expected", "OddPicture", "write_odd_pictures"]
 
 
 def write_odd_pictures(folder: Path, *, seed: int = 0) -> list[OddPicture]:
-    """Write them all into a folder of their own, and say of each what a reader should make of it.
+    """Write all of them into a new folder, and return for each what a reader should give.
 
     Some are no files: folders, links, a pipe, a socket. Names are unique, and some are not UTF-8.
     """

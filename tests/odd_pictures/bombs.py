@@ -1,4 +1,4 @@
-"""Small files that ask for much: pixels, memory, time, or text."""
+"""Small files that demand much: pixels, memory, time, or text."""
 
 import struct
 import zlib
@@ -16,11 +16,11 @@ from scripts.service_bench.bad_files import (
 from tests.odd_pictures.samples import OddFile, saved, scene
 
 MEBIBYTE = 2**20
-_PIXEL = zlib.compress(b"\0\0")  # of a grey PNG of one pixel
+_PIXEL = zlib.compress(b"\0\0")  # the data of a grey PNG with one pixel
 
 
 def bombs() -> Iterator[OddFile]:
-    """All of them; a few hundred kilobytes."""
+    """All bombs, a few hundred kilobytes in total."""
     yield from _sizes()
     yield from _texts()
     yield from _tags()
@@ -76,12 +76,12 @@ def _tags() -> Iterator[OddFile]:
     ):
         yield OddFile(f"tiff-{name}.tif", _tiff(sound | changed), "either", why)
     loop = bytearray(_tiff(sound))
-    loop[-4:] = struct.pack("<I", 9)  # the next page is this one
+    loop[-4:] = struct.pack("<I", 9)  # the next page is the same page
     yield OddFile("tiff-loop.tif", bytes(loop), "either", "pages that never end")
 
 
 def _tiff(tags: dict[int, int | tuple[int, int, int]]) -> bytes:
-    """A page of tags: a number, or type, count and value. Its data are the byte behind the head."""
+    """A page of tags: a number, or type, count and value. Its data are the byte after the header."""
     entries = b""
     for tag, value in sorted(tags.items()):
         kind, count, number = value if isinstance(value, tuple) else (4, 1, value)

@@ -1,4 +1,4 @@
-"""Pictures that were sound once: cut off at every marker and chunk, bits flipped, joined, or under a wrong name."""
+"""Damaged pictures: cut off at every marker and chunk, with flipped bits, joined, or with a wrong name."""
 
 import random
 import struct
@@ -13,7 +13,7 @@ _SCAN, _END = 0xDA, 0xD9
 
 
 def damaged(seed: int) -> Iterator[OddFile]:
-    """All of them; the seed chooses which bits are flipped."""
+    """All of them; the seed decides which bits are flipped."""
     for name, options in (("baseline", {}), ("progressive", {"progressive": True})):
         yield from _cut_jpegs(name, saved(scene(), "JPEG", quality=80, exif=_camera(), **options))
     yield from _cut_pngs(saved(scene(width=256, height=192).rotate(30), "PNG", compress_level=0))
@@ -24,7 +24,7 @@ def damaged(seed: int) -> Iterator[OddFile]:
 
 
 def jpeg_markers(content: bytes) -> Iterator[tuple[int, int, int]]:
-    """Of each marker: the byte that names it, where it begins, and where what belongs to it ends."""
+    """For each marker: the byte that names it, where it begins, and where its segment ends."""
     at = 0
     while at < len(content):
         marker = content[at + 1]
@@ -32,7 +32,7 @@ def jpeg_markers(content: bytes) -> Iterator[tuple[int, int, int]]:
         if marker not in _STANDALONE_MARKERS and marker != _END:
             (length,) = struct.unpack(">H", content[at + 2 : at + 4])
             end += length
-        if marker == _SCAN:  # its data has no length: up to the next marker that is none of its own
+        if marker == _SCAN:  # the data of a scan has no length; it ends at the next marker that is not part of it
             while content[end] != 0xFF or content[end + 1] in (0x00, *range(0xD0, 0xD8)):
                 end += 1
         yield marker, at, end
@@ -40,7 +40,7 @@ def jpeg_markers(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Of each chunk: its kind, where it begins and where it ends."""
+    """For each chunk: its kind, where it begins and where it ends."""
     at = 8
     while at < len(content):
         (length,) = struct.unpack(">I", content[at : at + 4])
@@ -70,7 +70,7 @@ def _flipped(seed: int) -> Iterator[OddFile]:
         for number in range(FLIPPED_EACH):
             changed = bytearray(content)
             for _ in range(1 + number * 2):
-                # Every other one within the first bytes, where the sizes and offsets are.
+                # Every second one is in the first bytes, where sizes and offsets are.
                 at = randomness.randrange(min(64, len(content)) if number % 2 else len(content))
                 changed[at] ^= 1 << randomness.randrange(8)
             yield OddFile(f"flipped-{number:02}.{suffix}", bytes(changed), "either", f"{1 + number * 2} flipped bits")

@@ -1,4 +1,4 @@
-"""What a folder can hold besides ordinary files of ordinary names: links, pipes, folders, and names nobody likes."""
+"""Entries of a folder that are not ordinary files with ordinary names: links, pipes, folders, and difficult names."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.odd_pictures.samples import Expected, OddPicture, sound_files
 
-LARGE_BYTES = 300 * 2**20  # more than is read; the file takes no room on the disk
+LARGE_BYTES = 300 * 2**20  # more than is read; the file is sparse and takes no disk space
 
 _NAMES = (
     ("new\nline.png", "a line feed"),
@@ -36,7 +36,7 @@ _NAMES = (
 
 
 def write_entries(folder: Path) -> list[OddPicture]:
-    """Make them all."""
+    """Create all of them."""
     png = sound_files()["png"]
     found = []
     for name, why in _NAMES:

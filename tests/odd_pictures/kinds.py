@@ -1,4 +1,4 @@
-"""Sound pictures of unusual kinds: colour models, depths, palettes, animations, orientations, shapes."""
+"""Valid pictures of unusual kinds: colour models, depths, palettes, animations, orientations, shapes."""
 
 import struct
 import zlib
@@ -17,7 +17,7 @@ _ORIENTATION = 0x0112
 
 
 def kinds() -> Iterator[OddFile]:
-    """All of them."""
+    """All of these pictures."""
     for name, content, why in (*_jpegs(), *_pngs(), *_tiffs(), *_others(), *_animations(), *_shapes()):
         yield OddFile(name, content, "readable", why)
     yield from _orientations()
@@ -138,7 +138,7 @@ def _orientations() -> Iterator[OddFile]:
 
 
 def _out_of_range() -> Iterator[OddFile]:
-    """Sound files of values that cannot be told apart from mistakes, or of kinds that nobody can show."""
+    """Valid files with values that look like errors, or of kinds that cannot be displayed."""
     floats = np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)
     for name, values in (("nan", floats * np.float32("nan")), ("large", floats * 1e6), ("negative", floats - 1)):
         yield OddFile(f"float-{name}.tif", saved(Image.fromarray(values), "TIFF"), "error", "floats out of range")
@@ -172,7 +172,7 @@ def _deep_png() -> bytes:
 
 
 def _interlaced_png() -> bytes:
-    """Of 2 x 2 pixels, which take part in three of the seven passes."""
+    """A PNG of 2 x 2 pixels, which take part in three of the seven passes."""
     red, green, blue, grey = b"\xff\0\0", b"\0\xff\0", b"\0\0\xff", b"\x80" * 3
     return _png(2, 2, bits=8, colours=_RGB, rows=b"\0" + red + b"\0" + green + b"\0" + blue + grey, interlaced=True)
 
@@ -191,5 +191,5 @@ def _without(jpeg: bytes, unwanted: int) -> bytes:
 
 def _with_adobe_transform(jpeg: bytes, transform: int) -> bytes:
     start = next(start for marker, start, _ in jpeg_markers(jpeg) if marker == 0xEE)
-    at = start + 4 + 11  # "Adobe", version and two flags come before it
+    at = start + 4 + 11  # after "Adobe", version and two flags
     return jpeg[:at] + bytes([transform]) + jpeg[at + 1 :]

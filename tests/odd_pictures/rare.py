@@ -1,4 +1,4 @@
-"""Whole files of rare kinds that Pillow does not decode, each with the words that name its kind."""
+"""Complete files of rare kinds that Pillow does not decode, each with the words that name its kind."""
 
 import struct
 import zlib
@@ -20,7 +20,7 @@ _READ_SINCE_13 = ("rare-ycbcr.tif", "rare-one-colour.bmp")
 
 @dataclass(frozen=True, slots=True)
 class RareFile:
-    """A whole file; `kind` is part of the message that refuses it."""
+    """A complete file; the message that refuses it contains `kind`."""
 
     name: str
     content: bytes
@@ -33,14 +33,14 @@ class RareFile:
 
 
 def rare_files() -> Iterator[RareFile]:
-    """All of them; a few kilobytes each."""
+    """All of these files, a few kilobytes each."""
     yield from _jpegs()
     yield from _tiffs()
     yield from _bmps()
     yield from _others()
 
 
-# JPEG: sound files whose frame says something else. Pillow's decoder stops at the frame.
+# JPEG: valid files whose frame header gives another kind. Pillow's decoder stops at this header.
 
 
 def _jpegs() -> Iterator[RareFile]:
@@ -61,7 +61,7 @@ def _jpegs() -> Iterator[RareFile]:
 
 
 def jpeg_of_kind(marker: int, *, bits: int) -> bytes:
-    """A sound JPEG whose frame says that it is of another kind."""
+    """A valid JPEG whose frame header says that it is of another kind."""
     jpeg = sound_files()["jpg"]
     at = next(start for marker, start, _ in jpeg_markers(jpeg) if marker == _FRAME)
     return jpeg[: at + 1] + bytes([marker]) + jpeg[at + 2 : at + 4] + bytes([bits]) + jpeg[at + 5 :]
@@ -115,7 +115,7 @@ def tiff(
     num_strips: int = 1,
     is_big: bool = False,
 ) -> bytes:
-    """A TIFF of (height, width, values) in the type and byte order of `pixels`; the strips stand behind the tags."""
+    """A TIFF of (height, width, values) with the type and byte order of `pixels`; the strips follow the tags."""
     height, width, num_values = pixels.shape
     order = ">" if pixels.dtype.str.startswith(">") else "<"
     data = pixels.tobytes()
@@ -199,7 +199,7 @@ def bmp(
     num_colours: int = 0,
     masks: tuple[int, ...] = (),
 ) -> bytes:
-    """A BMP whose header says all this; grey noise where no pixels are given."""
+    """A BMP with these values in its header, and with grey noise if no pixels are given."""
     if pixels is None:
         pixels = bytes(number * 7 % 256 for number in range((WIDTH * bits + 31) // 32 * 4 * HEIGHT))
     fields = (header_size, WIDTH, HEIGHT, 1, bits, compression, len(pixels), 2835, 2835, num_colours, 0)

@@ -1,4 +1,4 @@
-"""What an odd picture is, and the sound small pictures that are damaged or stretched to make them."""
+"""The description of an odd picture, and the small valid pictures from which odd ones are made."""
 
 import io
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ Expected = Literal["readable", "error", "either"]
 
 @dataclass(frozen=True, slots=True)
 class OddPicture:
-    """A path, and what a reader should make of it; `either` where it is the decoder's business."""
+    """A path, and what a reader should give for it; `either` if that depends on the decoder."""
 
-    path: str  # with surrogates where the name is not UTF-8
+    path: str  # with surrogates if the name is not UTF-8
     expected: Expected
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class OddFile:
-    """The same before it is written."""
+    """An odd picture before it is written."""
 
     name: str
     content: bytes
@@ -31,7 +31,10 @@ class OddFile:
 
 
 def scene(mode: str = "RGB", *, width: int = 96, height: int = 64) -> Image.Image:
-    """Slopes and edges, so that no decoder can pass over anything unnoticed. A new one each time: saving marks it."""
+    """Gradients and edges, so that a decoder cannot skip anything unnoticed.
+
+    Each call makes a new one, as saving changes it.
+    """
     down, right = np.mgrid[0:height, 0:width]
     red = right * 255 // max(1, width - 1)
     green = down * 255 // max(1, height - 1)
@@ -43,7 +46,7 @@ def scene(mode: str = "RGB", *, width: int = 96, height: int = 64) -> Image.Imag
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """The bytes of a file."""
+    """The picture as the bytes of a file."""
     content = io.BytesIO()
     image.save(content, kind, **options)
     return content.getvalue()

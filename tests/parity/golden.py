@@ -1,4 +1,4 @@
-"""The reference's data, and our models built from its checkpoints through the production converter."""
+"""The reference's data, and our models built from its checkpoints with the production converter."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())
 GENERATE: dict[str, dict[str, Any]] = {case["name"]: case for case in CASES["generate"]}
 PICTURES: list[str] = CASES["visual_order"]
-# Cases of one model and the same limits, which one call can answer together: their prompts differ in length.
+# Cases with the same model and the same limits, which one call can answer together; their prompts differ in length.
 GROUPS: dict[str, list[dict[str, Any]]] = {}
 for _case in GENERATE.values():
     GROUPS.setdefault("{adapter}-{max_gen_len}-{max_seq_len}".format_map(_case), []).append(_case)
@@ -40,7 +40,7 @@ class GoldenModel(NamedTuple):
 
 
 def batch(group: str, *, num_rows: int) -> dict[str, Any]:
-    """The rows of a group's cases as one case, again from the first up to `num_rows` where they are fewer."""
+    """The rows of a group's cases as one case. Rows are repeated from the first one until there are `num_rows`."""
     cases, columns = GROUPS[group], ("images", "prompts", "output_ids", "output_text")
     rows = {name: [row for case in cases for row in case[name]] for name in columns}
     num_rows = max(num_rows, len(rows["images"]))
@@ -52,7 +52,7 @@ def tensors(name: str) -> dict[str, Tensor]:
 
 
 def pixels(pictures: list[str]) -> Tensor:
-    """The reference's own pixels after resize and crop, uint8 (B, 224, 224, 3)."""
+    """The reference's pixels after resize and crop, uint8 (B, 224, 224, 3)."""
     files = [GOLDEN / "preprocessed" / f"{Path(picture).stem}.png" for picture in pictures]
     return torch.from_numpy(np.stack([np.asarray(Image.open(file)) for file in files]))
 

@@ -1,4 +1,4 @@
-"""The whole way, from picture files and checkpoints to text, against the reference."""
+"""The whole path from picture files and checkpoints to text, compared with the reference."""
 
 from typing import Any
 

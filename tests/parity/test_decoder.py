@@ -1,4 +1,4 @@
-"""The decoder and the engine against the reference: hidden states, logits, token ids, loss and gradients."""
+"""The decoder and the engine compared with the reference: hidden states, logits, token ids, loss and gradients."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
     seen["logits"] = decoder.logits(hidden[:, -1])
     for hook in hooks:
         hook.remove()
-    # Keys of the first adapter layer, and its values with the gate taken out again.
+    # Keys of the first adapter layer, and its values with the gate divided out.
     seen["layer_1.adapter_k"] = meta_order(prefix.k[0].transpose(1, 2).flatten(2))
     gates = decoder.adapter.gates[0][None, :, None, None]
     seen["layer_1.adapter_v"] = (prefix.v[0] / gates).transpose(1, 2).flatten(2)
@@ -59,7 +59,7 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
 
 
 def logits_along(case: dict[str, Any], **options: Any) -> list[tuple[Tensor, Tensor]]:
-    """Ours and the reference's logits of every model call, fed with the reference's tokens, row by row."""
+    """Our logits and the reference's for every model call, fed with the reference's tokens, row by row."""
     golden = tensors(case["file"].removeprefix("data/").removesuffix(".safetensors"))
     encoder, decoder = model(case["adapter"], **options)
     prefix = decoder.project_prefix(encoder(pixels(case["images"])))
@@ -106,7 +106,7 @@ def test_llama_alone_equals_hugging_face_transformers() -> None:
     config, state = decoder_state("LLaMA-HF/TINY", adapter="BIAS-TINY")
     state["adapter.gates"].zero_()
     plain = decoder_state("LLaMA-HF/TINY", adapter=None)[1]
-    # The adapter brings biases and norms of its own: without them, closed gates leave the base model.
+    # The adapter has its own biases and norms. With the plain ones and closed gates, the model is the base model.
     state.update({key: value for key, value in plain.items() if not key.startswith("adapter.")})
     ours = decoder_from_state(config, state)
     tokens = torch.tensor([GENERATE["bias_b1"]["prompts"][0]["ids"]])
@@ -127,7 +127,7 @@ def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
     try:
         prefix = decoder.project_prefix(encoder(pixels(case["images"])))
         logits = decoder.logits(forward(decoder, golden["tokens"], prefix))
-        # Logits at t against labels at t + 1; labels of 0 do not count.
+        # Logits at t are compared with labels at t + 1; labels of 0 do not count.
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), golden["labels"][:, 1:].flatten(), ignore_index=0)
         loss.backward()
     finally:
@@ -146,7 +146,7 @@ def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
 
 
 def reference_gradients(adapter: str, encoder: Any, decoder: Any) -> dict[str, Tensor]:
-    """Our gradients under the reference's names: rows back in Meta's order, folded and merged things unfolded."""
+    """Our gradients under the reference's names: rows in Meta's order, and folded or merged weights separated again."""
     source = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth").llama
     to_meta = half_split(torch.arange(64)[:, None], 4)[:, 0].argsort()
     found = {

@@ -1,4 +1,4 @@
-"""The picture half against the reference, stage by stage."""
+"""The picture half compared with the reference, stage by stage."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
 
 @pytest.mark.parametrize("picture", PICTURES)
 def test_bgr_order_equals_the_reference_fed_as_by_opencv(picture: str) -> None:
-    """Upright, converted to RGB before resizing, channels reversed: as the released adapters were trained."""
+    """As in the released adapters' training: upright, converted to RGB before resizing, then with reversed channels."""
     encoder = model("BIAS-TINY", channel_order="bgr").encoder
     image = load_picture(GOLDEN / "images" / picture, orientation="upright").image
     ours = encoder(torch.from_numpy(preprocess(image, convert="first"))[None])[0]

@@ -1,4 +1,4 @@
-"""One picture, one question: the form of the reference's demo. Argument: the picture."""
+"""One picture and one question, in the form of the reference's demo. Argument: the picture."""
 
 import sys
 

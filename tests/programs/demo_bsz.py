@@ -1,4 +1,4 @@
-"""Batches of pictures whose encoder is an OM: the form of the Ascend guide's demo."""
+"""Batches of pictures with an OM encoder, in the form of the Ascend guide's demo."""
 
 import time
 

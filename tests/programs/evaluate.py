@@ -1,4 +1,4 @@
-"""Questions about pictures from files, answers into a file: the form of the reference's evaluation on MME."""
+"""Reads questions about pictures from files, and writes answers to a file, like the reference's evaluation on MME."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""A page with one picture and one question: the form of the reference's own page."""
+"""A page with one picture and one question, in the form of the reference's own page."""
 
 import cv2
 import gradio as gr
@@ -9,7 +9,7 @@ from PIL import Image
 device = "cuda" if torch.cuda.is_available() else "cpu"
 llama_dir = "/path/to/LLaMA/"
 
-# An earlier version of the reference: the third parameter is the device.
+# In an earlier version of the reference, the third parameter is the device.
 model, preprocess = llama.load("BIAS-7B", llama_dir, device)
 model.half()
 model.eval()

@@ -1,4 +1,4 @@
-"""Every outcome of a child process is an answer, and it imports nothing from the current folder."""
+"""Every outcome of a child process becomes an answer, and the process imports nothing from the current folder."""
 
 import os
 from pathlib import Path

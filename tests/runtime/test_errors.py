@@ -1,4 +1,4 @@
-"""Exit code, HTTP status, sentence and hint of our errors and of foreign ones."""
+"""Exit code, HTTP status, message and hint of our errors and of foreign ones."""
 
 import ast
 import errno
@@ -30,11 +30,11 @@ from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
 
-# Those that never leave the code that catches them: it raises one of ours.
+# Errors that are always caught by our code, which then raises a public error.
 INTERNAL = {
     *("PickleError", "ForeignObjectError", "CompressedError"),  # caught by `read_tensor_file`
-    "CollectiveError",  # by `RankGroup`
-    *("NotLoadedError", "ReplicaLostError"),  # by `deployed` and `ReplicatedService`
+    "CollectiveError",  # caught by `RankGroup`
+    *("NotLoadedError", "ReplicaLostError"),  # caught by `deployed` and `ReplicatedService`
 }
 
 
@@ -70,7 +70,7 @@ def test_every_name_in_the_table_is_a_foreign_class(name: str) -> None:
     error_class = getattr(importlib.import_module(module), kind)
 
     assert not issubclass(error_class, LlamaAdapterError)
-    assert f"{error_class.__module__}.{error_class.__qualname__}" == name  # as errors are looked up
+    assert f"{error_class.__module__}.{error_class.__qualname__}" == name  # the name by which errors are looked up
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def npu_error(code: int) -> RuntimeError:
 
 def test_each_kind_of_failure_of_the_device_has_a_sentence_and_a_hint(snapshot: SnapshotAssertion) -> None:
     codes = {failure.sentence: code for code, failure in CODES.items()}
-    problems = {code: describe(npu_error(code)) for code in [*codes.values(), 507000]}  # the last is in no row
+    problems = {code: describe(npu_error(code)) for code in [*codes.values(), 507000]}  # 507000 has no row
 
     assert all(f"error code is {code}" in problem.sentence for code, problem in problems.items())
     told = [f"{problem.sentence.partition(': ')[0]}\n    {problem.hint}" for problem in problems.values()]
@@ -216,7 +216,7 @@ CLOSED = ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
 
 
 def run_with(redirection: str, program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A Python program with streams redirected as the shell does it."""
+    """Run a Python program with streams redirected by the shell."""
     return subprocess.run(
         ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", program, *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Memory of the host and of its container, and errors of failed allocations."""
+"""The memory of the host and of its container, and errors of failed allocations."""
 
 from pathlib import Path
 

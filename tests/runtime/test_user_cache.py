@@ -1,4 +1,4 @@
-"""The user's cache folder is one where only the user writes."""
+"""The user's cache folder is a folder that only the user can write."""
 
 import os
 from collections.abc import Callable

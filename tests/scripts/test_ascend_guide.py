@@ -1,4 +1,4 @@
-"""docs/ascend.md says what the program does: its commands are accepted, and its errors are those of the program."""
+"""docs/ascend.md agrees with the program: its commands are accepted, and its errors are those of the program."""
 
 import ast
 import functools
@@ -31,20 +31,20 @@ PROGRAMS = ("llama-adapter", "python scripts/pth2onnx.py", "python demo_bsz.py")
 
 
 def commands() -> list[str]:
-    """The commands of this project in the guide's blocks, without comments and line breaks."""
+    """This project's commands in the guide's code blocks, without comments and line breaks."""
     blocks = re.findall(r"^ *```bash\n(.*?)^ *```", GUIDE, re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if line.strip().startswith(PROGRAMS)]
 
 
 def failures() -> list[tuple[str, int]]:
-    """What the tables of failures say that a user reads, and the exit code."""
+    """The messages in the guide's tables of failures, with their exit codes."""
     rows = [line.split("|") for table in tables_of_failures() for line in table.splitlines()]
     return [(message, int(code)) for _, _, code, cell, *_ in rows for message in re.findall(r"`([^`]+)`", cell)]
 
 
 def tables_of_failures() -> list[str]:
-    """Their lines without the heads, a table for each stage."""
+    """The lines of each table without its head; there is one table per stage."""
     return re.findall(r"^\| what happened \| exit \|[^\n]*\n\| ---[^\n]*\n((?:\|[^\n]*\n)+)", GUIDE, re.MULTILINE)
 
 
@@ -82,10 +82,10 @@ def test_commands_say_where_they_run() -> None:
     assert len(blocks) == 3
 
 
-# Messages as the program makes them: whole, with everything filled in. The others are looked for in its sources.
+# Complete messages, made by the program with all values filled in. Other messages are looked up in its sources.
 
 
-Told = tuple[str, int]  # a message without backticks, and the exit code that it comes with
+Told = tuple[str, int]  # a message without backticks, and its exit code
 
 
 def told_of(error: BaseException) -> Told:
@@ -148,7 +148,7 @@ def told() -> list[Told]:
         *failures_at_work(),
         *failures_of_an_om(),
         *failures_of_atc(),
-        # In a program of the user's own: a traceback, and Python's exit code for one.
+        # In the user's own program: a traceback, with Python's exit code for it.
         *((text.replace(HOLE, "torch_npu"), 1) for text in texts_of_torch() if "backend extension: " in text),
     ]
 
@@ -157,17 +157,17 @@ LOADING_ERRORS = (
     ImportError("libhccl.so: cannot open shared object file: No such file or directory"),
     Exception("ASCEND_HOME_PATH : /opt/cann does not exist. Please run set_env.sh"),
     ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c10"),
-    RuntimeError(  # the first line as torch_npu 2.13 has it
+    RuntimeError(  # the first line is that of torch_npu 2.13
         "Two accelerators cannot be used at the same time in PyTorch: npu and cuda. You can install the cpu version of "
         "PyTorch to use your npu device, or use the cuda device with 'export TORCH_DEVICE_BACKEND_AUTOLOAD=0'.\n"
         "[ERROR] (PID:1, Device:-1, RankID:-1) ERR00007 PTA feature not supported"
     ),
 )
-HOLE = "\0"  # stands for whatever an f-string puts there
+HOLE = "\0"  # stands for a value in an f-string
 
 
 def templates(path: Path) -> set[tuple[str, str]]:
-    """All texts in a source, f-strings with holes, each with the class of the error that it is raised as, or ""."""
+    """All strings in a source, f-strings with holes, each with the class of the error that it is raised as, or ""."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     classes = {
@@ -189,18 +189,21 @@ def templates(path: Path) -> set[tuple[str, str]]:
 
 @functools.cache
 def texts_of_torch() -> list[str]:
-    """As `templates`, without backticks, of the file that `import torch` runs."""
+    """The `templates` of the file that `import torch` runs, without backticks."""
     return [without_ticks(text) for text, _ in templates(Path(torch.__file__))]
 
 
 def all_errors(kind: type[LlamaAdapterError]) -> set[type[LlamaAdapterError]]:
-    """The class and all below it that are imported."""
+    """The class and all its imported subclasses."""
     return {kind}.union(*map(all_errors, kind.__subclasses__()))
 
 
 @functools.cache
 def texts_of_the_program() -> list[tuple[str, int | None]]:
-    """As `templates`, without backticks, and with exit codes where a text is raised as one of our errors."""
+    """The `templates` of all our files, without backticks.
+
+    A text that is raised as one of our errors has an exit code.
+    """
     files = [file for package in ("app", "llm", "runtime", "vision") for file in sorted((ROOT / package).rglob("*.py"))]
     codes = {name.rpartition(".")[2]: int(rule.exit_code) for name, rule in RULES.items()}
     codes |= {kind.__name__: int(kind.exit_code) for kind in all_errors(LlamaAdapterError)}
@@ -208,14 +211,14 @@ def texts_of_the_program() -> list[tuple[str, int | None]]:
 
 
 def without_ticks(text: str) -> str:
-    """As the guide writes a message: its own backticks are around the whole."""
+    """A message as the guide writes it, with backticks only around the whole."""
     return text.replace("`", "")
 
 
 def whole_message(message: str) -> re.Pattern[str]:
-    """What a text of the program has to match, all of it, to be this message of the guide.
+    """The pattern that a whole text of the program must match to be this message of the guide.
 
-    Dots of the guide stand for one thing or more. A hole of a template is met by dots alone.
+    `...` in the guide stands for one character or more. A hole of a template matches only `...`.
     """
     return re.compile(".+".join(map(re.escape, message.split("..."))), re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The benchmark of the engine: its jobs make the planned captions. Speed is not tested."""
+"""The benchmark of the engine: its jobs produce the planned captions. Speed is not tested."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_short_run_writes_all_figures_and_the_page(tmp_path: Path, monkeypatch: 
 
     content = read("engine", tmp_path)
     page = (tmp_path / "engine.md").read_text(encoding="utf-8")
-    mixed = content["decoders"]["mixed_steps"]  # of decoders that run in kernels
+    mixed = content["decoders"]["mixed_steps"]  # only for decoders that run in the kernels
     assert page.count("| tiny | float32 | ") == 4
     assert page.count("| embedded | float32 | ") == 4 + len(mixed)
     assert [row["pictures"] for row in content["pictures"]["folders"]] == [1, 10]

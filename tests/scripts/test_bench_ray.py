@@ -1,4 +1,4 @@
-"""The benchmark of jobs with Ray: which records count as equal."""
+"""The benchmark of jobs with Ray: the comparison of records."""
 
 from collections import Counter
 from pathlib import Path

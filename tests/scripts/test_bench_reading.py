@@ -27,4 +27,4 @@ def test_photograph_is_deterministic_and_of_typical_size(tmp_path: Path) -> None
     num_bytes = (tmp_path / "photograph.jpg").stat().st_size
 
     assert photograph(288, 216, seed=3).tobytes() == photograph(288, 216, seed=3).tobytes()
-    assert 1.0 < num_bytes * 8 / (288 * 216) < 6.0  # bits a pixel
+    assert 1.0 < num_bytes * 8 / (288 * 216) < 6.0  # bits per pixel

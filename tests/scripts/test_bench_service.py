@@ -1,4 +1,4 @@
-"""The load on a service: what is counted. Speed is not tested."""
+"""The load on a service: what the benchmark counts. Speed is not tested."""
 
 import asyncio
 import base64
@@ -35,7 +35,10 @@ def whole(content: dict[str, Any], *, status: str = "200 OK", more: str = "") ->
 
 
 def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
-    """The client's view of a server that sends this and disconnects; with None it sends nothing and waits."""
+    """The client's reply from a server that sends `page` and disconnects.
+
+    With None, the server sends nothing and waits.
+    """
 
     async def run() -> Reply:
         handlers: list[asyncio.Task[Any]] = []
@@ -130,7 +133,7 @@ def test_lost_requests_at_the_end(started: float, outcome: Any, num_lost: int) -
 
 @pytest.mark.slow
 def test_service_keeps_its_promises_under_a_short_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ServerProcess() as server:  # one for all measurements of the part; the last one ends it
+    with ServerProcess() as server:  # one server for all measurements of the part; the last one ends it
         monkeypatch.setattr(bench_service, "ServerProcess", lambda: nullcontext(server))
         assert bench_service.main(["--quick", "--part", "load", "--out", str(tmp_path)]) == 0
 
@@ -151,6 +154,6 @@ def test_attack_with_a_slow_picture(tmp_path: Path) -> None:
     (row,) = read("service", tmp_path)["attack"]["rows"]
     assert row["exit_code"] == 0
     assert sum(row["slow"].values()) == 8
-    assert row["slow"].keys() <= {"answered", "under way"}  # when the attack ends
+    assert row["slow"].keys() <= {"answered", "under way"}  # the outcomes when the attack ends
     assert row["most_memory_mb"] > 50
     assert "| small |" in (tmp_path / "service.md").read_text()

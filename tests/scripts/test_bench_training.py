@@ -1,4 +1,4 @@
-"""The benchmark of training: its batch, its steps, and what it compares."""
+"""The benchmark of training: its batch, its steps, and its comparison."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_steps_are_timed_and_lower_the_loss(program: str) -> None:
     assert measured["step_s"] > 0
     assert measured["last_loss"] < measured["first_loss"]
     assert measured["num_tokens"] <= measured["num_places"]
-    factors = 16 * 3 * (4 * (64 + 64) + 3 * (64 + 176))  # rank, layers, matrices of attention and feed-forward
+    factors = 16 * 3 * (4 * (64 + 64) + 3 * (64 + 176))  # rank, layers, matrices of attention and of feed-forward
     assert measured["num_trained"] == factors if program == "ours" else measured["num_trained"] > factors
 
 

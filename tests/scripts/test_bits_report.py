@@ -1,4 +1,4 @@
-"""Measures of quantised weights."""
+"""Measurements of quantised weights."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What benchmarks share."""
+"""Shared code of benchmarks."""
 
 from dataclasses import dataclass
 from pathlib import Path

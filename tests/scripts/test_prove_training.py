@@ -1,4 +1,4 @@
-"""The data of the training experiments: how scans are divided, and what new questions mean."""
+"""The data of the training experiments: how scans are split, and what new questions mean."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from scripts.train_embedded.world import scene_from_words
 from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, Scans, divide, write_digits
 from scripts.training_proofs.new_questions import NEW_TASKS, write_drawings
 
-NUM_EACH = 9  # scans of a digit
+NUM_EACH = 9  # scans per digit
 
 
 @pytest.fixture(scope="module")

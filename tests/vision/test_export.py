@@ -1,4 +1,4 @@
-"""What `export_onnx` writes: the encoder's own arithmetic, for any batch, in operators that ATC has.
+"""The output of `export_onnx`: the encoder's arithmetic, for any batch, in operators that ATC supports.
 
 The comparison with the encoder finds graphs that compute something else.
 """
@@ -41,7 +41,7 @@ class Exported(NamedTuple):
 
 @pytest.fixture(scope="module")
 def rgb() -> Exported:
-    """In float32 and opset 18, shared with other files."""
+    """The export in float32 and opset 18, shared with other test files."""
     card = open_onnx(golden_onnx()).card
     assert card is not None
     return Exported(golden_onnx(), card, model("BIAS-TINY").encoder, pixels(PICTURES[:4]).numpy())
@@ -49,7 +49,7 @@ def rgb() -> Exported:
 
 @pytest.fixture(scope="module")
 def bgr() -> Exported:
-    """In float16 and opset 17, shared with other files."""
+    """The export in float16 and opset 17, shared with other test files."""
     encoder = model("BIAS-TINY", channel_order="bgr").encoder
     sums = fingerprint(encoder.state_dict())
     card = EncoderCard(name="tiny", vision=encoder.config, dtype="float16", opset=17, fingerprint=sums)
@@ -73,7 +73,7 @@ def test_the_graph_computes_what_the_encoder_does(
     assert graph.opset == opset
     assert graph.inputs == (Port(name="input", dtype=dtype, shape=(-1, 224, 224, 3)),)
     assert graph.outputs == (Port(name="output", dtype=dtype, shape=(-1, *made.card.output_shape)),)
-    assert not {"Shape", "Gather", "Expand", "ConstantOfShape"} & graph.operators.keys()  # no arithmetic of shapes
+    assert not {"Shape", "Gather", "Expand", "ConstantOfShape"} & graph.operators.keys()  # computes no shapes
 
 
 def test_the_card_in_the_file_describes_the_original_model(rgb: Exported, bgr: Exported) -> None:
@@ -85,7 +85,7 @@ def test_the_card_in_the_file_describes_the_original_model(rgb: Exported, bgr: E
     assert bgr.card.vision.channel_order == "bgr"
     assert bgr.card.fingerprint.keys() == {"clip", "query"}
     assert json.loads(entries[METADATA_KEYS["vision"]])["opset"] == 17
-    assert bgr.card.fingerprint == rgb.card.fingerprint  # before flip and rounding
+    assert bgr.card.fingerprint == rgb.card.fingerprint  # computed before flip and rounding
 
 
 def test_the_file_contains_no_path_of_this_machine(bgr: Exported) -> None:
@@ -146,7 +146,7 @@ def test_changed_weights_are_found(bgr: Exported, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="changed after its export"):
         compare(tmp_path / "altered.onnx", bgr.encoder, bgr.pixels)
 
-    # Without the digest that the file carries, the comparison itself finds it.
+    # Without the digest in the file, the comparison itself finds the change.
     (seal,) = [entry for entry in model.metadata_props if entry.key == SEAL_KEY]
     model.metadata_props.remove(seal)
     onnx.save(model, tmp_path / "altered.onnx")

@@ -1,4 +1,4 @@
-"""Reading pictures: good files are decoded, bad ones become a `PictureError` with a code."""
+"""Reading pictures: good files are decoded; bad files raise a `PictureError` with a code."""
 
 import hashlib
 import os
@@ -66,7 +66,7 @@ def png_claiming(width: int, height: int) -> bytes:
 def test_a_file_gives_its_pixels_and_the_digest_of_its_bytes(make_source: Callable[[Path], Any]) -> None:
     path = GOLDEN / "images" / "gradient_640x360.png"
     source = make_source(path)
-    if make_source is os.fsencode:  # a path object may give bytes; bytes alone are a file's content
+    if make_source is os.fsencode:  # a path object may give bytes, while plain bytes are the content of a file
         source = type("BytesPath", (), {"__fspath__": lambda self: os.fsencode(path)})()
     loaded = load_picture(source)
     assert loaded.digest == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -116,7 +116,7 @@ def test_exif_orientation_is_applied_or_ignored_as_asked(kind: str, orientation:
         3: lambda a: a[::-1, ::-1],
         4: lambda a: a[::-1],
         5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: np.rot90(a, 1),  # stored turned left, to be shown turned right
+        6: lambda a: np.rot90(a, 1),  # stored rotated left, to be shown rotated right
         7: lambda a: np.rot90(a, 2).transpose(1, 0, 2),
         8: lambda a: np.rot90(a, -1),
     }
@@ -274,7 +274,7 @@ def test_heic_picture_is_read_upright_with_its_extra(orientation: int) -> None:
 
     assert (loaded.width, loaded.height) == upright.size
     difference = np.abs(np.asarray(loaded.image, dtype=float) - np.asarray(upright, dtype=float))
-    assert difference.mean() < 3  # the colours are stored at half the resolution
+    assert difference.mean() < 3  # colours are stored at half the resolution
     assert loaded.digest == hashlib.sha256(data).hexdigest()
     assert {refusal(cut).code for cut in (HEIC_BEGINNING, data[: len(data) // 2])} == {"truncated"}
     assert refusal(data, max_pixels=64 * 40 - 1).code == "too_large"
@@ -293,7 +293,7 @@ def test_cut_off_files_are_refused_or_complete(kind: str) -> None:
     for length in sorted({*range(1, len(data), max(1, len(data) // 40)), len(data) - 1}):
         try:
             result = preprocess(load_picture(data[:length]).image)
-            assert np.array_equal(result, whole)  # the cut is behind the pixels
+            assert np.array_equal(result, whole)  # the file was cut after the pixels
         except PictureError as error:
             codes.append(error.code)
     assert set(codes) <= {"truncated", "not_a_picture"}
@@ -332,7 +332,7 @@ def test_the_pixel_limit_counts_what_it_says(tmp_path: Path) -> None:
 def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "huge.png"
     with open(path, "wb") as file:
-        file.truncate(2**40)  # a hole: takes no room, but reading it would never end
+        file.truncate(2**40)  # a sparse file: it takes no disk space, but reading it would never end
     assert refusal(path).code == "too_large"
     data = encoded(asymmetric(), "PNG")
     path.write_bytes(data)
@@ -362,7 +362,7 @@ def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyP
     assert refusal(encoded(asymmetric(), "PNG")).code == "too_large"
 
 
-# The rest of the promise
+# Other guarantees
 
 
 def test_an_unknown_orientation_rule_is_the_callers_mistake() -> None:
@@ -393,7 +393,7 @@ def test_names_are_shown_without_control_characters(name: str | bytes, shown: st
     assert shown_name(name) == shown
 
 
-# Decoding less
+# Reduced decoding
 
 
 def jpeg(width: int, height: int, *, mode: str = "RGB", **options: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The picture encoder by the kernels gives what torch's modules give, each picture as if it were alone."""
+"""The kernels' picture encoder gives the same as torch's modules, and each picture as if it were alone."""
 
 import copy
 import dataclasses
@@ -39,7 +39,7 @@ CONFIGS = {
 
 
 def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[HostEncoder, HostEncoder]:
-    """By the kernels, and by torch."""
+    """An encoder by the kernels, and one by torch."""
     torch.manual_seed(0)
     encoder = PictureEncoder(config).eval().requires_grad_(False)
     for module in encoder.modules():
@@ -73,7 +73,7 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
 def few_bits(
     config: VisionConfig, precision: Precision, plain_state: dict[str, torch.Tensor] | None = None
 ) -> tuple[HostEncoder, HostEncoder]:
-    """An encoder of few bits by the kernels, and the same weights widened, by torch."""
+    """An encoder with few-bit weights by the kernels, and one by torch with the same weights widened."""
     torch.manual_seed(0)
     plain_state = plain_state or PictureEncoder(config).state_dict()
     state = convert_precision(plain_state, PictureEncoder(config), dtype=torch.float32, wanted=precision)
@@ -106,7 +106,7 @@ def test_outliers_behind_norms_cost_no_accuracy(precision: Precision, tolerance:
     encoder = PictureEncoder(config).eval()
     state, pictures = encoder.state_dict(), pixels(config, 2)
     expected = encoder(pictures)
-    for norm, reader in read_norms(encoder).items():  # the same function
+    for norm, reader in read_norms(encoder).items():  # the changes keep the same function
         for name, factor in ((f"{norm}.weight", 100.0), (f"{norm}.bias", 100.0), (f"{reader}.weight", 0.01)):
             state[name][..., 5:64:50] *= factor
 

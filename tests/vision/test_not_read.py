@@ -1,4 +1,4 @@
-"""Whole files of unsupported kinds differ from damaged ones: each message names the kind and what to do."""
+"""Valid files of unsupported kinds are distinguished from damaged ones: each message names the kind and a remedy."""
 
 import struct
 from io import BytesIO
@@ -81,4 +81,4 @@ def test_a_rare_picture_is_named_like_any_other(tmp_path: Path) -> None:
 
 def test_text_that_begins_with_the_letters_of_a_bmp_is_no_picture() -> None:
     assert refusal(b"BM" + b"are letters " * 20).code == "not_a_picture"
-    assert refusal(bmp(bits=64)[:40]).code == "not_a_picture"  # the header is cut: nothing says that it is a BMP
+    assert refusal(bmp(bits=64)[:40]).code == "not_a_picture"  # the header is cut off, so that nothing identifies a BMP

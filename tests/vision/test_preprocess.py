@@ -1,4 +1,4 @@
-"""Resizing and cropping: CLIP's own pixels where CLIP reads a picture, and sensible ones elsewhere."""
+"""Resizing and cropping: CLIP's pixels for every picture that CLIP can read, and sensible ones for others."""
 
 from io import BytesIO
 from pathlib import Path
@@ -28,7 +28,7 @@ def smooth(width: int, height: int) -> Image.Image:
 
 
 def clip_transform(image: Image.Image, size: int = 224) -> NDArray[np.uint8]:
-    """CLIP's Resize, CenterCrop and RGB, as its description reads."""
+    """CLIP's Resize, CenterCrop and RGB conversion, written from its description."""
     width, height = image.size
     if min(width, height) != size:
         new = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
@@ -45,7 +45,7 @@ def largest_difference(one: NDArray[Any], other: NDArray[Any]) -> int:
 def test_pixels_equal_the_golden_ones(name: str) -> None:
     pixels = preprocess(load_picture(GOLDEN / "images" / name, orientation="ignore").image)
     expected = np.asarray(Image.open(GOLDEN / "preprocessed" / f"{Path(name).stem}.png").convert("RGB"))
-    tolerance = 2 if name.endswith(".jpg") else 0  # JPEG decoders may differ by a level or two
+    tolerance = 2 if name.endswith(".jpg") else 0  # JPEG decoders may differ by one or two levels
     assert largest_difference(pixels, expected) <= tolerance
 
 
@@ -100,7 +100,7 @@ def test_rare_modes_with_alpha_are_converted_to_common_ones(premultiplied: str, 
     assert np.array_equal(preprocess(image), clip_transform(image.convert(plain)))
 
 
-# Reading fast
+# Fast reading
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -224,7 +224,7 @@ def test_a_line_of_pixels_is_not_resized_whole(mode: str, upright: bool, monkeyp
     image.putpixel(middle, white.get(mode, 255))
     pixels = preprocess(image)
     assert largest == 224 * 224
-    assert pixels[112, 112].min() > 200  # the one white pixel of the line fills the crop
+    assert pixels[112, 112].min() > 200  # the only white pixel of the line fills the crop
 
 
 # Failures

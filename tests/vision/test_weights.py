@@ -1,4 +1,4 @@
-"""CLIP in all its file formats and the visual part of adapters: one model; wrong files are refused."""
+"""CLIP in all its file formats and the visual part of adapters give one model; wrong files are refused."""
 
 import json
 import re
@@ -34,14 +34,14 @@ def visual_of(adapter: str) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def openai() -> dict[str, Tensor]:
-    """The golden CLIP as a plain state dict, as it circulates too; read without `vision.weights`."""
+    """The golden CLIP as a plain state dict, a form that is also in use; read without `vision.weights`."""
     with pytest.warns(DeprecationWarning, match="torch.jit.load"):
         module = torch.jit.load(str(ARCHIVE), map_location="cpu")  # type: ignore[no-untyped-call]
     return {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
 
 
 def to_huggingface(openai: dict[str, Tensor], *, text: bool = True) -> dict[str, Tensor]:
-    """The same CLIP under Hugging Face's names, as its converter writes it."""
+    """The same CLIP under Hugging Face's names, as written by its converter."""
     vision = "vision_model."
     renamed = {
         f"{vision}embeddings.class_embedding": openai["visual.class_embedding"],

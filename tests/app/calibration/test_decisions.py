@@ -23,7 +23,7 @@ def test_a_wider_band_never_decides_more(share: float, threshold: float, narrow:
     by_wide = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=wide))
     by_narrow = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=narrow))
 
-    inside = wide / 2 < threshold < 1.0 - wide / 2  # at the ends the band is cut off
+    inside = wide / 2 < threshold < 1.0 - wide / 2  # outside, the band is cut off at 0 or 1
     assert not inside or by_wide in (None, by_narrow)
 
 

@@ -1,4 +1,4 @@
-"""A calibration comes back from its file as it was, and decides on records as it says."""
+"""A calibration is read back from its file unchanged, and decides on records as stated in it."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from llama_adapter.runtime.errors import UsageError
 
 
 def examples(count: int = 200) -> Examples:
-    """Too sure by a factor of 3, as a model that is wrong now and then."""
+    """Examples of an overconfident model: its logits are too large by a factor of 3."""
     random = np.random.default_rng(5)
     true_N = random.random(count)
     labels_N = (random.random(count) > true_N).astype(np.int64)
@@ -121,7 +121,7 @@ def test_of_more_choices_the_threshold_is_on_the_likeliest() -> None:
 
 
 MADE = calibration()
-SOFT = replace(MADE, temperature=2.0, threshold=None)  # only calibrated
+SOFT = replace(MADE, temperature=2.0, threshold=None)  # calibrated, but without a threshold
 SURE = replace(MADE, temperature=1.0)
 
 
@@ -131,7 +131,7 @@ SURE = replace(MADE, temperature=1.0)
         (Decider(), {"a": 0.3, "b": 0.4, "c": 0.3}, "b", 0.4),
         (Decider.of(abstain=(0.2, 0.8)), {"yes": 0.4, "no": 0.6}, UNDECIDED, 0.6),
         (Decider.of(SURE), {"Yes": 0.999, "No": 0.001}, "Yes", 0.999),
-        (Decider.of(SURE, threshold=1.0), {"Yes": 0.999, "No": 0.001}, "No", 0.001),  # before the calibration's own
+        (Decider.of(SURE, threshold=1.0), {"Yes": 0.999, "No": 0.001}, "No", 0.001),  # overrides the calibration's own
         (Decider.of(SOFT), {"Yes": 0.8, "No": 0.2}, "Yes", 0.666667),
         (Decider(), {"Yes": None, "No": 0.5}, UNDECIDED, None),
         (Decider.of(MADE), {"Yes": None, "No": 0.5}, UNDECIDED, None),
@@ -147,7 +147,7 @@ def test_a_decision_and_its_probability(
     assert decider.calibration is SOFT or decided.choice == choice
 
 
-# Telling
+# Reports
 
 
 def test_the_report(snapshot: SnapshotAssertion) -> None:

@@ -1,4 +1,4 @@
-"""`ask --calibrate` on the embedded model: labelled pictures in, a calibration that other commands take out."""
+"""`ask --calibrate` on the embedded model: labelled pictures give a calibration that other commands use."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
 class Labels:
-    """Labels for the sample pictures' yes and no questions, in a folder of its own."""
+    """Labels for the sample pictures' yes-or-no questions, in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Calibration's arithmetic: temperatures, measures and thresholds are what their definitions say."""
+"""Calibration's arithmetic: temperatures, measures and thresholds match their definitions."""
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ SEEDS = st.integers(0, 10_000)
 
 
 def two(*shares: float) -> Floats:
-    """Probabilities of the first and the second choice."""
+    """Probabilities of two choices, from those of the first one."""
     return np.array([[share, 1 - share] for share in shares])
 
 
 def drawn(seed: int, *, count: int = 400, num_choices: int = 2, temperature: float = 1.0) -> tuple[Floats, Ints]:
-    """Probabilities and labels that happen with them, stated too surely where `temperature` is above 1."""
+    """Probabilities and labels drawn from them; a `temperature` above 1 makes the probabilities overconfident."""
     random = np.random.default_rng(seed)
     logits_NC = random.normal(size=(count, num_choices)) * 2
     true_NC = np.exp(logits_NC) / np.exp(logits_NC).sum(axis=1, keepdims=True)
@@ -79,7 +79,7 @@ def test_a_temperature_that_probabilities_were_spoilt_with_is_found_again(temper
         ((0.5, 0.5), [0, 1], 1.0),  # all choices are equally likely
         ((0.9, 0.6, 0.2), [1, 1, 0], MAX_TEMPERATURE),  # every answer is wrong
         ((1.0, 0.0), [1, 0], MAX_TEMPERATURE),
-        ((*[0.501] * 50, 0.5), [0] * 50 + [1], MIN_TEMPERATURE),  # right and hardly sure, beside a tie
+        ((*[0.501] * 50, 0.5), [0] * 50 + [1], MIN_TEMPERATURE),  # right with little confidence, plus a tie
     ],
 )
 def test_temperatures_at_the_ends(shares: tuple[float, ...], labels: list[int], temperature: float) -> None:
@@ -114,7 +114,7 @@ def test_measures_of_an_example_by_hand() -> None:
     assert metrics.accuracy == pytest.approx(2 / 3)
     assert metrics.nll == pytest.approx(-(np.log(0.8) + np.log(0.2) + np.log(0.7)) / 3)
     assert metrics.brier == pytest.approx((2 * 0.2**2 + 2 * 0.8**2 + 2 * 0.3**2) / 3)
-    # Two with 0.8, of which one is right; one with 0.7, which is.
+    # Two answers with 0.8, one of which is right, and one right answer with 0.7.
     assert metrics.ece == pytest.approx((2 * abs(0.8 - 0.5) + abs(0.7 - 1.0)) / 3)
     assert calibration_error(np.array([0.8, 0.8, 0.7]), np.array([True, False, True])) == metrics.ece
     with pytest.raises(ValueError, match="at least one"):

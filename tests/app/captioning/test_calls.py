@@ -1,4 +1,4 @@
-"""Calls of a captioner from threads and event loops, with a progress bar, and what their answers look like."""
+"""Calls of a captioner from threads and event loops, with a progress bar, and the form of their answers."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The captioner's promises, on the reference's tiny random checkpoints."""
+"""The captioner's guarantees, on the reference's tiny random checkpoints."""
 
 import asyncio
 import io
@@ -38,7 +38,7 @@ def jobs(count: int = 16) -> list[tuple[Path, object]]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[int, ...]]:
-    """The answers of the jobs, each asked alone."""
+    """The answers of the jobs, each asked separately."""
     alone = Captioner.load(**model_options(), batch_size=1)
     return [alone.generate([picture], [prompt], max_new_tokens=12)[0].token_ids for picture, prompt in jobs()]
 
@@ -172,7 +172,7 @@ def test_choices_get_probabilities_that_sum_to_one_and_the_best_is_the_text(capt
 
 
 def test_choices_weigh_what_greedy_decoding_says_first(captioner: Captioner) -> None:
-    """The likeliest single-token choice among all first tokens is the one that would be generated."""
+    """The most likely single-token choice among all first tokens is the token that greedy decoding generates."""
     generated = captioner.generate(PICTURES[:3], RawPrompt("Is it red?"), max_new_tokens=1)
     for picture, answer in zip(PICTURES, generated, strict=False):
         others = [captioner.tokenizer.decode([token]) for token in (300, 301, 302)]
@@ -203,12 +203,12 @@ def test_a_closed_stream_leaves_the_captioner_usable(captioner: Captioner) -> No
 
 
 def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captioner) -> None:
-    """The end token is scored too; without it, "1" would always beat "10"."""
+    """The end token is scored too; otherwise "1" would always beat "10"."""
     answer = captioner.generate(PICTURES[:1], "Is it red?", choices=["1", "10", "100"])[0]
     assert answer.choice is not None
     apart = captioner.generate(PICTURES[:1], "Is it red?", choices=["10", "100"])[0]
     assert apart.choice is not None
-    # The odds of two choices do not depend on which others there are.
+    # The odds of two choices do not depend on the other choices.
     assert answer.choice["10"] / answer.choice["100"] == pytest.approx(
         apart.choice["10"] / apart.choice["100"], rel=1e-4
     )
@@ -227,9 +227,9 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     events += list(stream)
     assert isinstance(events[-1], Answer)
     assert events[-1].token_ids == whole.token_ids
-    captioner.stream(PICTURES[:1])  # never begun: it is in nobody's way
+    captioner.stream(PICTURES[:1])  # a stream that has not begun blocks no other call
     with pytest.raises(ValueError, match="two different"):
-        captioner.stream(PICTURES[:1], choices=["one"])  # nor is one that could not begin
+        captioner.stream(PICTURES[:1], choices=["one"])  # neither does a stream that was refused
     assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
 
 

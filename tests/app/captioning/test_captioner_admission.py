@@ -1,4 +1,4 @@
-"""A captioner has at most one batch of pictures in flight, and encodes many at once."""
+"""A captioner has at most one batch of pictures in flight, and encodes many pictures at once."""
 
 import itertools
 from collections import Counter
@@ -19,7 +19,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.golden import model_options
 
 CONTEXT = 40
-LENGTHS = (1, 7, 3, 9, 2, 5)  # of answers at most, in tokens: what their prompts leave of the context
+LENGTHS = (1, 7, 3, 9, 2, 5)  # maximum answer lengths in tokens: the part of the context that their prompts leave
 
 
 @pytest.fixture(scope="module", params=[1, 4, 5])
@@ -29,23 +29,23 @@ def captioner(request: pytest.FixtureRequest) -> Captioner:
 
 @pytest.fixture(autouse=True)
 def always_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are looked at in the caller's thread, so that none is missing when it is wanted."""
+    """Read pictures in the caller's thread, so that none is missing when it is needed."""
     monkeypatch.setattr("llama_adapter.app.captioning.captioner.is_shareable", lambda item: False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What a run had under way."""
+    """The work in progress during a run."""
 
-    under_way: list[int] = field(default_factory=list)  # pictures, with those just given to the encoder, at each call
-    encoded: list[int] = field(default_factory=list)  # pictures given to it at each call
-    requests_at_call: list[int] = field(default_factory=list)  # unanswered by then
-    requests_at_step: list[int] = field(default_factory=list)  # likewise, as long as pictures were left
+    under_way: list[int] = field(default_factory=list)  # pictures in flight at each encoder call, with its own
+    encoded: list[int] = field(default_factory=list)  # pictures given to the encoder at each call
+    requests_at_call: list[int] = field(default_factory=list)  # unanswered requests at each encoder call
+    requests_at_step: list[int] = field(default_factory=list)  # unanswered ones, at each step, while pictures are left
     answers: list[Answer] = field(default_factory=list)
 
 
 def watch(captioner: Captioner, sheets: Sequence[Sequence[Prompt]], monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Ask about a picture for each sheet of prompts."""
+    """Ask about one picture for each sheet of prompts."""
     watched, answered = Watched(), Counter[str]()
     encode, step = CaptionLoop.encode, CaptionLoop.step
 
@@ -117,4 +117,4 @@ def test_many_questions_about_each_picture_keep_every_row_in_use(
     assert len(watched.answers) == len(sheets) * len(sheet)
     assert max(watched.under_way) <= captioner.batch_size
     assert min(watched.requests_at_step) >= captioner.batch_size
-    assert max(watched.requests_at_call) <= captioner.batch_size  # until then, none is encoded only to wait
+    assert max(watched.requests_at_call) <= captioner.batch_size  # no picture is encoded earlier, only to wait

@@ -35,7 +35,7 @@ PROMPTS = [[1, 5, 9, 200], [1, 44, 17]]
 
 
 def chat_adapter(place: Path, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A file as the release is: whole vectors in float32 under "model"; `changes` by names with two underscores."""
+    """An adapter file in the form of the release: float32 vectors under "model"; `changes` replace or add tensors."""
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(LAYERS):
@@ -49,7 +49,7 @@ def chat_adapter(place: Path, **changes: torch.Tensor) -> dict[str, torch.Tensor
 
 
 def logits_of(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torch.Tensor:
-    """What follows the tokens, by a plain float64 LLaMA whose linear layers compute W (scale x) + bias."""
+    """Next-token logits of a plain float64 LLaMA whose linear layers compute W (scale x) + bias."""
     llama = torch.load(GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth", weights_only=True)
     w = {name: tensor.double() for name, tensor in {**llama, **adapter}.items()}
     head_dim = DIM // HEADS
@@ -138,7 +138,7 @@ def test_prompts_are_put_into_the_conversation_and_end_at_its_separator(adapter:
 def test_an_answer_ends_at_the_separator_of_the_template(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Captioner.load(**LLAMA, adapter=adapter) as captioner:
         whole = captioner.generate_text("Why?", max_new_tokens=8)[0].text
-    # A model without training writes no separator, so a piece of what it does write stands for one.
+    # An untrained model does not write the separator, so a piece of its own output takes that role.
     separator = whole[2:4]
     monkeypatch.setattr("llama_adapter.app.tasks.prompts.SEPARATOR", separator)
     with Captioner.load(**LLAMA, adapter=adapter) as captioner:

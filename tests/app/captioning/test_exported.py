@@ -1,4 +1,4 @@
-"""Captioners on exported decoders answer as torch's do, and refuse what does not belong together."""
+"""Captioners on exported decoders give the same answers as torch, and refuse files that do not belong together."""
 
 import dataclasses
 import json
@@ -22,14 +22,14 @@ from tests.parity.test_captioner import answer
 
 SAMPLES = sorted(sample_pictures().glob("*.[pj][np]g"))
 PROMPTS = ["Generate caption of this image", "What colour is the background?", "How many shapes are there?"]
-SAMPLE_PROMPTS = [PROMPTS[number % 3] for number in range(len(SAMPLES))]  # of different lengths
+SAMPLE_PROMPTS = [PROMPTS[number % 3] for number in range(len(SAMPLES))]  # prompts of different lengths
 DRAWN: Any = {
     "temperature": 5.0,
     "top_p": 0.95,
     "top_k": 50,
     "seed": 4,
     "max_new_tokens": 20,
-}  # other tokens than the best
+}  # so that other tokens than the most likely ones are drawn
 CHOICES = ["red", "a very light grey", "white"]
 
 
@@ -56,7 +56,7 @@ def torchs() -> Captioner:
 
 @pytest.fixture(scope="module")
 def wanted(torchs: Captioner) -> tuple[list[Any], list[Any]]:
-    """Of torch: best tokens of each sample picture and whether it is unfamiliar, and drawn tokens of half of them."""
+    """torch's results: greedy tokens and unfamiliarity for each sample picture, and sampled tokens for half of them."""
     best = torchs.generate(SAMPLES, SAMPLE_PROMPTS)
     drawn = torchs.generate(SAMPLES[:16], SAMPLE_PROMPTS[:16], **DRAWN)
     return [(one.token_ids, one.unfamiliar) for one in best], [one.token_ids for one in drawn]

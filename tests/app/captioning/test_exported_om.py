@@ -1,4 +1,4 @@
-"""Captioners on a decoder in OM files, on the stand-ins for ATC and ais_bench, answer as torch's do."""
+"""Captioners on a decoder in OM files, with stand-ins for ATC and ais_bench, give the same answers as torch."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tests.parity.golden import GROUPS, batch
 from tests.parity.test_captioner import answer
 from tests.runtime.graphs import conftest
 
-install = conftest.install  # the fixture
+install = conftest.install  # a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_golden_cases_have_the_ids_of_the_reference(group: str, batch_size: int)
 
 @pytest.mark.parametrize("name", ["decoder.om", "prefix.om"])
 def test_an_om_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
-    """Its sizes are the same."""
+    """The other model has the same sizes."""
     folder = shutil.copytree(om_golden("BIAS-TINY"), tmp_path / "mixed")
     for file in (name, f"{name}.json"):
         shutil.copy(Path(om_golden("training-checkpoint-0")) / file, folder)

@@ -1,4 +1,4 @@
-"""Errors of MindIR decoders where MindSpore is not installed; tests/mindspore runs them."""
+"""Errors of MindIR decoders if MindSpore is not installed; tests/mindspore runs these decoders."""
 
 import importlib.util
 from pathlib import Path

@@ -51,7 +51,7 @@ def open_parts() -> Parts:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> Iterator[None]:
-    """Each shortage of memory collects garbage: not that of all other tests as well."""
+    """Freeze the objects of other tests: each out-of-memory error collects garbage, which would scan them too."""
     gc.collect()
     gc.freeze()
     yield
@@ -60,7 +60,7 @@ def quick_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread reads: a conversation draws its seed as it begins, and that is in the order of the pictures now."""
+    """Read in one thread. A conversation draws its seed when it begins, and so seeds are drawn in picture order."""
     monkeypatch.setattr("llama_adapter.app.reading.prefetch.MAX_THREADS", 1)
 
 
@@ -71,21 +71,21 @@ def parts() -> Parts:
 
 @pytest.fixture(scope="module")
 def queued_parts() -> Parts:
-    """On a device whose ids are read one step late."""
+    """Parts on a device whose token ids are read one step late."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llama_adapter.app.captioning.assemble, "open_backend", lambda name: QueuedBackend())
         return open_parts()
 
 
 def quiet(captioner: Captioner) -> list[str]:
-    """The notes that it will tell."""
+    """Collect the captioner's notes about retries, in place of printing them."""
     notes: list[str] = []
     captioner.oom_retry.tell = notes.append
     return notes
 
 
 def read(events: Any) -> dict[int, Answer]:
-    """Answers by index; what was streamed of each is its text, once."""
+    """Answers by index. Also checks that the streamed pieces of each answer add up to its text."""
     pieces: dict[int, str] = defaultdict(str)
     answers: dict[int, Answer] = {}
     for event in events:
@@ -117,13 +117,13 @@ def test_after_an_out_of_memory_step_fewer_rows_give_the_same_answers(
 
     assert said(read(captioner.stream(PICTURES, max_new_tokens=9))) == expected
     assert notes == ["out of memory with 8 rows: going on with 4", "out of memory with 4 rows: going on with 2"]
-    # The next run knows.
+    # The next run starts with the smaller batch.
     assert said(read(captioner.stream(PICTURES, max_new_tokens=9))) == expected
     assert device.num_shortages == len(notes) == 2
 
 
 class Moody(Device):
-    """Lacks memory now and then, as where other programs take some; a single row it has always memory for."""
+    """Runs out of memory at random, as if other programs used some. It always has memory for a single row."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Moody(Device):
         super().take(program, count, 1 if self._random.random() < 0.15 else None)
 
 
-@pytest.mark.slow  # many of them
+@pytest.mark.slow  # many seeds
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_may_be_short_at_any_step_of_any_program(
     queued_parts: Parts, parts: Parts, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -146,7 +146,7 @@ def test_memory_may_be_short_at_any_step_of_any_program(
     }
 
     def answers(captioner: Captioner) -> dict[int, tuple[str, tuple[int, ...], str]]:
-        seeds = itertools.count(seed)  # none is asked for, so each conversation draws one
+        seeds = itertools.count(seed)  # no seed is given, so each conversation draws one
         monkeypatch.setattr("llama_adapter.app.captioning.active_request.secrets.randbits", lambda bits: next(seeds))
         return said(read(captioner.stream(PICTURES[:11], "Describe the image.", **asked)))
 
@@ -193,7 +193,7 @@ def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> Non
     def num_tokens(calls: list[tuple[str, int]]) -> int:
         return sum(rows for program, rows in calls if program in ("prefill", "decode"))
 
-    # Each of the rows in flight is prefilled once more, which chooses a token as a step would have.
+    # Each row in flight is prefilled once more. This prefill chooses a token, as a step would have done.
     assert num_tokens(device.calls) == num_tokens(undisturbed.calls)
     assert [call for call in device.calls if call[0] == "encode"] == [("encode", 8)]
 

@@ -1,4 +1,4 @@
-"""Pasts in front of prompts, through the captioner and the command line."""
+"""Pasts (cached keys and values) before prompts, through the captioner and the command line."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ NUM_PAST = 6
 
 
 @pytest.mark.slow  # imports transformers
-@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # its next name is not in 4.57
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # 4.57 lacks its next name
 @pytest.mark.proves("prefix tuning", "CPU")
 def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path) -> None:
     import transformers
@@ -30,7 +30,7 @@ def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path)
     flat = np.random.default_rng(2).normal(size=(NUM_PAST, sizes.num_hidden_layers * 2 * sizes.hidden_size))
     save_file({"prompt_embeddings": flat.astype(np.float32)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PREFIX_TUNING"}))
-    # As PeftModel.get_prompt makes them: (tokens, layers * 2, heads, width), keys and values in turn.
+    # The layout of PeftModel.get_prompt: (tokens, layers * 2, heads, width), with keys and values alternating.
     parts = torch.tensor(flat, dtype=torch.float32).view(NUM_PAST, sizes.num_hidden_layers * 2, heads, width)
     pairs = parts.permute(1, 2, 0, 3)[:, None].split(2)
     captioner = Captioner.load(**LLAMA, batch_size=3, dtype="float32", past_key_values=tmp_path)
@@ -44,7 +44,7 @@ def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path)
         for layer, pair in enumerate(pairs):
             past.update(pair[0], pair[1], layer)
         mask = torch.ones(1, NUM_PAST + len(prompt), dtype=torch.long)
-        # `generate` takes the tokens of the past as given ids, and drops as many of them.
+        # `generate` counts the past as part of the given ids, and drops that number of ids.
         ids = torch.tensor([[0] * NUM_PAST + prompt])
         [row] = theirs.generate(ids, attention_mask=mask, past_key_values=past, generation_config=settings).tolist()
         row = row[NUM_PAST + len(prompt) :]
@@ -64,7 +64,7 @@ def plain_context() -> int:
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The keys and values of a text in front of the embedded model's prompts."""
+    """The keys and values of a text placed before the embedded model's prompts."""
     path = tmp_path_factory.mktemp("past") / "pre_caches.npy"
     assert main(["encode", "--text", "Answer in one word.", "--out", str(path), "--dtype", "float32"]) == 0
     return path

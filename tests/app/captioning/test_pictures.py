@@ -1,4 +1,4 @@
-"""Pictures may be given in every form that Python programs have them in; anything else is a TypeError."""
+"""Pictures may be given in every form that is usual in Python; anything else is a TypeError."""
 
 import io
 import tarfile
@@ -136,7 +136,7 @@ def test_one_picture_is_asked_about_at_a_time(captioner: Captioner) -> None:
 
 
 class OnePicture(BaseHTTPRequestHandler):
-    """Has the picture at /a.jpg."""
+    """A site with the picture at /a.jpg."""
 
     def do_GET(self) -> None:
         found = self.path == "/a.jpg"
@@ -147,7 +147,7 @@ class OnePicture(BaseHTTPRequestHandler):
             self.wfile.write(PICTURE.read_bytes())
 
     def log_message(self, *_: object) -> None:
-        """Nothing: stderr is the tests'."""
+        """Log nothing, because stderr belongs to the tests."""
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_addresses_are_fetched_from_allowed_hosts_only(
     def codes(answers: list[Answer]) -> list[str | None]:
         return [answer.error and answer.error.code for answer in answers]
 
-    # The name is allowed, and its address is not one of the public internet.
+    # The name is allowed, but its address is not on the public internet.
     assert codes(private) == ["image_host_not_allowed", "invalid_image_url", *["image_host_not_allowed"] * 2]
     assert codes(public) == ["image_host_not_allowed", "invalid_image_url", None, "failed_to_download_image"]
     assert public[2].token_ids == expected

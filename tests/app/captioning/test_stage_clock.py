@@ -1,4 +1,4 @@
-"""Device times by stage are read from marks, without waiting for the device at every boundary."""
+"""Device times by stage are read from marks, without waiting for the device at each boundary."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from llama_adapter.app.captioning.stage_clock import StageClock
 
 @dataclass
 class FakeDevice:
-    """A queue whose marks are `step_ms` apart; reading one is counted."""
+    """A queue with `step_ms` between marks; it counts the reads of marks."""
 
     step_ms: float = 2.0
     num_marks: int = 0

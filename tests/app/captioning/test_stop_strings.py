@@ -19,7 +19,7 @@ def through(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 )
 def test_the_text_ends_before_the_first_stop_string_in_any_split(pieces: list[str], stops: list[str]) -> None:
     whole = "".join(pieces)
-    # The stop that is complete first ends the text; of those, the one that begins first.
+    # The stop text that is complete first ends the text. Among those complete at once, the one that begins first does.
     end = min((whole.find(stop) + len(stop) for stop in stops if stop in whole), default=None)
     if end is None:
         assert through(stops, pieces) == (whole, False)

@@ -174,7 +174,7 @@ def test_llama_alone_answers_with_fewer_bits(precision: Precision) -> None:
 
 
 def v1_adapter(place: Path, *, heads: int = 4, num_layers: int = 2) -> dict[str, torch.Tensor]:
-    """Random queries for the last layers, and a gate for each layer, as V1's files have them."""
+    """An adapter in the form of V1's files: random queries for the last layers, and a gate for each layer."""
     generator = torch.Generator().manual_seed(0)
     tensors = {"adapter_query.weight": torch.randn(10 * num_layers, DIM, generator=generator)}
     for layer in range(LAYERS):
@@ -185,7 +185,7 @@ def v1_adapter(place: Path, *, heads: int = 4, num_layers: int = 2) -> dict[str,
 
 
 def logits_of_v1(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torch.Tensor:
-    """What follows the tokens, by a plain float64 LLaMA with V1's attention, one head and one token at a time."""
+    """Next-token logits of a plain float64 LLaMA with V1's attention, computed one head and one token at a time."""
     w = {
         name: tensor.double()
         for name, tensor in torch.load(LLAMA_FOLDER / "consolidated.00.pth", weights_only=True).items()

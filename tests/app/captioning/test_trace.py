@@ -1,4 +1,4 @@
-"""A trace has the stages as spans, ends after a bounded number of them, and never costs an answer."""
+"""A trace has the stages as spans, stops after a bounded number of spans, and never prevents an answer."""
 
 import asyncio
 import gzip
@@ -27,7 +27,7 @@ def captioner() -> Iterator[Captioner]:
 
 
 def spans(file: Path) -> list[str]:
-    """The stages in a trace, in order of time."""
+    """The stages in a trace, in chronological order."""
     with gzip.open(file, "rt", encoding="utf-8") as text:
         events = [event for event in json.load(text)["traceEvents"] if event.get("cat") == "user_annotation"]
     names = [event["name"] for event in sorted(events, key=lambda event: float(event["ts"]))]

@@ -1,4 +1,4 @@
-"""The command line, called in this process: what it prints, where, and how it exits."""
+"""The command line, called in this process: its output, where it is printed, and exit codes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SHORT = ["--max-new-tokens", "6"]
 
 @pytest.fixture
 def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`doctor` looks at the model alone: its table takes many processes, and has tests of its own."""
+    """Let `doctor` examine only the model: the table of the environment takes many processes, and has its own tests."""
     monkeypatch.setattr(
         "llama_adapter.app.doctor.command.look_at_environment", lambda: [Probe(name="python", state="ok")]
     )
@@ -208,7 +208,7 @@ def test_usage_errors(run: Run, snapshot: Any) -> None:
         message = ran.err
         for name, path in paths.items():
             message = message.replace(path, name)
-        message = re.sub(r"available: .*", "available: ...", message)  # devices of this machine
+        message = re.sub(r"available: .*", "available: ...", message)  # this machine's devices
         told[line.encode("utf-8", "backslashreplace").decode()] = f"{ran.code}: {message}"
 
     assert told == snapshot
@@ -417,7 +417,7 @@ def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
 
     assert ran.code == 0
     assert "no errors in" in ran.out
-    assert ran.out.splitlines()[1].split()[:2] == ["python", "ok"]  # the environment comes first
+    assert ran.out.splitlines()[1].split()[:2] == ["python", "ok"]  # the environment is printed first
 
 
 @pytest.mark.usefixtures("known_environment")
@@ -441,7 +441,7 @@ def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_flo
 
     assert (made.code, made.out, again.code) == (0, "", 1)
     assert "MB in int8" in made.err
-    for _ in range(2):  # what was answered in one precision is not asked again in it, and is in the other
+    for _ in range(2):  # the second time, the answers of this precision are reused
         for precision in ("int8", "float"):
             assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
     records = list(read_records(answers))

@@ -1,4 +1,4 @@
-"""From flags to a server's settings: what is refused before any model is loaded."""
+"""From flags to a server's settings: invalid flags are refused before any model is loaded."""
 
 import logging
 import socket
@@ -20,7 +20,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 
 @pytest.fixture(autouse=True)
 def log() -> Iterator[None]:
-    """The log as it was."""
+    """Restore the log afterwards."""
     yield
     log = logging.getLogger("llama_adapter")
     log.handlers.clear()
@@ -36,7 +36,7 @@ def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFix
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
-    """What would have been served."""
+    """The jobs that would have been served."""
     served: list[ServeJob] = []
 
     def note(job: ServeJob) -> int:
@@ -135,7 +135,7 @@ def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_page: bool, missing: str) -> None:
     for name in (*SERVER_PACKAGES, *PAGE_PACKAGES):
-        monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any module will do
+        monkeypatch.setitem(sys.modules, IMPORT_NAMES.get(name, name), sys)  # any existing module serves
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=missing.replace("_", "-")) as refused:
         check_packages(has_page=has_page)

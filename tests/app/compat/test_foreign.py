@@ -1,4 +1,4 @@
-"""Settings of other systems: each key is taken, ignored or refused, with its line; nothing is dropped."""
+"""Settings of other systems: each key is taken, ignored or refused, with its line. No key is dropped silently."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`ModelRunner`: its steps are methods over the engine, and subclasses change them."""
+"""`ModelRunner`: its steps are methods on top of the engine, and subclasses override them."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class AboutTheStar(ModelRunner):
-    """Asks for the color of what is named."""
+    """Asks for the color of the named thing."""
 
     def model_input_prepare(self, input_dict: dict[str, Any]) -> dict[str, Any]:
         if input_dict["is_prefill"]:
@@ -31,7 +31,7 @@ class AboutTheStar(ModelRunner):
 
 
 class Logged(ModelRunner):
-    """Notes the order of the steps."""
+    """Records the order of the steps."""
 
     def __init__(self, runner_settings: dict[str, Any], **settings: Any) -> None:
         self.steps: list[str] = []
@@ -87,7 +87,7 @@ def test_the_order_of_the_steps() -> None:
     runner.model_generate("What color is the star?", STAR, warm_up=True)
     step = ["model_input_prepare", "model_inference", "model_output_process"]
     assert runner.steps == ["define_profiler", *step, *step]
-    assert runner.model_generate("What color is the star?", STAR) == ["red"]  # nothing is left of the warm-up
+    assert runner.model_generate("What color is the star?", STAR) == ["red"]  # the warm-up left no state behind
     runner.close()
 
 

@@ -1,4 +1,4 @@
-"""`pipeline`: models in every form, inputs in every form, options by the names of other systems."""
+"""`pipeline`: models and inputs in every form, options under the names of other systems."""
 
 import io
 import shutil

@@ -1,4 +1,4 @@
-"""The doctor opens an exported decoder, asks it, and names what is wrong with it."""
+"""The doctor opens an exported decoder, asks it a question, and names its faults."""
 
 import shutil
 from pathlib import Path
@@ -41,4 +41,4 @@ def test_the_command_fails_for_a_damaged_decoder(run: Run, tmp_path: Path, monke
     ran = run("doctor", "--decoder", str(tmp_path / "missing"))
 
     assert ran.code == 1
-    assert "error     decoder:" in ran.out  # a long path begins on the next line
+    assert "error     decoder:" in ran.out  # a long path starts on the next line

@@ -1,4 +1,4 @@
-"""The doctor finds out whether an exported encoder opens, is whole, and belongs to the model beside it."""
+"""The doctor finds out whether an exported encoder opens, is intact, and belongs to the model that it is used with."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ def foreign_card() -> EncoderCard:
 
 
 def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", batch_size: int = 5) -> Path:
-    """A file that looks like an OM until it is run, and its side-car."""
+    """A file that looks like an OM until it is run, and its sidecar."""
     om = folder / name
     om.write_bytes(name.encode())
     om.chmod(0o640)
@@ -66,7 +66,7 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
 
 
 def look(encoder: Path, target: Any = SOURCES, **changes: Any) -> list[str]:
-    """The findings about the encoder alone, one line each, with its folder replaced."""
+    """The findings about the encoder only, one per line, with its folder replaced."""
     found = diagnose_with_encoder(target, CaptionerSpec(encoder=str(encoder), **changes))
     folder = str(encoder if encoder.is_dir() else encoder.parent)
     return [
@@ -91,7 +91,7 @@ def test_an_onnx_file_is_opened_and_compared(onnx: Path, tmp_path: Path, snapsho
 def test_an_encoder_without_a_card_is_compared_where_there_is_clip(
     onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # which has no CLIP
+    monkeypatch.setenv("HOME", str(tmp_path))  # this folder has no CLIP
     file = without_card(onnx, tmp_path / "clip.onnx")
     alone = {name: value for name, value in model_options().items() if name not in ("clip", "visual_heads")}
     found = {
@@ -154,7 +154,7 @@ def test_an_om_is_loaded_only_beside_a_decoder_on_its_kind_of_device(
     assert om_device_of(CaptionerSpec(encoder="a.om", device=device, encoder_device=encoder_device)) == device_id
 
 
-# With stand-ins for atc and ais_bench.
+# With stand-ins for ATC and ais_bench.
 
 
 @pytest.fixture

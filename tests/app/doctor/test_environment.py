@@ -60,7 +60,7 @@ ALWAYS = uses_of()
 
 
 def in_words(text: str) -> str:
-    """Without the table's line breaks."""
+    """Undo the table's line breaks."""
     return " ".join(text.split())
 
 
@@ -70,7 +70,7 @@ def program(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-# Weighing and printing.
+# Levels and printing.
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_needed_part_has_advice() -> None:
 
 
 def test_the_table(snapshot: SnapshotAssertion) -> None:
-    path = "/a-folder/" * 14 + "set_env.sh"  # commands and paths are never broken in two
+    path = "/a-folder/" * 14 + "set_env.sh"  # commands and paths are never wrapped
     probes = [
         Probe(name="torch", state="ok", found="2.13.0+cpu"),
         Probe(name="numpy", state="absent"),
@@ -257,7 +257,7 @@ def test_warnings_and_skipped_checks_are_no_failures(
     assert capsys.readouterr().out.endswith("\nno errors, 1 warning in 2 checks\n")
 
 
-# torch and its extensions.
+# torch and its extensions
 
 
 @pytest.mark.parametrize("own", [None, "1"])
@@ -317,13 +317,13 @@ def python(program: str, *arguments: str, **variables: str) -> subprocess.Comple
 def test_a_program_that_imports_the_package_gets_the_hint_in_its_traceback() -> None:
     ran = python("import llama_adapter; llama_adapter.Captioner.load()")
 
-    # torch's own message, as torch_npu makes it fail, and ours behind it.
+    # torch's own message when torch_npu fails, followed by ours.
     assert "RuntimeError: Failed to load the backend extension: torch_npu." in ran.stderr
     assert "torch cannot be imported, because its extension `torch_npu` fails: ImportError: libhccl.so" in ran.stderr
     assert f"{AUTOLOAD}=0" in ran.stderr.splitlines()[-1]
 
 
-# Runs several command lines, and prints exit code, stdout and stderr of each.
+# Runs several command lines, and prints exit code, stdout and stderr of each one.
 COMMANDS = """
 import contextlib, io, json, sys
 from llama_adapter.app.cli import main
@@ -371,18 +371,18 @@ def test_the_table_of_a_machine_with_torch_npu_and_nothing_else_of_ascends(tmp_p
     told = commands(*asked, before=EXAMINED_ONCE, COLUMNS="80", **nowhere)
     page = told[-1][1]
     names = [line[:NAME_WIDTH].strip() for line in page.splitlines()]
-    in_order = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]  # of installation
+    in_order = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]  # the order of installation
 
     assert [(code, err) for code, _, err in told] == [(0, ""), (1, ""), (1, "")]
     assert [name for name in names if name in in_order] == in_order
     assert in_words(page).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
-    assert max(map(len, page.splitlines())) <= 80 + max(map(len, page.split()))  # paths are not broken
+    assert max(map(len, page.splitlines())) <= 80 + max(map(len, page.split()))  # paths are not wrapped
     for _, each, _ in told[:2]:
         assert "the libraries of CANN are not found" in in_words(each)
         assert "a plain `import torch` fails" in in_words(each)
 
 
-# Of the table, the rows that speak of NPUs: by what torch_npu says in this process.
+# The table's rows about NPUs, depending on what torch_npu reports in this process.
 ROWS_OF_NPUS = """
 import os, sys
 from llama_adapter.app.cli import main
@@ -410,7 +410,7 @@ def test_without_a_device_only_what_needs_one_fails(tmp_path: Path) -> None:
     assert re.fullmatch(r"error: .*there is no NPU.*\n\nhint: .*npu-smi info.*\n", told[2][2])
 
 
-# The same on the real torch_npu, with a stand-in for CANN.
+# The same with the real torch_npu and a stand-in for CANN.
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +428,8 @@ OPERATORS_OF_310P = (
 )
 
 
-# The rows on each machine of the arguments, in forks of one process, as importing torch_npu takes longer than they do.
+# The rows on each machine in the arguments. Each machine is a fork of one process, because importing torch_npu takes
+# longer than the rows.
 ON_MACHINES = f"""
 import contextlib, io, json, sys
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
@@ -459,13 +460,13 @@ def test_machines_with_the_real_torch_npu(npu: wheel.FakeNpu) -> None:
         assert re.search(found, in_words(page))
 
 
-# CANN, by its files.
+# CANN, found by its files
 
 INSTALL_INFO = "package_name=Ascend-cann-{name}\nversion={version}\ninnerversion=V100R001\narch=x86_64\n"
 
 
 def install_toolkit(home: Path, **versions: str) -> dict[str, str]:
-    """CANN's layout with these packages; returns the variables that its set_env.sh sets."""
+    """Create CANN's folders with these packages; returns the variables that its set_env.sh sets."""
     for folder in ("lib64", "opp", "runtime", "compiler", "x86_64-linux"):
         (home / folder).mkdir(parents=True)
     (home / "lib64" / "libascendcl.so").touch()
@@ -504,7 +505,7 @@ def test_a_toolkit_that_is_not_set_up_in_this_shell_is_found_by_its_script(layou
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with nothing of Ascend's; returns its folder of programs."""
+    """A machine without anything from Ascend; returns its folder of programs."""
     for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
@@ -515,7 +516,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bin"
 
 
-# Devices, by the driver's own tool.
+# Devices, as reported by the driver's tool
 
 NPU_SMI = """\
 +--------------------------------------------------------------------------------------------------------+
@@ -570,13 +571,13 @@ def test_an_atc_without_its_libraries_is_broken(bare: Path) -> None:
     assert look_at_atc() == ok(str(bare / "atc"))
 
 
-# ais_bench and aclruntime.
+# ais_bench and aclruntime
 
 SESSION = "class InferSession:\n    {}\n"
 
 
 def packages(folder: Path, **modules: str) -> None:
-    """Python modules by their names, with __ for the dots."""
+    """Write Python modules with these names, with __ for dots."""
     for name, source in modules.items():
         file = folder.joinpath(*name.split("__")).with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The doctor finds out which copy of this project runs, and warns if it is not the one of the current folder."""
+"""The doctor finds out which copy of this project runs, and warns if it is not the copy in the current folder."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_what_runs_and_whether_it_is_intended(snapshot: SnapshotAssertion) -> No
         (EDITABLE, CHECKOUT, None),
         (COPY, SITE, None),
         (None, CHECKOUT, CHECKOUT),
-        # Another copy than the one of the current folder.
+        # A different copy than the one in the current folder.
         (COPY, SITE, CHECKOUT),
         (EDITABLE, CHECKOUT, OTHER),
         (COPY, CHECKOUT, CHECKOUT),
@@ -36,7 +36,7 @@ def test_what_runs_and_whether_it_is_intended(snapshot: SnapshotAssertion) -> No
 
 
 def install(site: Path, direct_url: dict[str, Any] | None) -> None:
-    """The files of an installed package that the doctor reads."""
+    """Write the files of an installed package that the doctor reads."""
     info = site / "llama_adapter-0.1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: llama-adapter\nVersion: 0.1.0\n")
@@ -85,7 +85,8 @@ def test_a_copy_run_in_the_checkout_is_a_warning(tmp_path: Path) -> None:
     install(tmp_path, None)
     ignored = shutil.ignore_patterns("__pycache__", "embedded", "pictures")
     shutil.copytree(ROOT / "llama_adapter", tmp_path / "llama_adapter", ignore=ignored)
-    # As the program that pip writes: the current folder is not where packages are looked for. One row is looked at.
+    # Like the program that pip installs, this one does not search the current folder for packages. Only one row is
+    # examined.
     program = """
 import sys
 from llama_adapter.app.cli import main

@@ -1,4 +1,4 @@
-"""The doctor finds nothing wrong in intact models, and every fault of damaged ones."""
+"""The doctor finds no fault in intact models, and every fault in damaged ones."""
 
 import dataclasses
 import hashlib
@@ -77,7 +77,7 @@ def missing_shard(folder: Path) -> ModelSources:
 def flipped_bit(folder: Path) -> ModelSources:
     sources, file = llama(folder), folder / "LLaMA" / "TINY" / "consolidated.00.pth"
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1  # the file opens and looks right
+    data[len(data) // 2] ^= 1  # the file still opens and looks right
     file.write_bytes(data)
     return sources
 
@@ -161,7 +161,7 @@ def test_every_fault_is_a_finding(name: str, tmp_path: Path, snapshot: SnapshotA
 
 
 def faults(target: Any, folder: Path) -> str:
-    """All findings that are not ok, with places and digests replaced."""
+    """All findings that are not ok, with paths and digests replaced."""
     found = [one for one in diagnose(target) if one.level != "ok"]
     text = "\n".join(f"{one.level} {one.what}: {one.sentence} [{one.hint}]" for one in found)
     text = text.replace(str(folder), "FOLDER").replace(str(GOLDEN), "GOLDEN")
@@ -187,7 +187,7 @@ def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPa
     known = {"prompt": "Describe the image.", "max_new_tokens": 4}
     [answer] = Captioner.load(bundle).generate([PICTURE], known["prompt"], max_new_tokens=4)
     add_known_answer(bundle, known_answer={**known, "text": answer.text}, picture=PICTURE)
-    monkeypatch.delattr("PIL.Image.open")  # no decoder opens the bundle's picture in this process
+    monkeypatch.delattr("PIL.Image.open")  # this process must not decode the bundle's picture
     finding = diagnose(bundle)[-1]
     assert (finding.level, finding.what) == ("ok", "known answer")
     assert f"{answer.text!r} about its own picture on cpu in float32" in finding.sentence
@@ -239,8 +239,8 @@ def test_named_pipes_in_place_of_files_are_findings_and_are_not_opened(bundle: P
 def test_all_damaged_files_of_a_bundle_are_findings(bundle: Path, snapshot: SnapshotAssertion) -> None:
     for name in ("vision.safetensors", "llm.safetensors"):
         data = bytearray((bundle / name).read_bytes())
-        data[-1] ^= 1  # the size stays, so loading alone would not see it
+        data[-1] ^= 1  # the size stays the same, so loading alone would not notice
         (bundle / name).write_bytes(data)
     (bundle / "tokenizer.model").unlink()
-    edit(lambda manifest: manifest["vision"].update(channel_order="bgr"))(bundle)  # by hand
+    edit(lambda manifest: manifest["vision"].update(channel_order="bgr"))(bundle)  # an edit by hand
     assert faults(bundle, bundle.parent) == snapshot

@@ -1,4 +1,4 @@
-"""`doctor --plan`: memory of each device, by shapes alone."""
+"""`doctor --plan`: memory of each device, computed from shapes only."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def test_the_plan_of_one_device_is_the_one_that_runs(options: dict[str, Any], mo
     monkeypatch.setattr(
         llama_adapter.app.models.memory_fit, "check_memory", lambda plan, *args, **named: seen.append(plan)
     )
-    # On a device all of the encoder is still to come; on the CPU, what is still in its file.
+    # On a device, all of the encoder must still be loaded; on the CPU, only the part that is still in its file.
     monkeypatch.setattr(llama_adapter.app.models.memory_fit, "is_file_backed", lambda tensors: [True] * len(tensors))
     spec = CaptionerSpec(**options, device="cpu", dtype="float32", precision="float", batch_size=4)
     Captioner.from_spec(spec).close()
@@ -53,8 +53,8 @@ def test_sizes_of_65b_are_those_of_its_shapes() -> None:
     assert whole.keys_and_values == 8 * 80 * 512 * 8192 * 2 * 2
     assert whole.prefix == 8 * 79 * 10 * 8192 * 2 * 2
     assert eighth.keys_and_values * 8 == whole.keys_and_values
-    uneven = 80 * 3 * 8192 * 64 * 2  # the first has 22 of 172 blocks of 128 units, half a block above an eighth
-    assert whole.weights / 8 < eighth.weights - uneven < whole.weights / 8 * 1.01  # norms and queries are on all
+    uneven = 80 * 3 * 8192 * 64 * 2  # rank 0 has 22 of 172 blocks of 128 units, half a block above an eighth
+    assert whole.weights / 8 < eighth.weights - uneven < whole.weights / 8 * 1.01  # all ranks have norms and queries
     assert eighth.first - eighth.others == eighth.encoder
     assert plans["int4", 1].weights / plans["int8", 1].weights == pytest.approx(0.57, abs=0.02)
     assert [plans["float16", number].rows[21 * GB] > 0 for number in (1, 2, 4, 8)] == [False, False, False, True]
@@ -64,7 +64,7 @@ def test_more_devices_than_heads_are_refused() -> None:
     plans = plans_of("30B", devices=(8, 64))
 
     assert plans["int8", 64].refusal == "it has 52 heads, so 52 ranks are the most"
-    assert plans["int8", 8].refusal == ""  # the first has 7 of the 52 heads
+    assert plans["int8", 8].refusal == ""  # the first rank has 7 of the 52 heads
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -1,4 +1,4 @@
-"""Examples asked in one call: the embedded model about its sample pictures, and what cannot be answered."""
+"""Examples asked in one call: the embedded model and its sample pictures, and examples that cannot be answered."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def test_choices_are_scored_and_other_answers_generated_in_the_order_of_the_exam
     assert [one.answer for one in found[:3]] == ["yes", "a small purple triangle at the top", "yes"]
     assert [one.question for one in found] == [
         *("Is there a red star?", captioner.info.default_prompt, "Is there a red star?"),
-        "Say {x}",  # no picture, no variables
+        "Say {x}",  # no picture, so no variables
     ]
     direct = captioner.ask(str(chosen.item.source), "Is there a red star?", choices=["no", "yes"])
     assert direct.choice is not None

@@ -1,4 +1,4 @@
-"""`eval` of the embedded model: data of every form, what is wrong with it, resuming, and two evaluations compared."""
+"""`eval` of the embedded model: data in every form, faults in the data, resuming, and comparing two evaluations."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ IS_STAR, IS_RING = "Is there a red star?", "Is there a blue ring?"
 
 
 class Folder:
-    """A folder of labelled data, and the evaluation of it."""
+    """A folder with labelled data, and its evaluation."""
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path, self._run = path, run
@@ -36,7 +36,7 @@ class Folder:
         (self.path / name).write_text(data if isinstance(data, str) else json.dumps(data))
 
     def scores(self, *flags: str, code: int = ExitCode.OK) -> dict[str, Any]:
-        """The JSON report of the folder."""
+        """The JSON report on the folder."""
         out = self.path.parent / f"{self.path.name}-scores"
         ran = self._run("eval", str(self.path), "--out", str(out), "--reader", "thread", *flags)
         assert ran.code == code, ran.err
@@ -64,7 +64,7 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
     assert [*parts] == ["(all)", "adversarial", "random"]
     assert (value(parts["random"], "F1"), value(parts["random"], "share of yes")) == (1.0, 0.5)
     asked = (tmp_path / "pope-scores" / "answers.jsonl").read_text().splitlines()
-    assert len(asked) == 2  # what both parts ask is asked once
+    assert len(asked) == 2  # a question in both parts is asked once
 
     mme = Folder(tmp_path / "mme", run)
     mme.copy(STAR, "existence/1.jpg")
@@ -78,7 +78,7 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
     annotation = {"question_id": 70, "answer_type": "other", "multiple_choice_answer": "dark red", "answers": answers}
     vqa.write("v2_OpenEnded_mscoco_val2014_questions.json", {"questions": [question]})
     vqa.write("v2_mscoco_val2014_annotations.json", {"annotations": [annotation]})
-    assert value(vqa.scores()["figures"], "VQA") == pytest.approx(0.6)  # 2 people of 10: (2 * 1 + 8 * 2) / (3 * 10)
+    assert value(vqa.scores()["figures"], "VQA") == pytest.approx(0.6)  # 2 of 10 people: (2 * 1 + 8 * 2) / (3 * 10)
 
     coco = Folder(tmp_path / "coco", run)
     captions = {"1.png": "a small purple triangle at the top", "2.jpg": "a big ship in the harbour"}
@@ -111,7 +111,7 @@ def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: P
     data.write("star/2.jpg", "no picture")
     data.write("triangle/2.png", "")
     question = ("--question", "What shape is the object?")
-    for _ in range(2):  # the second run asks nothing, and says the same
+    for _ in range(2):  # the second run asks nothing, and gives the same report
         report = data.scores(*question, code=ExitCode.PICTURE_ERRORS)
         assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)
         assert report["notes"][1].startswith("Pictures that could not be read and are left out: 2 (")

@@ -126,7 +126,7 @@ def test_equal_names_become_different_files_also_where_case_does_not_count() -> 
     assert len(packed) == len(names) + 1
     assert len({name.casefold() for name in packed}) == len(packed)
     folders = {str(parent) for name in packed for parent in PurePosixPath(name).parents}
-    assert not folders & packed.keys()  # else unpacking would want a folder where a file is
+    assert not folders & packed.keys()  # otherwise unpacking would need a folder in place of a file
 
 
 @pytest.mark.parametrize(

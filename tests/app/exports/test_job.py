@@ -1,4 +1,4 @@
-"""`export-records`: everything is derived from the files of answers, which stay as they are."""
+"""`export-records`: everything is derived from answer files, which are not changed."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def failed(picture: str = "a.png", prompt: str = "What?") -> Record:
 
 
 class Answers:
-    """A file of answers in a folder of its own, and exports of it."""
+    """An answer file in a separate folder, and exports of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,11 +76,11 @@ def calibration(**changes: Any) -> Calibration:
 @pytest.mark.parametrize(
     ("to", "out", "settings"),
     [
-        ("metadata", None, {}),  # needs a place
-        ("metadata", "list.json", {}),  # has another name
+        ("metadata", None, {}),  # needs a path
+        ("metadata", "list.json", {}),  # must have another name
         ("sidecars", None, {"below": ("gone",)}),  # no such folder
-        ("csv", "answers.jsonl", {"force": True}),  # the records themselves
-        ("jsonl", ".", {"rows_per_file": 5}),  # the folder of the records
+        ("csv", "answers.jsonl", {"force": True}),  # would overwrite the records
+        ("jsonl", ".", {"rows_per_file": 5}),  # the folder that holds the records
         ("jsonl", None, {"rows_per_file": 5}),  # needs a folder
     ],
 )
@@ -151,7 +151,7 @@ def test_only_answers_or_one_prompt_can_be_taken(answers: Answers) -> None:
 def test_unfamiliar_pictures_can_be_skipped(
     answers: Answers, to: Any, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shares = {"a.png": False, "b.png": True, "c.png": None}  # None: of a model that cannot tell
+    shares = {"a.png": False, "b.png": True, "c.png": None}  # None: the model has no detector
     answers.write([record(name, unfamiliar=unfamiliar) for name, unfamiliar in shares.items()])
 
     assert answers.export(to, out, skip_unfamiliar=True) == ExitCode.OK

@@ -1,4 +1,4 @@
-"""Text files for pictures: written whole, in the right place, and never over other files."""
+"""Text files for pictures: written completely, in the right place, and never over other files."""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def test_beside_a_picture_that_is_not_there_nothing_is_written(tmp_path: Path) -
     "places",
     [
         {"pics/a.png": "pics/a.txt", "shots.tar/sub/b.png": "shots.tar/sub/b.txt", "/abs/c.png": "abs/c.txt"},
-        # Pictures that share a stem get a text each; none takes the name of a folder.
+        # Pictures with the same stem get separate texts; no text has the name of a folder.
         {"a.png": "a.png.txt", "a.jpg": "a.jpg.txt", "A.gif": "A.gif.txt", "a.txt/b.png": "a.txt/b.txt"},
         {os.fsdecode(b"inv\xff.png"): "inv%FF.txt", os.fsdecode(b"inv\xfe.png"): "inv%FE.txt"},
     ],
@@ -122,7 +122,7 @@ def test_a_folder_in_the_place_of_a_text_and_a_name_too_long_cost_no_other_text(
     (tmp_path / "a.txt").mkdir()
 
     assert write(None, {first: "one", long: "one", second: "two"}, force=True).refusals.count == 2
-    assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt", "b.png", "b.txt", "x" * 255]  # and nothing half-written
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt", "b.png", "b.txt", "x" * 255]  # and no partial file
 
 
 def test_many_refusals_are_counted_and_some_told(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_many_refusals_are_counted_and_some_told(tmp_path: Path) -> None:
     assert lines[-1] == "error: and 5 more"
 
 
-# Only below folders that are allowed
+# Only in allowed folders
 
 
 def beside(below: Sequence[Path], *names: str | Path) -> SidecarFiles:
@@ -146,7 +146,7 @@ def test_beside_pictures_elsewhere_nothing_is_written_and_their_common_folder_is
     assert texts(tmp_path) == {"in/a.txt": "text\n"}
     assert (files.num_outside, files.outside) == (2, str(tmp_path / "out"))
     assert "name its folder as --below" in files.refusals.told[0]
-    assert beside([tmp_path / "in"], outside[2]).num_outside == 1  # a name that only begins alike
+    assert beside([tmp_path / "in"], outside[2]).num_outside == 1  # a name that only starts with the same letters
 
 
 def test_neither_dots_nor_links_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which records count: all but superseded failures and records written twice."""
+"""Which records count: all except superseded failures, and records that were written twice."""
 
 import os
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ def surveyed(folder: Path, records: Sequence[Record], selection: Selection = ALL
             ],
             [1, 2, 3],
         ),
-        # Not by its own run, which asked something else or read a namesake.
+        # It is not superseded by its own run, which asked something else or read a picture with the same name.
         ([record(id="cut off", failed=True), record(id="2"), record(id="too many choices", failed=True)], [0, 1, 2]),
         ([record(failed=True), record(failed=True, run="later")], [1]),
-        ([record(id="1"), record(id="name", failed=True)], [0, 1]),  # the picture was missing after its answer
+        ([record(id="1"), record(id="name", failed=True)], [0, 1]),  # the picture disappeared after its answer
         ([record(text="first"), record(text="last"), record(failed=True)], [1]),
         ([record("a.png"), record("b.png")], [0, 1]),  # copies
     ],
@@ -156,7 +156,7 @@ def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
         assert alike[-1]["run"] == one["run"]
 
 
-# Names that earlier versions escaped
+# Names escaped by earlier versions
 
 OLD, TRUE = r"9.41\u202fAM.png", "9.41\u202fAM.png"
 

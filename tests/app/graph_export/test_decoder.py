@@ -1,4 +1,4 @@
-"""`export decoder`: what is written, what is refused, and what the other commands do with it."""
+"""`export decoder`: what it writes, what it refuses, and what the other commands do with the result."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`export onnx` and `export om`: from an adapter to files for other runtimes, which are written whole or not at all."""
+"""`export onnx` and `export om`: from an adapter to files for other runtimes, written completely or not at all."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ MODEL = ["--adapter", str(ADAPTER), "--clip", str(CLIP), "--visual-heads", "4", 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden encoder alone in a folder, not to be changed by a test."""
+    """The golden encoder alone in a folder. Tests must not change it."""
     return Path(shutil.copy(golden_onnx(), tmp_path_factory.mktemp("export") / "clip.onnx"))
 
 
@@ -110,7 +110,7 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
     monkeypatch.chdir(tmp_path)
     asked = [str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
     (tmp_path / "clip.onnx").write_text("mine")
-    assert script(asked) == ExitCode.USAGE  # not without --force
+    assert script(asked) == ExitCode.USAGE  # refused without --force
     assert (tmp_path / "clip.onnx").read_text() == "mine"
     assert capsys.readouterr().out == ""
 
@@ -138,7 +138,7 @@ def test_a_graph_that_computes_something_else_is_not_put_in_place(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
-        check(exported)  # the file of `rgb` in place of that of `bgr`
+        check(exported)  # the file of `rgb` in place of the one of `bgr`
 
     monkeypatch.setattr(to_onnx, "export_onnx", export_other)
     code = main(["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx")])
@@ -237,7 +237,7 @@ def test_an_onnx_becomes_om(
     assert [sidecar.batch_sizes for sidecar in sidecars if sidecar] == ([(1, 4)] if flags else [(1,), (4,)])
     assert all(sidecar and sidecar.card == read_graph(exported).card for sidecar in sidecars)
 
-    assert main([*asked, "--soc-version", "Ascend310P3"]) == ExitCode.USAGE  # there already
+    assert main([*asked, "--soc-version", "Ascend310P3"]) == ExitCode.USAGE  # it exists already
     assert main([*asked, "--soc-version", "Ascend310P3", "--force"]) == ExitCode.OK
 
 
@@ -392,7 +392,7 @@ def test_the_printed_command_and_adopting_make_the_same_om(
     assert read_sidecar(made) == read_sidecar(tmp_path / "here" / made.name) is not None
     assert made.stat().st_mode & 0o777 == 0o640
     capsys.readouterr()
-    assert main(adopting) == ExitCode.USAGE  # there already
+    assert main(adopting) == ExitCode.USAGE  # it exists already
     assert "--out" not in capsys.readouterr().err
     assert main([*adopting, "--force"]) == ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""One API behind a real socket for the whole session, with a service that answers what a test says."""
+"""One API behind a real socket for the whole session, with a service that gives the answers set by a test."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def server() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def service() -> StubService:
-    """The service behind `client`, in its first state."""
+    """The service behind `client`, reset to its initial state."""
     _SERVICE.__init__()  # type: ignore[misc]
     return _SERVICE
 

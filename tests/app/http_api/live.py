@@ -1,4 +1,4 @@
-"""An application behind a real socket, and a service that answers what a test says."""
+"""An application behind a real socket, and a service that gives the answers set by a test."""
 
 import dataclasses
 import socket
@@ -24,8 +24,8 @@ INFO = dataclasses.replace(
 
 @contextmanager
 def served(application: ASGIApp) -> Iterator[str]:
-    """Serve on a free port of loopback; gives the base URL."""
-    # With the protocol given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
+    """Serve on a free port of loopback; yields the base URL."""
+    # If the protocol is given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
@@ -40,7 +40,7 @@ def served(application: ASGIApp) -> Iterator[str]:
 
 
 def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
-    """An answer of one token per word."""
+    """An answer with one token per word."""
     values: dict[str, Any] = {
         "index": 0,
         "picture": "picture",
@@ -56,14 +56,14 @@ def answer(text: str = "red", *, error: AnswerError | None = None, **fields: obj
 
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
-    """How a stub is."""
+    """The status of a stub."""
     counts = ("num_running", "num_waiting", "num_reading", "num_slow_reading", "num_encoded", "restarts")
     values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
     return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
 
 
 class StubService:
-    """Has what the API uses of a service. `on_submit` gets each handle and may raise, deliver, or keep it."""
+    """The part of a service that the API uses. `on_submit` gets each handle and may raise, deliver, or keep it."""
 
     def __init__(self, on_submit: Callable[[RequestHandle], None] = lambda handle: handle.deliver(answer())) -> None:
         self.on_submit = on_submit
@@ -73,7 +73,7 @@ class StubService:
         self.state = status()
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Remember what was asked."""
+        """Record the question, and pass the handle to `on_submit`."""
         handle = RequestHandle(len(self.asks), cancel=self._cancel)
         self.on_submit(handle)
         self.asks.append(ask)
@@ -84,13 +84,13 @@ class StubService:
         self.cancelled.set()
 
     def status(self) -> ServiceStatus:
-        """As the test has set it."""
+        """The status set by the test."""
         return self.state
 
 
 @contextmanager
 def client_of(service: StubService, **settings: Any) -> Iterator[httpx.Client]:
-    """A client of the API of this service, over a socket."""
+    """A client of this service's API, over a socket."""
     with (
         served(create_api(service, settings=ApiSettings(**settings))) as url,  # type: ignore[arg-type]
         httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client,

@@ -1,4 +1,4 @@
-"""The API over a real socket, with a service that answers what the test says."""
+"""The API over a real socket, with a service that gives the answers set by the test."""
 
 import dataclasses
 import http.client
@@ -178,7 +178,7 @@ def test_stalled_reader_is_disconnected(service: StubService, monkeypatch: pytes
     monkeypatch.setattr(replying, "STALLED_READER_S", 0.2)
 
     def flood(handle: RequestHandle) -> None:
-        for _ in range(64):  # more than the sockets' buffers take
+        for _ in range(64):  # more than the sockets' buffers hold
             handle.deliver(TextDelta(index=0, text="a" * 2**20))
 
     service.on_submit = flood
@@ -212,7 +212,7 @@ def test_the_body_of_a_request_is_released_before_its_answer(
         tracemalloc.stop()
 
     assert response.status_code == 200
-    assert held[0] < 8_000_000  # the picture, and not the 8 MB of base64 it came in
+    assert held[0] < 8_000_000  # the picture, without the 8 MB of base64 that encoded it
 
 
 def test_every_answer_has_an_id_of_its_own(client: httpx.Client, service: StubService) -> None:
@@ -229,7 +229,7 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     caplog.set_level(logging.INFO, logger="llama_adapter")
     service.on_submit = lambda handle: handle.deliver(answer(SECRET))
 
-    with client_of(service) as client:  # whose server has ended, and said everything, when this ends
+    with client_of(service) as client:  # when this ends, the server has ended and written all its log lines
         client.post(f"{CHAT}?key={SECRET}", json=chat(user(image(), SECRET)))
         client.post(CHAT, json=chat(user(image(f"data:{SECRET}"), SECRET), **{SECRET: SECRET}))
         client.get(f"/{SECRET}")
@@ -237,7 +237,7 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
         client.request(SECRET.upper(), "/health")
 
     records = [record for record in caplog.records if record.name == "llama_adapter.access"]
-    # The server of an earlier test may still have said something, in its own thread.
+    # The server of an earlier test may still have logged lines from its own thread.
     lines = [record.getMessage() for record in records if record.thread == records[-1].thread]
     assert [re.sub(r" \d+ ms.*", "", line) for line in lines] == [
         f"POST {CHAT} 200",
@@ -353,7 +353,7 @@ def test_a_response_is_answered_and_counted(client: httpx.Client, service: StubS
 
 
 def with_page(service: StubService) -> ASGIApp:
-    """The API with something at the root that takes whatever is left."""
+    """The API, and an application mounted at the root that takes all other paths."""
     application = create_api(service, settings=ApiSettings())
     application.mount("/", PlainTextResponse("the page"))
     return application

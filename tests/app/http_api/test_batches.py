@@ -1,4 +1,4 @@
-"""Files and batches: uploads within limits, rows answered once, whatever happens between them."""
+"""Files and batches: uploads stay within limits, and each row is answered once, also after crashes and restarts."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Counting(StubService):
-    """Answers each request with the number of requests so far."""
+    """Answers each request with the number of requests received so far."""
 
     batch_size = 2
 
@@ -44,7 +44,7 @@ class Counting(StubService):
 
 @contextmanager
 def opened(folder: Path, service: StubService, *, keys: tuple[str, ...] = (), **limits: int) -> Iterator[httpx.Client]:
-    """A client of an API with this folder."""
+    """A client of an API that stores its batches in this folder."""
     settings = ApiSettings(guards=GuardSettings(api_keys=keys))
     with ExitStack() as stack:
         batches = stack.enter_context(
@@ -85,7 +85,7 @@ def upload(client: httpx.Client, *lines: str, name: str = "rows.jsonl", **option
 
 
 def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
-    """Upload rows and begin a batch; returns its id."""
+    """Upload rows and start a batch; returns the batch's id."""
     wanted = {"input_file_id": upload(client, *lines).json()["id"], "endpoint": endpoint, "completion_window": "24h"}
     batch = client.post("/v1/batches", json=wanted)
     assert batch.status_code == 200, batch.text
@@ -93,7 +93,7 @@ def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
 
 
 def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dict[str, Any]:
-    """The batch, once it has this status."""
+    """The batch, as soon as it has this status."""
     until = time.monotonic() + WAIT_S
     while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] != status:
         assert time.monotonic() < until, batch
@@ -244,7 +244,7 @@ def test_a_row_whose_answer_cannot_be_kept_does_not_stop_the_others(
 
 
 def held(*, answered: int) -> tuple[StubService, threading.Event]:
-    """A service that answers some requests and holds the others; the event is set when they are held."""
+    """A service that answers some requests and holds the others; the event is set when all others are held."""
     reached = threading.Event()
 
     def on_submit(handle: RequestHandle) -> None:
@@ -269,7 +269,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(folder: Path, service: Counti
         assert client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] == 8
     (records,) = (folder / "batches").glob("*.jsonl")
     before = records.read_bytes()
-    records.write_bytes(before + b'{"id": "batch_req_to')  # as a crash leaves it
+    records.write_bytes(before + b'{"id": "batch_req_to')  # a line torn by a crash
 
     with opened(folder, service) as client:
         batch = ended(client, batch_id)
@@ -287,7 +287,7 @@ def test_a_crash_while_the_output_is_written_doubles_nothing(
 
     def crash(self: Batches, batch: Any, status: Any = None, **fields: Any) -> Any:
         if status == "completed":
-            raise asyncio.CancelledError  # ends the thread's task where it is
+            raise asyncio.CancelledError  # ends the thread's task at this point
         return change(self, batch, status, **fields)
 
     monkeypatch.setattr(Batches, "_change", crash)

@@ -1,4 +1,4 @@
-"""What a stream of chunks consists of, piece by piece."""
+"""The chunks of a stream, one by one."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def answer(**fields: Any) -> Answer:
 
 
 def stream(*events: TextDelta | Answer, **options: Any) -> list[Any]:
-    """The events' data, parsed; the end mark stays text. An event's index says which answer it belongs to."""
+    """The parsed data of the events; the end mark stays text. An event's index is that of its answer."""
 
     async def given() -> AsyncIterator[NumberedEvent]:
         for event in events:

@@ -17,7 +17,7 @@ KEY = "a-key-of-this-server"
 
 
 class Application:
-    """Answers 200 with the body, and records it."""
+    """Answers 200 with the request's body, and records the body."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -40,7 +40,7 @@ class Application:
 
 
 class Client:
-    """One request and, after `ask`, its answer."""
+    """One request and, after `ask`, its response."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Client:
         if self.num_received < len(self.messages):
             self.num_received += 1
             return self.messages[self.num_received - 1]
-        await asyncio.get_running_loop().create_future()  # nothing more comes
+        await asyncio.get_running_loop().create_future()  # nothing more is received
         raise AssertionError
 
     async def send(self, message: Message) -> None:
@@ -284,7 +284,7 @@ def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
     assert Client(host="anything").ask(AccessGuard(Application(), host_names=None)).status == 200
 
 
-# Keys, and whose a request is
+# Keys, and the owner of a request
 
 
 @pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"])
@@ -390,7 +390,7 @@ def test_a_page_of_an_allowed_origin_may_ask_the_api() -> None:
     assert asked.status == 200
     assert asked.headers["access-control-allow-origin"] == ORIGIN
     assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
-    assert refused.status == 401  # and the page may read why
+    assert refused.status == 401  # and the page may read the reason
     assert refused.headers["access-control-allow-origin"] == ORIGIN
 
 

@@ -1,4 +1,7 @@
-"""Data URIs become exactly their bytes, within bounds counted before decoding; everything else is refused in words."""
+"""Data URIs are decoded exactly, within limits that are checked before decoding.
+
+Others are refused with a clear message.
+"""
 
 import asyncio
 import base64
@@ -36,7 +39,7 @@ def test_a_data_uri_becomes_its_bytes(content: bytes) -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1, 2, 3])
 def test_a_picture_of_several_pieces_is_put_together(extra: int) -> None:
     content = bytes(range(251)) * 3134
-    content = content[: 2 * 196_608 + extra]  # base64 of 2 pieces, and what is around that
+    content = content[: 2 * 196_608 + extra]  # the base64 of 2 pieces, and a few bytes more or less
     assert read(data_uri(content), settings=PictureSettings(max_picture_bytes=10**6)) == content
 
 

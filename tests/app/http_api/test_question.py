@@ -51,7 +51,7 @@ def test_the_last_text_is_the_instruction_or_the_input_to_a_system_text(messages
     [
         ([user(image(), "What?")], 0),
         ([system("Look."), user(image(), "What?")], 0),
-        ([user(image()), user("What?")], 0),  # of the first there is nothing but the picture, which is used
+        ([user(image()), user("What?")], 0),  # the first message has only a picture, and the picture is used
         ([user(image(), "What?"), assistant("Red."), user("And?")], 2),
         ([user(image(), "What?"), assistant(None), user("And?")], 1),
         ([user(image()), assistant("Red."), user(image(), "And?")], 2),

@@ -1,4 +1,4 @@
-"""What a server has to refuse, sent to one that runs: each request gets its status and code, the next is answered."""
+"""Requests that a running server must refuse: each gets its status and code, and the next request is answered."""
 
 import asyncio
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_a_bad_request_is_refused_as_it_should_be(site: RedirectingSite, server:
 
 
 def test_good_requests_are_answered_after_all_of_them(server: ServerProcess) -> None:
-    asyncio.run(warm_up(server, Workload(captions(), is_new=False), number=8))  # raises if one is not answered
+    asyncio.run(warm_up(server, Workload(captions(), is_new=False), number=8))  # raises an error if one is not answered
 
 
 def test_nothing_of_the_requests_is_in_the_log(server: ServerProcess) -> None:

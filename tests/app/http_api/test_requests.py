@@ -1,4 +1,4 @@
-"""What a request may hold: neutral values pass, others are refused by name, and no error quotes the request."""
+"""What a request may contain: neutral values pass, others are refused by name, and no error quotes the request."""
 
 import json
 import re
@@ -83,7 +83,7 @@ RESPONSES_NEUTRAL = {
 
 @pytest.fixture(scope="module")
 def api() -> TestClient:
-    """Without a socket."""
+    """A client without a socket."""
     application = create_api(StubService(), settings=ApiSettings())  # type: ignore[arg-type]
     return TestClient(application, base_url="http://localhost")
 

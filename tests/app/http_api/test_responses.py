@@ -101,7 +101,7 @@ def reply(**options: Any) -> ResponsesReply:
 
 
 def stream(*events: TextDelta | Answer, **options: Any) -> list[dict[str, Any]]:
-    """The events' data; each event is named by its type, and numbered in order."""
+    """The data of the events. Checks that each event is named by its type and that they are numbered in order."""
 
     async def given() -> AsyncIterator[NumberedEvent]:
         for event in events:

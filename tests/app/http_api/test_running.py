@@ -1,4 +1,4 @@
-"""Connections that send nothing, send byte by byte, or never end, over real sockets."""
+"""Connections over real sockets that send nothing, send one byte at a time, or never end."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers at once, or with a stream until the client leaves."""
+    """Answers at once; for the path /news, with a stream until the client disconnects."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/news":
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
@@ -50,7 +50,7 @@ def serving() -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
 
 
 def seconds_open(client: socket.socket, *, trickle: bytes = b"") -> float:
-    """How long the server keeps a connection; `trickle` is sent byte by byte meanwhile."""
+    """How long the server keeps a connection open. During this time `trickle` is sent one byte at a time."""
     started = time.monotonic()
     client.settimeout(0.05)
     for index in range(200):

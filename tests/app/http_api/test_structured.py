@@ -1,4 +1,4 @@
-"""Which JSON schemas can be answered, what is asked for them, and the JSON that the answers make."""
+"""Which JSON schemas can be answered, which questions they become, and the JSON built from the answers."""
 
 import json
 from typing import Any

@@ -8,7 +8,7 @@ from llama_adapter.app.inputs import InputSpec, PictureInput, read_inputs
 
 
 def fill(folder: Path, *names: str) -> Path:
-    """Empty files of these names."""
+    """Create empty files with these names."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -17,17 +17,17 @@ def fill(folder: Path, *names: str) -> Path:
 
 
 def named(*paths: str | Path, recursive: bool = False) -> list[PictureInput]:
-    """The items of named paths."""
+    """The items that these paths give."""
     return list(read_inputs(InputSpec(paths=tuple(map(str, paths)), recursive=recursive)))
 
 
 def error_codes(items: list[PictureInput]) -> list[str | None]:
-    """The code of each item's error."""
+    """The error code of each item."""
     return [None if item.error is None else item.error.code for item in items]
 
 
 def tar_bytes(members: dict[str, bytes], *, mode: str = "w", format: int = tarfile.PAX_FORMAT) -> bytes:
-    """A tar archive of files."""
+    """A tar archive with these files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, format=format) as tar:  # type: ignore[call-overload]
         for name, data in members.items():

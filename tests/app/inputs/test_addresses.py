@@ -1,4 +1,4 @@
-"""Pictures at addresses: listing, errors, and secrets that are not shown."""
+"""Pictures at addresses: listing, errors, and secrets that must not appear in messages."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from llama_adapter.app.inputs import InputsError, InputSpec, check_inputs, count
 from llama_adapter.app.inputs.addresses import check_remote, is_remote, read_remote, remote_inputs, shown_address
 from llama_adapter.vision.errors import PictureError
 
-pytestmark = pytest.mark.slow  # pyarrow takes longer to import than all that is asked of it here
+pytestmark = pytest.mark.slow  # importing pyarrow takes longer than these tests' work
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two pictures, one with an awkward name, and what is none."""
+    """A folder with two pictures, one of them with an awkward name, and files that are no pictures."""
     folder = tmp_path / "pic tures"
     (folder / "in #ner").mkdir(parents=True)
     for name in ("pic_10.png", "pic_2.JPG", "notes.txt", ".hidden.png", "in #ner/50% é?.png"):

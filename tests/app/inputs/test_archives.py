@@ -120,7 +120,7 @@ def test_names_are_only_shown_and_links_and_devices_are_not_followed(tmp_path: P
 
 def test_sparse_members_are_errors_and_what_follows_them_is_found(tmp_path: Path) -> None:
     old = bytearray(header("a.png", kind=tarfile.GNUTYPE_SPARSE, size=600))
-    old[482] = 1  # the map goes on in another block
+    old[482] = 1  # the map continues in another block
     old[148:156] = b"%06o\0 " % (sum(old[:148]) + 8 * 32 + sum(old[156:]))
     pax = b"30 GNU.sparse.name=real/b.png\n"
     data = bytes(old) + bytes(512) + bytes(1024)
@@ -152,7 +152,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
 
 
 def extended(kind: bytes, text: bytes, *, size: int | None = None) -> bytes:
-    """A header that belongs to the next member."""
+    """A header that applies to the next member."""
     padded = text.ljust(-(-len(text) // 512) * 512, b"\0")
     return header("x", kind=kind, size=len(text) if size is None else size) + padded
 

@@ -1,4 +1,4 @@
-"""Remote pictures come only from hosts that are allowed at every hop, at addresses that were checked, within bounds."""
+"""Remote pictures come only from hosts that are allowed at every redirect, from checked addresses, within limits."""
 
 import asyncio
 import shutil
@@ -27,15 +27,15 @@ def redirect(location: str, *, status: str = "302 Found") -> bytes:
 
 
 class Site:
-    """A server on loopback that gives prepared bytes for each path, and what names lead to it."""
+    """A server on loopback that returns prepared bytes for each path, and a resolver whose names lead to it."""
 
     def __init__(self, pages: dict[str, bytes | None] | None = None) -> None:
-        self.pages = {"/": answer()} if pages is None else pages  # None: never answers
-        self.heads: list[str] = []  # of the requests that came
-        self.names: dict[str, Sequence[str]] = {}  # where it is not this server
-        self.asked: list[str] = []  # names looked up
+        self.pages = {"/": answer()} if pages is None else pages  # None: the server never answers
+        self.heads: list[str] = []  # heads of received requests
+        self.names: dict[str, Sequence[str]] = {}  # names that resolve to other addresses
+        self.asked: list[str] = []  # names that were looked up
         self.port = 0
-        self.tasks: list[asyncio.Task[None]] = []  # of connections
+        self.tasks: list[asyncio.Task[None]] = []  # connections
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         self.asked.append(host)
@@ -45,7 +45,7 @@ class Site:
         task = asyncio.current_task()
         assert task is not None
         self.tasks.append(task)
-        with suppress(OSError):  # of clients that hang up, as they should
+        with suppress(OSError):  # clients are expected to disconnect
             await self.serve_one(reader, writer)
             writer.close()
             await writer.wait_closed()
@@ -57,7 +57,7 @@ class Site:
         if content is None:
             await reader.read()
             return
-        for start in range(0, len(content), 4096):  # in a few pieces, as a network does it
+        for start in range(0, len(content), 4096):  # in several pieces, like a network
             writer.write(content[start : start + 4096])
             await writer.drain()
 
@@ -173,7 +173,7 @@ def test_the_name_of_the_machine_itself_leads_nowhere() -> None:
 @pytest.mark.parametrize("addresses", [["127.0.0.9", "127.0.0.1"], ["127.0.0.1", "127.0.0.9"]])
 def test_any_of_a_names_addresses_may_be_the_one_that_answers(addresses: Sequence[str]) -> None:
     site = Site()
-    site.names["pictures.test"] = addresses  # the server listens at only one of them
+    site.names["pictures.test"] = addresses  # the server listens at only one of these addresses
 
     assert site.fetch(is_allowed=lambda address: address.startswith("127.")) == PICTURE
 

@@ -1,4 +1,4 @@
-"""Files and folders, each picture one item."""
+"""Files and folders: each picture is one item."""
 
 import os
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path, monke
     (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
     (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")
     os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")  # as phones write them
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")  # in the form that phones write
     (tmp_path / "IMG_2.MOV").write_bytes(b"\0\0\0\x14ftypqt  ")
     monkeypatch.setattr("llama_adapter.vision.image._reads_heic", lambda: False)
     assert {item.label.rsplit("/", 1)[1]: code_of(item) for item in expand_inputs([tmp_path])} == {

@@ -1,4 +1,4 @@
-"""List files: a name a line."""
+"""List files: one name per line."""
 
 import io
 import os
@@ -17,7 +17,7 @@ from tests.app.inputs.files import error_codes, fill, tar_bytes
 
 
 class Dripping(io.BytesIO):
-    """A pipe whose writer is slow: it gives a few bytes at a time."""
+    """A pipe with a slow writer: each read gives a few bytes."""
 
     def __init__(self, data: bytes, size: int = 1) -> None:
         super().__init__(data)
@@ -42,7 +42,7 @@ def paths(items: list[PictureInput]) -> list[str]:
     [
         (b"b.jpg\nno/such file .png \n\na.jpg\n  \n*.png", ["b.jpg", "no/such file .png ", "a.jpg", "*.png"]),
         (b"# pictures\n#1.jpg\n#\n./# 2.jpg\na # b.jpg\n", ["#1.jpg", "./# 2.jpg", "a # b.jpg"]),  # comments: `# `
-        (b"two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["two\nlines.jpg", "# a.jpg", " b.jpg\r"]),  # as find -print0
+        (b"two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["two\nlines.jpg", "# a.jpg", " b.jpg\r"]),  # like find -print0
         (b"\xef\xbb\xbfa.jpg\r\nb.jpg\r\n", ["a.jpg", "b.jpg"]),
         (b"", []),
     ],
@@ -93,7 +93,7 @@ def test_stdin_is_read_as_it_comes_and_not_counted(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput]]:
-    """Reads a list from stdin, which gives a byte at a time."""
+    """Reads a list from stdin, which gives one byte at a time."""
 
     def drip(content: bytes) -> list[PictureInput]:
         opened = lambda path, what: nullcontext(Dripping(content))  # noqa: E731 - an argument
@@ -135,7 +135,7 @@ def test_a_list_that_is_something_else_is_refused(
 def test_pipes_are_left_for_the_reading(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     spec = InputSpec(lists=(str(tmp_path / "pipe"),))
-    check_inputs(spec)  # would wait for a writer if it opened it
+    check_inputs(spec)  # would block if it opened the pipe, which has no writer
     assert count_inputs(spec) is None
 
 

@@ -1,4 +1,4 @@
-"""Manifests: a picture a line, with its question and columns."""
+"""Manifests: one picture per line, with its question and columns."""
 
 import csv
 import json
@@ -83,7 +83,7 @@ def test_lines_about_one_picture_are_one_item_with_all_questions(tmp_path: Path)
     items = manifest(tmp_path, "\n".join(map(json.dumps, lines)))
     assert [(item.label[-5:], [question.instruction for question in item.questions]) for item in items] == [
         ("a.png", ["One?", "Two?"]),
-        ("a.png", ["Three?"]),  # another column: a template may say another thing
+        ("a.png", ["Three?"]),  # a template with another column may give another question
         ("b.png", ["One?"]),
         ("a.png", ["One?"]),
         ("c.png", []),
@@ -123,7 +123,7 @@ BAD_LINES: dict[str, list[str | bytes]] = {
         b"caf\xe9.png,x",
         "a.png," + "x" * 200_000,
         "a.png," + "x" * MAX_LINE_BYTES,
-        'a.png,"x\ny"z',  # the quote takes a line with it
+        'a.png,"x\ny"z',  # the quote makes the next line part of this one
     ],
 }
 
@@ -169,7 +169,7 @@ def test_an_unusable_manifest_is_refused_before_anything_is_read(tmp_path: Path,
     assert [*said, refused.value.message.replace(f"{tmp_path}/", "")] == snapshot
 
 
-# Texts as CSV keeps them: line feeds are told apart from carriage returns, which it takes for line ends as well.
+# Texts that CSV preserves. Carriage returns are left out, because CSV treats them as line ends, like line feeds.
 TEXTS = st.text(st.characters(exclude_characters="\r\0", codec="utf-8"), min_size=1, max_size=8).filter(str.strip)
 ROWS = st.lists(st.fixed_dictionaries({"picture": TEXTS, "prompt": TEXTS, "note": TEXTS}), max_size=6)
 

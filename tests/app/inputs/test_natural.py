@@ -1,4 +1,4 @@
-"""Names in the order in which people count."""
+"""Natural order of names: numbers are compared by value."""
 
 import re
 
@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from llama_adapter.app.inputs import natural_key
 
-# Names of files: any characters but the null character, with many digits.
+# File names: any characters except the null character, with many digits.
 NAMES = st.text(st.one_of(st.sampled_from("0123456789aAß_. \x01"), st.characters(exclude_characters="\0")), max_size=12)
 
 
 def plain_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """The order as it is meant: numbers before letters, numbers by value, letters without case, then the name."""
+    """The intended order: numbers before letters, numbers by value, letters without case, then the name itself."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part.casefold()) for part in parts], name
 

@@ -1,4 +1,4 @@
-"""Names with wildcards, which match files lazily and in natural order."""
+"""Names with wildcards: they match files lazily, in natural order."""
 
 import os
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_pattern_without_a_match_is_an_item_that_says_so(folder: Path) -> None
     items = named("pic_*.gif", "pic_2.png")
     assert error_codes(items) == ["missing", None]
     assert items[0].error is not None
-    assert items[0].root is None  # there is no folder that could have gone away
+    assert items[0].root is None  # no folder is involved that could have disappeared
     assert "match the pattern `pic_*.gif`" in items[0].error.message
 
 

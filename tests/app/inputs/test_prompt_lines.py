@@ -1,4 +1,4 @@
-"""Files of prompts that are called .json: a list, or the JSON lines of PaddleNLP."""
+"""Files of prompts with the suffix .json: a list, or the JSON lines of PaddleNLP."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From a spec to its pictures: order, shards and counting."""
+"""From an input spec to its pictures: order, shards and counting."""
 
 import hashlib
 import pickle
@@ -12,7 +12,7 @@ from tests.app.inputs.files import error_codes, fill, tar_bytes
 
 @pytest.fixture
 def everything(tmp_path: Path) -> InputSpec:
-    """One of each kind of input, with errors among them."""
+    """One input of each kind, some with errors."""
     fill(tmp_path, "folder/2.png", "folder/10.png", "folder/sub/3.png", "one.data")
     (tmp_path / "some.tar").write_bytes(tar_bytes({"t.png": b"t"})[:1024])
     (tmp_path / "list.txt").write_text(f"{tmp_path}/listed.png\n{tmp_path}/folder\n")

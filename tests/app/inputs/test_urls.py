@@ -1,4 +1,4 @@
-"""The list of hosts allows what it says and nothing like it; only addresses of the public internet are public."""
+"""The list of hosts allows exactly what it names, and only addresses of the public internet count as public."""
 
 import pytest
 from hypothesis import given

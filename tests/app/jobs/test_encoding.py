@@ -28,13 +28,13 @@ from tests.fakes.exported import golden_onnx
 BROKEN = ROOT / "assets" / "broken"
 NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
 HERE = ["--reader", "thread"]
-ENCODER = model_flags()[4:]  # adapter and CLIP, no LLaMA
-DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, no CLIP
+ENCODER = model_flags()[4:]  # adapter and CLIP, without LLaMA
+DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, without CLIP
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures."""
+    """A folder with three pictures."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name in NAMES:
@@ -48,7 +48,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what differs from run to run."""
+    """The sorted records, without the fields that differ between runs."""
     kept = ({name: value for name, value in record.items() if name not in ("ms", "run")} for record in records)
     return sorted(kept, key=lambda record: (record["picture"], record["id"]))
 
@@ -195,7 +195,7 @@ def test_another_dtype_gives_records_of_its_own(run: Run, folder: Path, bundle: 
     assert ids[0].isdisjoint(ids[1])
 
 
-# What later runs do
+# Later runs
 
 
 def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_run_that_dies_before_its_records_loses_and_repeats_nothing(
         assert run(command).code == 1
     assert run(command).code == 0
 
-    assert len(list(prefixes.glob("*.safetensors"))) == 2  # the first has no records
+    assert len(list(prefixes.glob("*.safetensors"))) == 2  # the first file has no records
     assert len(run("caption", str(prefixes), DECODER).records) == 3
     assert {record["file"] for record in map(dict, read_records(prefixes / "part-00000.jsonl"))} == {
         "prefixes-00001.safetensors"
@@ -276,7 +276,7 @@ def test_a_killed_run_goes_on(run: Run, tmp_path: Path) -> None:
     assert run("caption", str(prefixes)).texts() == run("caption", names).texts()
 
 
-# What is refused
+# Refusals
 
 
 def test_prefixes_of_another_model_are_refused(
@@ -340,6 +340,6 @@ def test_damage_is_an_error_of_the_pictures_it_meets(run: Run, folder: Path, tmp
     assert codes() == ["prefixes"]
     index.unlink()
     assert codes() == ["prefixes"]
-    assert len(run("caption", str(file), DECODER).texts()) == 3  # a file alone names its pictures
+    assert len(run("caption", str(file), DECODER).texts()) == 3  # if only the file is given, it names its pictures
     file.write_bytes(whole[:-1])
     assert run("caption", str(file), DECODER).code == 1

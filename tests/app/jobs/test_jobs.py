@@ -1,4 +1,4 @@
-"""Jobs over many pictures: inputs, questions, and what later runs do."""
+"""Jobs over many pictures: inputs, questions, and later runs of the same job."""
 
 import csv
 import dataclasses
@@ -39,7 +39,7 @@ COMMON = [*model_flags(), "--max-new-tokens", "4"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures."""
+    """A folder with three pictures."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name in NAMES:
@@ -71,7 +71,7 @@ def test_records_have_the_token_ids_on_request(run: Run, folder: Path, tmp_path:
     assert "3 answered by an earlier run" in again.err
 
 
-# Where pictures come from
+# Sources of pictures
 
 
 def test_every_way_to_name_pictures_gives_the_same_answers(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_pictures_left_out_in_sub_folders_are_told(run: Run, folder: Path) -> No
         assert "left out" not in run("caption", complete, COMMON).err
 
 
-# What is asked of them
+# Questions about them
 
 
 def test_a_sheet_asks_every_question_of_every_picture(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_ask_captions_nothing_in_the_place_of_a_missing_question(run: Run, folde
     assert [record["prompt"] for record in common.records] == ["What is 7?"]
 
 
-# What is printed
+# Output
 
 
 @pytest.mark.parametrize("num_lost", [0, 1])
@@ -291,10 +291,10 @@ def test_failures_of_an_earlier_run_stand_until_they_are_to_be_tried_again(
     assert "1 failed in an earlier run (--retry-errors tries them again)" in second.err
     assert "error:" not in second.err
     assert "0 pictures answered, 1 failed, 2 answered by an earlier run" in third.err
-    assert len(records_in(out)) == 3  # what failed again as before has its record
+    assert len(records_in(out)) == 3  # a repeated failure is not recorded again
     (folder / NAMES[0]).write_bytes(good)
     mended = run(*command)
-    assert mended.code == 0  # it is another picture now
+    assert mended.code == 0  # the picture has changed
     assert [record["error"] for record in records_in(out)].count(None) == 3
 
 
@@ -325,9 +325,9 @@ def test_a_run_that_cannot_begin_costs_no_records(fault: str, run: Run, folder: 
     with RecordWriter(out) if fault == "lock" else nullcontext():
         ran = run("caption", str(folder), "--model", "nowhere", "--out", str(out), "--overwrite")
 
-    assert (ran.code, "nowhere" in ran.err) == (1, fault == "model")  # else before the model is loaded
+    assert (ran.code, "nowhere" in ran.err) == (1, fault == "model")  # others fail before the model is loaded
     assert out.read_bytes() == before
-    RecordWriter(out).close()  # it is not locked any more
+    RecordWriter(out).close()  # the file is not locked any more
 
 
 def test_one_of_two_questions_that_was_answered_is_not_asked_again(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered
     command = ["caption", str(archive), *COMMON, "--out", str(out)]
     run(*command)
     lines = sorted(out.read_text().splitlines(), key=lambda line: json.loads(line)["error"] is not None)
-    out.write_text("".join(f"{line}\n" for line in lines))  # as where the link comes later than a batch
+    out.write_text("".join(f"{line}\n" for line in lines))  # the order if the link comes later than one batch
     again = run(*command)
 
     assert again.code == 3
@@ -531,7 +531,7 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(folder), *COMMON, "--out", str(out), "--batch-size", "1"]
     away = tmp_path / "away"
-    for number in range(30):  # more than are read ahead
+    for number in range(30):  # more pictures than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
     after_each_answer(monkeypatch, lambda: folder.exists() and folder.rename(away))
     lost = run(*command)
@@ -668,7 +668,7 @@ def test_a_folder_that_was_empty_for_a_run_and_is_so_again_tells_the_truth_each_
         num_records.append(len(records_in(out)))
 
     assert told == [False, True, False, True, True, False]
-    assert num_records == [3, 4, 5, 6, 6, 7]  # of what was answered before, one picture is asked again
+    assert num_records == [3, 4, 5, 6, 6, 7]  # of the pictures answered before, one is asked again
 
 
 def test_a_folder_whose_own_failure_stands_is_not_mended_by_pictures_of_another_input(

@@ -1,4 +1,4 @@
-"""Tables of labelled pictures are read, or refused with the line."""
+"""Tables of labelled pictures are read, or refused with the line number."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pictures whose names Python calls unprintable: from the folder to the exports and back, and in records of before."""
+"""Pictures with names that Python calls unprintable: from folders to exports and back, and in old records."""
 
 import csv
 import io
@@ -22,7 +22,10 @@ COMMON = [*model_flags(), "--max-new-tokens", "4"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a picture of each name in `pictures`; those of the raw and the literal name differ."""
+    """The current folder.
+
+    `pictures` has a picture with each name; the raw and the literal name have different pictures.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pictures").mkdir()
     for name in NAMES:
@@ -78,10 +81,10 @@ def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
     assert asked[RAW] == r"What is inv\xff\xfe\x80?"  # a prompt is text, and the model reads UTF-8
 
 
-# What was recorded before names were kept as they are: these lines are of such a version
+# Records of an earlier version, which escaped names
 
 OLD_MODEL = (
-    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # of the golden files when they were made
+    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # the digest of the golden files at that time
 )
 OLD_RUN = {
     "prompt": "Generate caption of this image",
@@ -112,9 +115,9 @@ def old_line(values: dict[str, str]) -> str:
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the pictures of the old records and those in `old.jsonl`."""
+    """The current folder, with the pictures of the old records, and these records in `old.jsonl`."""
     monkeypatch.chdir(tmp_path)
-    # Of checkpoints the digest is made of the times of their files too.
+    # The digest of checkpoints also includes the times of their files.
     monkeypatch.setattr("llama_adapter.app.models.checkpoints._digest_of", lambda *_: OLD_MODEL)
     (tmp_path / "pictures").mkdir()
     for source, name in (
@@ -137,7 +140,7 @@ def test_old_records_are_gone_on_with(run: Run, old: Path) -> None:
 
     assert "0 pictures answered, 3 answered by an earlier run, 2 failed in an earlier run" in resume(run).err
     assert Path("old.jsonl").read_bytes() == before
-    assert resume(run, "--retry-errors").code == 3  # they fail again, which is recorded already
+    assert resume(run, "--retry-errors").code == 3  # the same failures are already recorded
     assert Path("old.jsonl").read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""The line that says how far a job is."""
+"""The line with a job's progress."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Questions with variables, and what a file's own questions leave open."""
+"""Questions with variables, and defaults for questions that a file leaves open."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from llama_adapter.app.tasks.question import Question
         ("What is {stem}?", "What is cat.v2?"),
         ("{parent}/{name}", "b/cat.v2.png"),
         ("{path}", "a/b/cat.v2.png"),
-        ("Is it a {breed}?", "Is it a collie {stem}?"),  # what is filled in is not filled again
+        ("Is it a {breed}?", "Is it a collie {stem}?"),  # a filled-in value is not expanded again
         ("{{stem}} means {stem}", "{stem} means cat.v2"),
         ('Answer as {"a": 1}, {} or {0}', 'Answer as {"a": 1}, {} or {0}'),
         ("plain", "plain"),

@@ -1,4 +1,4 @@
-"""No data in JSON do more than give examples, problems or InputsError."""
+"""Any JSON data gives examples, problems or an InputsError, and nothing else."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ _data = st.one_of(
 )
 
 
-# A table, and the files of the benchmarks that are known by their names.
+# A table, and the benchmarks' files, which are recognised by name.
 _FILES = (
     "table.json",
     "coco_pope_random.json",
@@ -48,12 +48,12 @@ _FILES = (
     "captions_val2014.json",
     "problems.json",
 )
-_SECOND_FILE = "v2_mscoco_val2014_annotations.json"  # read beside the questions
+_SECOND_FILE = "v2_mscoco_val2014_annotations.json"  # read together with the questions
 
 
 @given(data=_data)
 def test_no_json_is_more_than_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Each file has the same data in turn: making them takes longer than reading them."""
+    """All files get the same data in turn, because creating them takes longer than reading them."""
     folder = Path(tmp_path_factory.getbasetemp() / "any-json")
     folder.mkdir(exist_ok=True)
     for file in (*_FILES, _SECOND_FILE):

@@ -1,4 +1,4 @@
-"""Known sets are read by their layout on disk; small files are made in their form."""
+"""Known data sets are recognised by their layout on disk; these tests make small files in the same form."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_vqa(tmp_path: Path, annotations: str) -> None:
         "val2014/COCO_val2014_000000000007.jpg",
         "How many?",
         "answer",
-        ("2", "2", "3", "two"),  # the commonest first, all of them kept
+        ("2", "2", "3", "two"),  # the most frequent answer first, and all answers kept
     )
     assert (example.part, example.split) == ("number", "validation")
 

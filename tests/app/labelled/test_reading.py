@@ -1,4 +1,4 @@
-"""Every form of data becomes examples, and what is wrong with it is told by name."""
+"""Every form of data becomes examples, and each problem in the data is reported by name."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from tests.app.labelled.tables import brief, reasons, write_lines
 
 
 def pictures(folder: Path, *names: str) -> Path:
-    """Files with the bytes of their names; nothing here decodes them."""
+    """Files that contain their own names; these tests do not decode them."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def test_archives_have_samples(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("data", ["a.tar", "rows.jsonl"])
 def test_two_pictures_of_an_archive_with_one_name_are_an_error(tmp_path: Path, data: str) -> None:
-    """Records tell them apart by their bytes; a table that names them cannot."""
+    """Records distinguish them by content, but a table that names them cannot."""
     members = {"1.png": b"1", "1.txt": b"A star.", "2.png": b"2", "2.txt": b"A ring.", "./1.png": b"3", "./1.txt": b"?"}
     (tmp_path / "a.tar").write_bytes(tar_bytes(members))
     write_lines(tmp_path / "rows.jsonl", *({"picture": f"a.tar/{name}.png", "text": name} for name in "12"))
@@ -175,7 +175,7 @@ def test_copies_with_other_answers_contradict_each_other(tmp_path: Path) -> None
         "data.jsonl, line 2: b.png is a copy of a.png, with the same question as data.jsonl, line 1, with the answer "
         "no in place of yes"
     ]
-    assert [problem.is_warning for problem in found.problems][1:] == [True]  # yes has one picture
+    assert [problem.is_warning for problem in found.problems][1:] == [True]  # "yes" has only one picture
 
 
 def test_copies_with_other_captions_do_not(tmp_path: Path) -> None:

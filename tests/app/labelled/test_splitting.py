@@ -1,4 +1,4 @@
-"""Examples are shared out by picture: no leak, stratified, and the same everywhere."""
+"""Examples are split by picture: without leaks, stratified, and the same on every machine."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""Tables become examples: the column of the answer says what kind of answer it is."""
+"""Tables become examples: the name of the answer's column decides the kind of answer."""
 
 import json
 from pathlib import Path

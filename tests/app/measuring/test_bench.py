@@ -45,7 +45,8 @@ def test_a_caption_run_has_every_token_and_every_stage() -> None:
         assert batch.programs["step"].num_rows == batch.batch_size
         assert sum(batch.bounds.values()) == pytest.approx(1)
         assert len(batch.pictures_per_s_rounds) == 2
-    # Three pictures in twos: 63 steps of two rows in each of two rounds; the third picture's step has one row.
+    # Three pictures in batches of two: 63 steps with two rows in each of two rounds. Steps for the third picture have
+    # one row.
     assert result.batches[1].programs["step"].num_calls == 2 * 63
 
 
@@ -97,7 +98,7 @@ def test_table_json_plot_and_page_are_made_of_one_result(tmp_path: Path) -> None
 
 
 def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
-    # Steps of two rows take 1 s for 0.5e9 bytes: half of the ceiling. The last row alone does not count.
+    # Steps with two rows take 1 s for 0.5e9 bytes: half of the ceiling. The call with one row does not count.
     calls = (
         *[Call("step", 2, 1.0, Work(flops=10**6, bytes=5 * 10**8))] * 3,
         Call("step", 1, 9.0, Work(flops=10**6, bytes=5 * 10**8)),

@@ -1,4 +1,4 @@
-"""Stage times, counts and circumstances end up in the report as they were measured."""
+"""The report has stage times, counts and circumstances as they were measured."""
 
 import dataclasses
 import math
@@ -105,7 +105,7 @@ def test_a_commit_is_missing_without_git(error: Exception, monkeypatch: pytest.M
 
 @dataclass
 class FakeDevice:
-    """Work is queued at once, and takes its time when it is waited for."""
+    """Queues work without delay; waiting for the work takes its time."""
 
     now_s: float = 0.0
     pending_s: float = 0.0

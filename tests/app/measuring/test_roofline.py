@@ -1,4 +1,4 @@
-"""Counted work, against numbers worked out by hand for sizes small enough to do so."""
+"""Counted work equals numbers worked out by hand for small sizes."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from llama_adapter.vision.encoder import PictureEncoder
 from tests.llm.toys import CONFIG
 
 DECODER = replace(CONFIG, vocab_size=10, dim=4, num_heads=2, ffn_dim=8, context=16)
-# 4 patches of 2 x 2 pixels and 3 colours.
+# 4 patches of 2 x 2 pixels with 3 colours.
 VISION = VisionConfig(
     clip=ClipConfig(image_size=4, patch_size=2, width=2, num_layers=1, num_heads=1, output_dim=3),
     query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=6, output_dim=4),
@@ -45,7 +45,7 @@ def test_a_decode_step_reads_all_weights_and_the_cache_of_its_rows() -> None:
 def test_a_prefill_counts_causal_attention_and_the_requested_logits() -> None:
     work = prefill_work(DECODER, lengths=[3, 2], num_logits=2, sizes=NumberSizes(4, 4))
 
-    ends = 2 * (5 - 2) * (16 + 3 * 4 * 8)  # of the last layer, for tokens that need no logits
+    ends = 2 * (5 - 2) * (16 + 3 * 4 * 8)  # work of the last layer that is saved for tokens without logits
     products = 2 * 5 * 480 - ends + 2 * 2 * 40
     attention = 3 * 4 * (6 + 3) * 4
     adapter = 2 * 4 * (5 * 5) * 4
@@ -58,7 +58,8 @@ def test_what_equal_prompts_share_is_counted_once() -> None:
         sizes = NumberSizes(4, 4)
         return prefill_work(DECODER, lengths=[3] * 4, num_logits=4, sizes=sizes, equal_rows=equal_rows).flops
 
-    # Layer 0 has no adapter: its 160 weights and its attention, then queries, keys and values of layer 1.
+    # Shared work: the 160 weights and the attention of layer 0, which has no adapter, and queries, keys and values of
+    # layer 1.
     products, attention = 2 * 3 * (160 + 3 * 16), 4 * 6 * 4
     assert flops(equal_rows=False) - flops(equal_rows=True) == 3 * (products + attention)
 
@@ -68,7 +69,7 @@ def test_equal_prompts_without_an_adapter_cost_as_much_as_one() -> None:
     alone = prefill_work(plain, lengths=[3], num_logits=1, sizes=sizes).flops
     together = prefill_work(plain, lengths=[3] * 4, num_logits=4, sizes=sizes, equal_rows=True).flops
 
-    assert together == alone + 3 * 2 * 40  # the head, for each
+    assert together == alone + 3 * 2 * 40  # only the head is computed for each row
 
 
 def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
@@ -88,8 +89,8 @@ def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:
 def test_an_encoder_is_counted_layer_by_layer() -> None:
     work = encoder_work(VISION, num_pictures=2, sizes=NumberSizes(4, 4))
 
-    # Of CLIP: patches, blocks, attention, projection; of the visual block: input, queries, keys and values for all
-    # tokens, the rest for the 2 queries, attention, output.
+    # CLIP: patches, blocks, attention, projection. Visual block: input, queries, keys and values for all tokens, the
+    # rest for the 2 queries, attention, output.
     clip = 2 * 4 * (12 * 2) + 2 * 5 * (12 * 4) + 4 * 25 * 2 + 2 * 5 * (2 * 3)
     blocks = 2 * 5 * (3 * 4) + 2 * 7 * (3 * 16) + 2 * 2 * (16 + 2 * 24) + 4 * (2 * 7) * 4 + 2 * 2 * 16
     assert work == Work(2 * (clip + blocks), 4 * (24 + 48 + 6 + 12 + 112 + 16))

@@ -40,7 +40,7 @@ def write(folder: Path, *lines: object) -> Path:
 
 
 class Parrot:
-    """In the place of a captioner: says each question, but for pictures called bad."""
+    """A fake captioner: its answer is the question, except for pictures called bad."""
 
     def __init__(self) -> None:
         self.items: list[WorkItem] = []
@@ -112,7 +112,7 @@ def test_files_that_are_refused(tmp_path: Path, snapshot: SnapshotAssertion) -> 
     for file in (*files, write(tmp_path / "empty", ""), tmp_path / "nowhere.jsonl"):
         with pytest.raises(InputsError) as caught:
             read_known_answers(file)
-        told.append(caught.value.message.replace(str(file), "FILE").partition(" (")[0])  # without Python's own words
+        told.append(caught.value.message.replace(str(file), "FILE").partition(" (")[0])  # without Python's wording
     assert "\n".join(told) == snapshot
 
 

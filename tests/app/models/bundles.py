@@ -1,4 +1,4 @@
-"""The sources of the tiny model, and ways to damage a bundle of it."""
+"""The sources of the tiny model, and ways to damage its bundle."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
 
 
 def edit_known_answer(place: Path, **entries: Any) -> None:
-    """Replace the known answer of a bundle and its digest."""
+    """Replace a bundle's known answer, and update its digest."""
     data = json.dumps(entries).encode()
     (place / "known_answer.json").write_bytes(data)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

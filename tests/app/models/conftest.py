@@ -18,7 +18,7 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory, model: LoadedModel) -> Path:
-    """Not to be changed by a test."""
+    """A bundle of the tiny model. Tests must not change it."""
     return save_bundle(tmp_path_factory.mktemp("saved") / "bundle", model=model)
 
 

@@ -1,6 +1,6 @@
-"""Loads a model in a process of its own and prints the anonymous memory that it takes: at most, and in the end.
+"""Loads a model in a separate process and prints the anonymous memory that it takes: the peak, and the final size.
 
-Anonymous memory is what must be there: pages of mapped files can be dropped and read again. Usage: `python -m` with a
+Anonymous memory cannot be dropped, unlike pages of mapped files, which can be read again. Usage: `python -m` with a
 source (random, model=FOLDER or llama_dir=FOLDER), a dtype and a precision.
 """
 
@@ -21,8 +21,8 @@ from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.vision.config import ClipConfig
 
 NAME = "768x12x6x2048"
-VOCABULARY = 1024  # of the embedded model's tokenizer; more would be a matrix as large as several layers
-# An encoder of a third of the weights.
+VOCABULARY = 1024  # as the embedded model's tokenizer; more would make the embedding as large as several layers
+# The encoder has a third of the weights.
 VISION = dataclasses.replace(
     vision_config(parse_size(NAME)),
     clip=ClipConfig(patch_size=56, width=384, num_layers=2, num_heads=6, output_dim=768),
@@ -35,7 +35,7 @@ def anonymous_bytes() -> int:
 
 
 class Watch(threading.Thread):
-    """Looks at the memory every two milliseconds."""
+    """Samples the memory every two milliseconds."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

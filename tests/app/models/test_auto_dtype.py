@@ -1,4 +1,4 @@
-"""Dtype `auto` is what the device computes best, and a half type where float32 does not fit into its memory."""
+"""Dtype `auto` is the device's best one, or a 16-bit type if float32 does not fit into the device's memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,12 @@ from llama_adapter.runtime.errors import DeviceError
 
 SEVEN, SMALL = decoder_config(LLAMA_SIZES["7B"]), decoder_config(LLAMA_SIZES["tiny"])
 CLIP_WEIGHTS = 304_000_000
-CARD = 21_534 * 10**6 - 1_074 * 10**6  # bytes that are free on the guide's 310P3, by its `npu-smi info`
+CARD = 21_534 * 10**6 - 1_074 * 10**6  # free bytes on the guide's 310P3, according to its `npu-smi info`
 
 
 @dataclass
 class Device:
-    """A device with so many free bytes; None if they are unknown."""
+    """A device with this number of free bytes; None if it is unknown."""
 
     capabilities: Capabilities
     free: int | None = None
@@ -107,7 +107,7 @@ def test_a_half_type_is_taken_where_float32_does_not_fit() -> None:
 
     assert taken(None) == taken(100 * 10**9) == "float32"
     assert taken(20 * 10**9) == "bfloat16"
-    assert taken(10**9) == "float32"  # nothing fits: the memory check reports it for the better type
+    assert taken(10**9) == "float32"  # nothing fits, so the memory check reports the better type
     assert taken(20 * 10**9, Capabilities(dtypes=("float32", "float16"))) == "float16"
 
 

@@ -1,4 +1,4 @@
-"""Batch sizes that memory allowed are kept per setting for 30 days, and an unusable file never fails a run."""
+"""Batch sizes that fitted into memory are kept per setting for 30 days. An unusable file never makes a run fail."""
 
 import dataclasses
 import datetime
@@ -22,7 +22,7 @@ DAY = datetime.date(2026, 11, 21)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the place of the user's cache folder."""
+    """A folder in place of the user's cache folder."""
     monkeypatch.setattr("llama_adapter.app.models.batch_size_cache.cache_folder", lambda: tmp_path)
     return tmp_path
 
@@ -51,7 +51,7 @@ def test_an_entry_expires_after_30_days_and_leaves_the_file(folder: Path) -> Non
     assert SETTING.ceiling(today=late) == (None, "")
     dataclasses.replace(SETTING, model="other").remember(4, today=late)
     assert "0f1e" not in (folder / FILE_NAME).read_text()
-    SETTING.remember(1, today=datetime.date(2099, 1, 1))  # by a wrong clock
+    SETTING.remember(1, today=datetime.date(2099, 1, 1))  # written with a wrong clock
     assert SETTING.ceiling(today=DAY) == (None, "")
 
 

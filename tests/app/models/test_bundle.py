@@ -1,4 +1,4 @@
-"""Bundles: they are written whole or not at all, mapped at load, and refused if they are damaged."""
+"""Bundles are written completely or not at all, mapped when loaded, and refused if they are damaged."""
 
 import dataclasses
 import errno
@@ -161,7 +161,7 @@ def test_a_bundle_is_replaced_through_a_link_and_as_the_current_folder(
 def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, comes_at: int
 ) -> None:
-    """The other process puts its own bundle into the place, between two moves of this one."""
+    """Between two renames of this process, the other one moves its own bundle to the path."""
     other = save_bundle(bundle.parent / "other", model=dataclasses.replace(model, name="other"))
     moves = []
 
@@ -237,7 +237,7 @@ def test_shapes_are_known_without_memory_for_the_context(model: LoadedModel, mon
         return torch.zeros(1, head_dim), torch.zeros(1, head_dim)
 
     monkeypatch.setattr("llama_adapter.llm.model.llama.rotary_table", rotary_table)
-    monkeypatch.setattr(sketch, "_sketch", sketch._sketch.__wrapped__)  # not one that was made before
+    monkeypatch.setattr(sketch, "_sketch", sketch._sketch.__wrapped__)  # the uncached function
     endless = dataclasses.replace(model.decoder_config, context=10**9)
     forms = expected_forms(endless, dtype=torch.float32)
     assert forms == {key: TensorForm(tuple(tensor.shape), tensor.dtype) for key, tensor in model.decoder_state.items()}
@@ -353,10 +353,10 @@ def test_a_place_without_a_bundle_is_refused(tmp_path: Path, snapshot: SnapshotA
 
 
 def refusal(place: Path) -> str:
-    """The message of the error, with the folder replaced."""
+    """The error's message, with the folder's path replaced."""
     with pytest.raises(CheckpointError) as caught:
         load_bundle(place)
-    # Without the words of Python, which differ by version.
+    # Without Python's wording, which depends on the version.
     return re.sub(r"(is no JSON|__init__\(\)).*", r"\1", caught.value.message.replace(str(place), "BUNDLE"))
 
 

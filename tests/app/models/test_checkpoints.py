@@ -1,4 +1,4 @@
-"""From folders and files as users have them to one loaded model."""
+"""From users' folders and files to a loaded model."""
 
 import dataclasses
 import hashlib
@@ -54,7 +54,7 @@ def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], 
         {"llama_dir": LLAMA / "TINY", "llama_type": None},
         {"llama_dir": HUGGINGFACE, "llama_type": None},
         {"llama_dir": HUGGINGFACE.parent, "llama_type": "TINY"},
-        {"llama_dir": HUGGINGFACE.parent, "llama_type": None},  # its only model
+        {"llama_dir": HUGGINGFACE.parent, "llama_type": None},  # its only model is taken
     ],
 )
 @pytest.mark.proves("Hugging Face LLaMA", "CPU")

@@ -1,4 +1,4 @@
-"""An exported encoder replaces the picture half of its own model, and of no other."""
+"""An exported encoder replaces the picture half of its own model, and is refused for other models."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def test_an_encoder_of_another_model_is_refused(encoder: Path, snapshot: Snapsho
 
 @pytest.fixture
 def no_clip_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual places of CLIP are empty."""
+    """The folders in which CLIP is looked for are empty."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -130,19 +130,19 @@ def test_an_encoder_without_a_card_is_taken_with_and_without_clip(
     assert notes == snapshot
     reference = Captioner.load(**model_options()).generate(PICTURES, max_new_tokens=8)
     assert ids["foreign, with CLIP"] == [answer.token_ids for answer in reference]
-    # Graphs of our export take RGB; others take what the model was trained on.
+    # Graphs exported by us take RGB; other graphs take the channel order that the model was trained with.
     of_bgr = [name for name in cases if name.startswith("foreign") and name.endswith("bgr")]
     as_rgb = [name for name in cases if ids[name] == ids["foreign, with CLIP"]]
     assert as_rgb == [name for name in cases if name not in (*of_bgr, "with the ModelZoo's deviation")]
     assert len({str(ids[name]) for name in of_bgr}) == 1
-    assert identities[of_bgr[0]] != identities["foreign, with CLIP"]  # the same file, given other pixels
+    assert identities[of_bgr[0]] != identities["foreign, with CLIP"]  # the same file, with another channel order
 
 
 @pytest.mark.usefixtures("no_clip_about")
 def test_the_order_of_colours_is_that_in_which_the_encoder_computes_as_torch_does(
     encoder: Path, tmp_path: Path
 ) -> None:
-    """An export of a bgr model takes RGB; nothing but a comparison tells that, once its names are gone."""
+    """A BGR model's export takes RGB. Without the graph's names, only a comparison with torch can detect this."""
     file = without_card(golden_bgr_onnx(), tmp_path / "foreign.onnx")
     with Captioner.load(**model_options(), channel_order="bgr", encoder=file) as exported:
         ours = exported.generate(PICTURES, max_new_tokens=8)
@@ -173,7 +173,7 @@ def test_a_fingerprint_survives_rounding_and_tells_models_apart(half: str) -> No
         assert is_same(own, rounded)
         assert is_same(rounded, own)
     assert is_same(own, fingerprint(other)[half]) == (half == "clip")  # the adapters share CLIP
-    # The same signs, one tensor larger by a twentieth.
+    # The signs are the same, but one tensor is larger by 5 %.
     name = next(name for name in state if name.startswith(half) and name.endswith("norm1.weight"))
     assert not is_same(own, fingerprint({**state, name: state[name] * 1.05})[half])
     assert not is_same(own, None)
@@ -200,10 +200,10 @@ def test_what_runs_the_encoder_follows_from_its_file() -> None:
 @pytest.mark.parametrize(
     ("given", "runs_om", "mode", "device_id", "own_process"),
     [
-        ({"encoder": "clip.om"}, True, "eager", 3, False),  # beside the decoder
+        ({"encoder": "clip.om"}, True, "eager", 3, False),  # on the decoder's device
         ({"encoder": "clip.om", "encoder_device": 1}, True, "eager", 1, False),
-        ({"encoder": "clip.om"}, True, "npugraph_ex", 3, True),  # graphs make their streams late
-        ({"encoder": "clip.om"}, False, "eager", 0, False),  # the decoder's device is of another kind
+        ({"encoder": "clip.om"}, True, "npugraph_ex", 3, True),  # graphs create their streams later
+        ({"encoder": "clip.om"}, False, "eager", 0, False),  # the decoder runs on another kind of device
         ({"encoder": "clip.om", "encoder_device": "npu:2"}, True, "eager", 2, False),
         ({"encoder": "clip.om", "encoder_process": True, "encoder_device": 2}, False, "eager", 2, True),
         ({"encoder": "clip.onnx"}, True, "npugraph_ex", 0, False),
@@ -269,7 +269,7 @@ def test_the_demo_takes_an_encoder_as_clip_dir(
     flags = ["--infer-loop", "1", "--max-new-tokens", "4", "--llama-type", "TINY", "--visual-heads", "4"]
     flags += ["--llama-dir", options["llama_dir"], "--bias-dir", options["adapter"], "--pic-file-path", picture()]
     results = []
-    for clip_dir in (options["clip"], str(tmp_path)):  # CLIP's weights; the folder of the encoder
+    for clip_dir in (options["clip"], str(tmp_path)):  # CLIP's weights, then the folder of the encoder
         monkeypatch.setattr("sys.argv", ["demo_bsz.py", *flags, "--clip-dir", clip_dir])
         assert demo_bsz.main() == ExitCode.OK
         results.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("[result]")])

@@ -1,4 +1,4 @@
-"""The embedded model in 8 and 4 bits on a simulated GPU: answers and scores compared with widened weights."""
+"""The embedded model in 8 and 4 bits on a simulated GPU: answers and scores compared with those of widened weights."""
 
 import functools
 import math
@@ -30,7 +30,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
 
 
 def answers(**options: Any) -> tuple[list[str], list[list[float]]]:
-    """Captions of half of the samples, and the log-probabilities of choices for some."""
+    """Captions of half of the samples, and the log-probabilities of choices for a few."""
     captioner = Captioner.load(dtype="bfloat16", batch_size=8, **options)
     captions = [answer.text for answer in captioner.generate(SAMPLES)]
     chosen = captioner.generate(SAMPLES[:8], QUESTION, choices=CHOICES)

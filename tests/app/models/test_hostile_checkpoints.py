@@ -1,4 +1,4 @@
-"""Malicious checkpoints: no code in them runs, they cost little time and memory, and the error is one sentence."""
+"""Malicious checkpoints: none of their code runs, they cost little time and memory, and the error is one sentence."""
 
 import dataclasses
 import json
@@ -24,11 +24,11 @@ from tests.fakes.hostile_archive import write_hostile_archive
 
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
-PATIENCE = 30.0  # seconds; what is not bounded takes minutes
+PATIENCE = 30.0  # seconds; unbounded work would take minutes
 
 
 def refused(action: Callable[[], object]) -> str:
-    """The message of a refusal, which comes soon, is printable and short."""
+    """The message of the refusal. Checks that it comes soon, is printable and short."""
     before = time.monotonic()
     with pytest.raises(CheckpointError) as caught:
         action()
@@ -127,7 +127,7 @@ def test_a_bundle_that_others_may_change_is_loaded_with_a_note(bundle: Path, sna
         return [note.replace(str(bundle), "BUNDLE") for note in load_bundle(bundle).notes]
 
     assert notes() == []
-    (bundle / "llm.safetensors").chmod(0o664)  # the group is one of the user's own
+    (bundle / "llm.safetensors").chmod(0o664)  # the group is one of the user's groups
     assert notes() == []
     (bundle / "llm.safetensors").chmod(0o666)
     of_file = notes()

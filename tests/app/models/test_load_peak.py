@@ -1,4 +1,4 @@
-"""Loading needs little more memory than what stays: layers are read, converted and packed one after another."""
+"""Loading needs little more memory than the loaded model: layers are read, converted and packed one at a time."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.app.models.load_peak import NAME, VISION, VOCABULARY
 pytestmark = pytest.mark.slow
 
 FACTOR = 1.1
-SLACK = 20_000_000  # bytes: modules that are imported on the way
+SLACK = 20_000_000  # bytes for modules that are imported during loading
 SIZE = parse_size(NAME)
 REPOSITORY = Path(__file__).parents[3]
 
@@ -34,7 +34,7 @@ def write_bundle(folder: Path) -> str:
 
 
 def llama(folder: Path) -> dict[str, torch.Tensor]:
-    """Its tensors in Meta's names; the folder gets the tokenizer."""
+    """The model's tensors under Meta's names; `folder` gets the tokenizer."""
     shutil.copyfile(embedded_model() / "tokenizer.model", folder / "tokenizer.model")
     sizes = {"vocab_size": VOCABULARY, "dim": SIZE.dim, "num_layers": SIZE.num_layers, "ffn_dim": SIZE.ffn_dim}
     return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(**sizes).items()}

@@ -1,4 +1,4 @@
-"""Batch size `auto` is as many rows as fit into memory; a number is that number or an error."""
+"""Batch size `auto` is the number of rows that fit into memory; a given number is used as it is or is an error."""
 
 import argparse
 from pathlib import Path
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the place of the user's cache folder: the file of ceilings."""
+    """The file of remembered batch sizes, in place of the one in the user's cache folder."""
     monkeypatch.setattr("llama_adapter.app.models.batch_size_cache.cache_folder", lambda: tmp_path)
     return tmp_path / FILE_NAME
 
@@ -35,7 +35,7 @@ def load(batch_size: Any = "auto") -> Captioner:
 
 
 def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:
-    """Out of memory with more than `most` rows; returns the tried numbers."""
+    """Make more than `most` rows run out of memory; returns the numbers that were tried."""
     tried: list[int] = []
     plain = PlacedDecoder.runner
 

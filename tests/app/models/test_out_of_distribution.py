@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: its mathematics, its file, and its way from a bundle to an answer."""
+"""Out-of-distribution detection: its mathematics, its file, and how it gets from a bundle into an answer."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,10 @@ QUERIES, WIDTH = 3, 12
 
 
 def familiar(seed: int, count: int = 400) -> Floats:
-    """Visual queries that vary in four directions each, the last one in none; a little noise everywhere."""
+    """Visual queries that vary in four directions each, except the last, which does not vary.
+
+    All have a little noise.
+    """
     bases = np.random.default_rng(0).standard_normal((QUERIES, 4, WIDTH))
     bases[-1] = 0
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What a device has no operators for: refused where it is asked for, widened where it is stored."""
+"""A precision without operators on a device: refused if it is requested, widened if the stored weights have it."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from llama_adapter.runtime.errors import DeviceError, UsageError
 
 
 class Picky(CpuBackend):
-    """A chip for 8-bit weights, whose inputs stay as they are."""
+    """A chip with operators for 8-bit weights, but not for 8-bit activations."""
 
     name = "toy:0"
 

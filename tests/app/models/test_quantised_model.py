@@ -1,4 +1,4 @@
-"""8-bit and 4-bit bundles: what `quantize` writes and refuses, and that such models answer as the original."""
+"""8-bit and 4-bit bundles: what `quantize` writes and refuses, and that such models answer like the original."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffi
 
 @pytest.fixture(scope="module")
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model's. Nothing may be changed in it."""
+    """The embedded model's int8 bundle. Tests must not change it."""
     return quantise_bundle(QuantiseJob(out=str(tmp_path_factory.mktemp("int8") / "bundle")))
 
 
@@ -42,7 +42,7 @@ def int4_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=QUANTISED)
 def quantised(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """A precision, and the embedded model's bundle in it."""
+    """A precision, and the embedded model's bundle with this precision."""
     bundle: Path = request.getfixturevalue(f"{request.param}_bundle")
     return request.param, bundle
 
@@ -65,7 +65,7 @@ def test_a_quantised_bundle_equals_quantising_at_load(quantised: tuple[Any, Path
     assert same(stored.decoder_state, rounded.decoder_state)
     assert same(stored.vision_state, rounded.vision_state)
     assert stored.origin == rounded.origin
-    # The encoder of the full model is recognised as that of the quantised one.
+    # The encoder of the full model is accepted as the quantised model's encoder.
     assert stored.origin.fingerprint == fingerprint(plain.vision_state)
     for name in ("embedding.weight", "norm.weight"):
         assert torch.equal(plain.decoder_state[name], stored.decoder_state[name])
@@ -136,7 +136,7 @@ def test_only_float_bundles_are_quantised_and_no_bundle_is_replaced_without_forc
 ) -> None:
     for job in (
         QuantiseJob(model=str(int8_bundle), out=str(tmp_path / "again")),
-        QuantiseJob(model=str(own_bundle), out=str(own_bundle), force=True),  # over its own source
+        QuantiseJob(model=str(own_bundle), out=str(own_bundle), force=True),  # would overwrite its own source
         QuantiseJob(out=str(own_bundle)),
     ):
         with pytest.raises(CheckpointError):

@@ -1,4 +1,4 @@
-"""Models with random weights: their sizes, their numbers, and their text."""
+"""Models with random weights: their sizes, their values, and the text that they give."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Split bundles: a rank's file holds what the rank would take from the whole bundle, and mixed-up files are refused."""
+"""Split bundles: a rank's file holds its part of the whole bundle, and files of different bundles are refused."""
 
 import dataclasses
 import shutil
@@ -28,7 +28,7 @@ from tests.app.models.bundles import SOURCES, edit, edit_manifest
 
 
 class Place(Alone):
-    """A rank by its numbers alone."""
+    """A rank, given only by its number and the number of ranks."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -49,13 +49,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], Pat
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model, for two ranks. Do not change it."""
+    """The embedded model, split for two ranks. Tests must not change it."""
     return split_bundle(None, tmp_path_factory.mktemp("split") / "two", num_ranks=2)
 
 
 @pytest.fixture
 def own(split: Path, tmp_path: Path) -> Path:
-    """A copy of `split` for one test."""
+    """A copy of `split` for a single test."""
     return shutil.copytree(split, tmp_path / "copy")
 
 
@@ -89,7 +89,7 @@ def test_a_file_holds_what_its_rank_takes_of_the_whole(
 def test_a_rank_takes_its_part_of_a_tensor_when_its_turn_comes(
     wanted: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of matrices that are stored together are copies, and all at once are most of a share."""
+    """Taking a part of matrices that are stored together copies it; all copies at once would be most of a share."""
     taken: list[str] = []
 
     def recorded(name: str, tensor: Tensor, **options: Any) -> Tensor:
@@ -104,7 +104,7 @@ def test_a_rank_takes_its_part_of_a_tensor_when_its_turn_comes(
 
 
 def test_groups_of_weights_are_not_torn_apart(tmp_path: Path) -> None:
-    """Heads of the tiny model have 16 inputs of the next layer, and a group has 32."""
+    """A head of the tiny model is 16 inputs of the next layer, and a group is 32."""
     job = QuantiseJob(model=str(convert(SOURCES, tmp_path / "whole")), out=str(tmp_path / "int4"), precision="int4")
     split_bundle(quantise_bundle(job), tmp_path / "two", num_ranks=2)
     with pytest.raises(CheckpointError, match="groups are larger"):
@@ -221,4 +221,4 @@ def test_convert_splits_a_bundle(split: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["convert", *flags]) == 0
     assert "split for 2 ranks" in capsys.readouterr().err
     assert_same(part(tmp_path / "out", 0, 2), part(split, 0, 2))
-    assert main(["convert", *flags]) == 1  # exists, without --force
+    assert main(["convert", *flags]) == 1  # the output exists, and --force is missing

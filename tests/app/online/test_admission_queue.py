@@ -1,4 +1,4 @@
-"""The order and the limits of requests that wait."""
+"""The order of waiting requests, and the limits on them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from llama_adapter.app.online.types import BusyError, ServiceLimits
 
 
 def add(queue: AdmissionQueue, number: int, **options: Any) -> None:
-    """Add a request whose picture is read."""
+    """Add a request whose picture has been read."""
     ask = Ask(picture=b"12345", prompt="What?", **options)
     queue.check(ask)
     handle = RequestHandle(number, cancel=lambda handle: None)

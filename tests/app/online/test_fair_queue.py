@@ -1,4 +1,4 @@
-"""Owners take turns, and nothing is lost or doubled."""
+"""Owners take turns, and no item is lost or duplicated."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def drained(queue: FairQueue[str]) -> list[str]:
 
 
 def filled(items: list[str]) -> FairQueue[str]:
-    """Items are named by their owner's letter and a number."""
+    """A queue of items; an item is named by its owner's letter and a number."""
     queue: FairQueue[str] = FairQueue()
     for item in items:
         queue.put(item, owner=item[0])
@@ -45,7 +45,7 @@ def test_each_owner_has_a_fifo_queue(steps: list[tuple[str, str]]) -> None:
             expected[owner].append((owner, number))
         elif step == "remove" and expected[owner]:
             item = expected[owner].pop()
-            for _ in range(2):  # the second time it is not in the queue
+            for _ in range(2):  # the second time, the item is not in the queue
                 queue.remove(item, owner=owner)
         elif step == "take":
             taken = queue.take()

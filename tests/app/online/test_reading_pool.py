@@ -1,4 +1,4 @@
-"""Slow pictures wait for each other alone, clients take turns, and nothing keeps a pool from ending."""
+"""Slow pictures wait only for other slow pictures, clients take turns, and the pool can always be closed."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ LIMITS = ServiceLimits(slow_after_s=0.05, max_slow_pictures=1, max_slow_waiting=
 
 
 class StubProcess:
-    """A reading process as `keep_waiting` sees it."""
+    """The part of a reading process that `keep_waiting` uses."""
 
     def __init__(self) -> None:
         self.is_spent = False
@@ -27,16 +27,16 @@ class StubProcess:
 
 
 class StubReader:
-    """Reads a picture at once, unless its bytes begin with `slow` or `held`: then until it is let go.
+    """Reads a picture at once. If its bytes begin with `slow` or `held`, it waits until the picture is released.
 
-    A picture that is held never counts as slow.
+    A `held` picture never counts as slow.
     """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self._let_go: set[str] = set()
         self._is_closed = False
-        self.spent: list[str] = []  # pictures whose process got a lower priority
+        self.spent: list[str] = []  # pictures whose process was given a lower priority
 
     def read(
         self,
@@ -71,7 +71,7 @@ class StubReader:
 
 
 class Pool:
-    """A pool with one fast and one slow place, and what came out of it."""
+    """A pool with one fast and one slow place, and its results."""
 
     def __init__(self) -> None:
         self.reader = StubReader()
@@ -135,7 +135,7 @@ def test_full_slow_lane_postpones_slow_pictures(
 def test_slow_picture_keeps_its_place_while_nobody_waits(pool: Pool) -> None:
     for name in ("slow 1", "slow 2"):
         pool.submit(name)
-    wait_for(lambda: pool.pool.status().num_slow == 2)  # the second one hangs
+    wait_for(lambda: pool.pool.status().num_slow == 2)  # the second slow one hangs
 
     pool.reader.let_go("slow 2")
     wait_for(lambda: "slow 2" in pool.delivered)

@@ -15,7 +15,7 @@ def piece(text: str) -> Event:
 
 
 async def groups_of(pause_s: float, *deliveries: list[Event]) -> list[list[str]]:
-    """The texts of each group; each delivery after the first one comes when the reader waits again."""
+    """The texts of each group. Each delivery after the first one comes while the reader waits again."""
     handle = RequestHandle(1, cancel=lambda handle: None)
     found: list[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""The service answers as the captioner does, takes turns, refuses what is too much, and survives its engine."""
+"""The service answers like the captioner, gives clients turns, refuses excess requests, survives engine failures."""
 
 import asyncio
 import math
@@ -42,7 +42,7 @@ CAPTION = "Generate caption of this image"
 
 
 class Gate(Observer):
-    """Holds the engine thread at a stage until it is opened."""
+    """Holds the engine thread at a stage until the test opens the gate."""
 
     def __init__(self, *, stage: str = "forward") -> None:
         self.reached, self._open = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ class Gate(Observer):
 
 
 class Starter:
-    """Makes services that are closed after the test."""
+    """Creates services, and closes them after the test."""
 
     def __init__(self) -> None:
         self._services: list[Service] = []
@@ -87,7 +87,10 @@ class Starter:
 
 
 class InlineReader(PictureReader):
-    """Reads in the pool's threads: most tests need no processes, whose start takes longer than the test."""
+    """Reads in the pool's threads.
+
+    Most tests need no reading processes, whose start would take longer than the test.
+    """
 
     def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits, **_: object) -> None:
         super().__init__(spec, size=size, limits=limits)
@@ -103,7 +106,7 @@ class InlineReader(PictureReader):
 
 @pytest.fixture
 def isolated() -> Iterator[Starter]:
-    """As `start`, with processes that read pictures."""
+    """Like `start`, but pictures are read by processes."""
     starter = Starter()
     yield starter
     starter.close()
@@ -117,7 +120,7 @@ def start(isolated: Starter, monkeypatch: pytest.MonkeyPatch) -> Starter:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Service]:
-    """For tests that leave no trace in it."""
+    """A service for tests that do not change its state."""
     starter = Starter()
     yield starter()
     starter.close()
@@ -137,7 +140,7 @@ def code_of(answer: Answer) -> str | None:
 
 
 def held(start: Starter, **options: Any) -> tuple[Service, Gate, RequestHandle]:
-    """A service whose engine stands in the middle of the first request."""
+    """A service whose engine is held in the middle of the first request."""
     gate = Gate()
     service = start(observer=gate, **options)
     handle = service.submit(ask(0, client="first"))
@@ -189,7 +192,7 @@ def test_without_memory_for_encoded_pictures_answers_are_the_same(start: Starter
 
 def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: Starter) -> None:
     service, gate, _ = held(start)
-    repeated = service.submit(ask(0))  # known, so its pixels are not read
+    repeated = service.submit(ask(0))  # a known picture, so its pixels are not read
     wait_for(lambda: service._queue.has_ready)
     service._encoded.clear()
     gate.open()
@@ -260,7 +263,7 @@ def test_reader_failure_is_answered_and_shows_as_stalled(start: Starter, monkeyp
         answer = service.submit(ask(0)).result()
 
     assert code_of(answer) == "reading_failed"
-    assert service.status().is_stalled  # whose fault it is, shows in /health and /ready
+    assert service.status().is_stalled  # /health and /ready show what has stalled
     assert service.submit(ask(0)).result().error is None
     assert not service.status().is_stalled
 
@@ -371,7 +374,7 @@ def test_a_waiting_request_is_cancelled_at_once(start: Starter) -> None:
     waiting = service.submit(ask(1))
     waiting.cancel()
 
-    answer = waiting.result()  # although the engine stands still
+    answer = waiting.result()  # although the engine is held
     assert code_of(answer) == "cancelled"
     assert service.status().num_waiting == 0
     gate.open()
@@ -407,7 +410,7 @@ def test_deadline_of_a_running_request(start: Starter) -> None:
 
 
 def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int, error: Exception | None = None) -> None:
-    """The next steps of any engine fail."""
+    """Make the next `times` steps of any engine fail."""
     left = [times]
     step = CaptionLoop.step
 
@@ -447,18 +450,18 @@ def test_failed_engine_is_replaced_and_only_running_requests_fail(
     assert (status.state, status.restarts) == ("ready", 1)
     assert status.last_error is not None
     assert type(error).__name__ in status.last_error
-    assert "the device is gone" not in status.last_error  # that is for the log
+    assert "the device is gone" not in status.last_error  # the details are only in the log
     assert "the device is gone" in caplog.text
     assert gate.num_restarts == 1
 
 
 def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_adapter.app.online.service, "_FIRST_BACKOFF_S", 0.0)
-    states: list[str] = []  # at each load
+    states: list[str] = []  # the state at each load
 
     def load() -> Captioner:
         states.append(service.status().state)
-        if 1 < len(states) < 1100:  # the back-off is doubled beyond what a float holds
+        if 1 < len(states) < 1100:  # until the doubled back-off would exceed a float
             raise RuntimeError("the device is away")
         return Captioner.load(batch_size=1)
 
@@ -578,7 +581,7 @@ def test_close_does_not_wait_for_a_hung_engine(start: Starter, monkeypatch: pyte
     monkeypatch.setattr(llama_adapter.app.online.service, "_CLOSE_S", 0.05)
     service, gate, first = held(start, batch_size=1)
     waiting = service.submit(ask(1))
-    service.close()  # although the engine stands still
+    service.close()  # although the engine is held
 
     answers = [first.result(), waiting.result()]
     assert [answer.error and answer.error.code for answer in answers] == ["cancelled", "cancelled"]
@@ -636,7 +639,7 @@ def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> Non
     assert (status.num_running, status.num_waiting) == (0, 0)
 
 
-# Pictures that take long
+# Slow pictures
 
 
 SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=60.0)

@@ -1,4 +1,4 @@
-"""Waiting for other threads in tests, with an end."""
+"""Waiting for other threads in tests, with a time limit."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ WAIT_S = 30.0
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
-    """Poll until the condition holds, for what other threads are about to do and give no notice of."""
+    """Poll until the condition holds, for actions of other threads that give no notification."""
     waited = threading.Event()
     for _ in range(int(WAIT_S / 0.005)):
         if condition():

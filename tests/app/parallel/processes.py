@@ -1,10 +1,10 @@
-"""The processes of ranks, as the system lists them."""
+"""The processes of ranks, as listed by the operating system."""
 
 from pathlib import Path
 
 
 def ranks_of(process: int) -> list[int]:
-    """The rank processes that a process has started."""
+    """The rank processes that `process` has started."""
     found = [
         child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
     ]

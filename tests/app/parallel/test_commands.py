@@ -1,4 +1,4 @@
-"""Every command that answers takes `--tensor-parallel`, and answers on two ranks as on one."""
+"""Every answering command takes `--tensor-parallel`, and gives the same answers on two ranks as on one."""
 
 import sys
 from pathlib import Path

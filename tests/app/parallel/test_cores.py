@@ -1,4 +1,4 @@
-"""Cores that processes on one machine divide among themselves, without a word between them."""
+"""Processes on one machine divide the cores among themselves without communicating."""
 
 import os
 
@@ -9,7 +9,7 @@ from llama_adapter.app.parallel.cores import OwnCores
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Cores that no machine has, so that nobody else has taken them."""
+    """Numbers of cores that no machine has, so that no other process has taken them."""
     cores = list(range(10_000, 10_006))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores))
     return cores

@@ -1,4 +1,4 @@
-"""What goes wrong with a rank while ranks meet, load or compute: one sentence that names it, and no orphans."""
+"""Failures of a rank at rendezvous, loading or computing: one sentence names it, and no process is left behind."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ LONG = "What is this? " * 60
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rank processes that are started."""
+    """The rank processes that were started."""
     started: list[Any] = []
 
     class Child(group_module.ChildProcess):
@@ -43,7 +43,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def starve(process: int) -> None:
-    """Let a process have no more memory than it has."""
+    """Limit a process to the memory that it has now."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
     resource.prlimit(process, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
 
@@ -93,7 +93,7 @@ def test_ranks_that_find_no_way_to_each_other_say_so(processes: list[Any], monke
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """A port on which another program listens."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
@@ -120,7 +120,7 @@ def test_a_port_that_is_taken_is_named(run: Run, taken: int, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: torch has loggers that write to its stderr."""
+    """Runs in a separate process, because torch's loggers write to its stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -141,7 +141,7 @@ def test_a_wrong_name_of_the_first_machine_is_told(run: Run, monkeypatch: pytest
 
 
 def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch itself would wait for ever."""
+    """torch alone would wait forever."""
     launch(monkeypatch, 1, address="127.0.0.1", port=taken)
     monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
     ran = run(*COMMAND)
@@ -164,7 +164,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monk
 def test_variables_that_are_set_in_part_or_wrong_are_refused(
     change: dict[str, str | None], words: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every process would answer all pictures."""
+    """Otherwise every process would answer all pictures."""
     launch(monkeypatch, 0, address="127.0.0.1", port=29500)
     for name, value in change.items():
         monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What tells models on several machines apart, without reading them whole."""
+"""The fingerprint that distinguishes models on several machines without reading them completely."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def test_a_copy_is_the_same_at_any_place_and_time(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", ["one matrix", "another adapter", "other files"])
 def test_another_model_differs(change: str, folder: Path) -> None:
-    """Norms, which ranks compare too, come from the adapter: they do not show another LLaMA."""
+    """Ranks also compare norms, but these come from the adapter and do not detect another LLaMA."""
     ours = fingerprint(folder)
     options = {"adapter": "LORA-BIAS-TINY"} if change == "another adapter" else {}
     options |= {"llama_type": "TINY-2SHARD"} if change == "other files" else {}

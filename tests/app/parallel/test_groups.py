@@ -1,4 +1,4 @@
-"""Groups of ranks: how they start, what they refuse, and how they end, whatever goes wrong with a rank."""
+"""Groups of ranks: how they start, what they refuse, and how they end after a failure of a rank."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, timeout: flo
         captioner.caption(SAMPLES[0])
         processes = children(captioner)
         os.kill(processes[1].pid, number)
-        for _ in range(2):  # the second call has no group any more
+        for _ in range(2):  # at the second call the group has ended
             with pytest.raises(RankError, match=rf"^Rank 2 of 3 \(process {processes[1].pid}\) .*{words}"):
                 captioner.caption(SAMPLES[0])
         assert all(process.poll() is not None for process in processes)
@@ -115,7 +115,7 @@ def test_ranks_that_differ_are_refused(
 def test_more_ranks_than_heads_and_wrong_combinations_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(group_module, "ChildProcess")  # no rank is started
+    monkeypatch.delattr(group_module, "ChildProcess")  # no rank may be started
     for options, most in ((model_options(), 4), ({}, 6)):
         with pytest.raises(UsageError, match=f"{most} ranks are the most"):
             Captioner.load(**options, tensor_parallel=1_000_000)
@@ -158,7 +158,7 @@ def test_another_number_of_ranks_than_torchrun_started_is_refused(
 def test_a_job_keeps_its_records_when_a_rank_is_killed(tmp_path: Path) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for number in range(200):  # each another file, so that all are answered
+    for number in range(200):  # all files differ, so that all are answered
         (pictures / f"{number:03d}.png").write_bytes(SAMPLES[number % 6].read_bytes() + b"%d" % number)
     out = tmp_path / "captions.jsonl"
     program = str(Path(sys.executable).with_name("llama-adapter"))

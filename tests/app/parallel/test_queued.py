@@ -1,4 +1,4 @@
-"""Ranks whose collectives are in a device's queue, as those of NCCL and HCCL: the host is told of no failure there."""
+"""Ranks whose collectives run in a device's queue, like those of NCCL and HCCL, which report no failure to the host."""
 
 import signal
 import threading
@@ -92,7 +92,7 @@ def test_the_libraries_get_the_time_limit_where_they_have_one(monkeypatch: pytes
 
 
 class Step:
-    """A device's wait, and the watch over it."""
+    """A wait for the device, and the watch that supervises it."""
 
     def __init__(self) -> None:
         self.failure: RankError | None = None

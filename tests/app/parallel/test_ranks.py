@@ -1,4 +1,4 @@
-"""A decoder on several ranks answers as on one; what goes wrong with a rank ends all of them with one sentence."""
+"""A decoder on several ranks answers as on one. A failure of one rank ends all of them, with one sentence."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -103,7 +103,7 @@ def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
 def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
     pair: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last test of this file: the ranks end."""
+    """This must be the last test of the file, because it ends the ranks."""
     ranks: Any = pair._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
 
     def interrupted(partial: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that read files of their own answer as one process does."""
+"""Ranks that read their own files give the same answers as one process."""
 
 from pathlib import Path
 

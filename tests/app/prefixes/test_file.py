@@ -1,4 +1,4 @@
-"""Prefix files hold the numbers and names they were given, and damage is found."""
+"""Prefix files return the numbers and names that were written, and damage is detected."""
 
 import json
 import struct
@@ -39,11 +39,11 @@ ENCODING = Encoding(
     encoder=None,
 )
 DIGESTS = ("1" * 64, "2" * 64)
-NAMES = ("a.jpg", "\udcff \u00e9\n.png")  # of bytes that are not UTF-8, too
+NAMES = ("a.jpg", "\udcff \u00e9\n.png")  # including bytes that are not UTF-8
 
 
 def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
-    """Random numbers that the dtype holds exactly."""
+    """Random numbers that `dtype` represents exactly."""
     whole = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     if dtype == "bfloat16":
         return (whole.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -51,7 +51,7 @@ def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
 
 
 def written(path: Path, encoding: Encoding = ENCODING) -> list[StoredPicture]:
-    """Two pictures, with keys and values of 4 layers and 2 heads where the encoding keeps them."""
+    """Write two pictures, with keys and values of 4 layers and 2 heads if the encoding has them."""
     queries = numbers(2, Q, D, dtype=encoding.dtype)
     keys, values = numbers(2, 2, 4, 2, Q, D // 2, dtype=encoding.dtype)
     rows = zip(queries, keys, values, strict=True)
@@ -160,7 +160,7 @@ def test_a_row_that_is_not_the_pictures_is_an_error_of_that_picture(tmp_path: Pa
     assert code(0, DIGESTS[0], replace(ENCODING, dtype="float16")) == "unsupported"
     assert code(0, DIGESTS[0], at=tmp_path / "none.safetensors") == "missing"
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the last row
+    data[-1] ^= 1  # a byte of the last row
     path.write_bytes(data)
     assert code(1, DIGESTS[1]) == "truncated"
     assert PrefixRow(str(path), 0, DIGESTS[0]).read(ENCODING).query_QD.shape == (Q, D)

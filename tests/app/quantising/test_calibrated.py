@@ -1,4 +1,4 @@
-"""`quantize --calibrate`: the bundle that it writes, what it asks, and what it refuses."""
+"""`quantize --calibrate`: the bundle that it writes, the samples that it uses, and the requests that it refuses."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ CALIBRATED = ("quantize", "--precision", "int4", "--calibrate")
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model's, calibrated with eight of its samples. Nothing may be changed in it."""
+    """The embedded model's bundle, calibrated with eight of its samples. Tests must not change it."""
     out = str(tmp_path_factory.mktemp("calibrated") / "bundle")
     return quantise_calibrated(QuantiseJob(out=out, precision="int4"), SampleSpec(pictures=tuple(FILES[:8])))
 

@@ -1,4 +1,4 @@
-"""Both halves of a model rounded for samples: which inputs count, and that answers stay closer to the float model's."""
+"""Rounding both halves of a model with samples: which inputs count, and that answers stay closer to the float model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def rounded(model: LoadedModel, samples: Sequence[Sample]) -> tuple[dict[str, Te
 def outputs(
     model: LoadedModel, vision_state: dict[str, Tensor], decoder_state: dict[str, Tensor], samples: Sequence[Sample]
 ) -> tuple[Tensor, Tensor]:
-    """The visual queries of samples, and the logits at their last tokens."""
+    """The samples' visual queries, and the logits at their last tokens."""
     encoder = encoder_from_state(model.vision_config, vision_state)
     decoder = decoder_from_state(model.decoder_config, decoder_state)
     for half in (encoder, decoder):
@@ -83,7 +83,7 @@ def test_rounding_is_the_same_every_time(model: LoadedModel, samples: list[Sampl
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])  # LORA: the adapter has layers of its own
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])  # LORA: the adapter has its own layers
 def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
     model = assemble_sources(ModelSources(**model_options(adapter)))
     side, rng = model.vision_config.clip.image_size, np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
 
 
 def hessians(model: LoadedModel, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """The Hessians of the decoder's linear layers by their order, such as 0 for the first one's."""
+    """The Hessians of the decoder's linear layers, named by layer number and name, such as "0.down"."""
     scheme, found = find_scheme("int4"), []
 
     def calibrate(weight: Tensor, hessian: Tensor) -> Parts:
@@ -142,7 +142,7 @@ def test_the_adapters_tokens_count_in_the_layers_that_project_them(
 
     first, second = (hessians(model, [sample], monkeypatch) for sample in (one, other))
 
-    # Layer 1 is the first with an adapter: its own tokens have not seen the picture yet.
+    # Layer 1 is the first with an adapter. Its text tokens do not depend on the picture yet; the adapter's tokens do.
     assert model.decoder_config.first_adapter_layer == 1
     torch.testing.assert_close(first["0.down"], second["0.down"])
     assert float((first["1.qkv"] - second["1.qkv"]).norm()) > 0.01 * float(first["1.qkv"].norm())

@@ -1,4 +1,4 @@
-"""Stand-ins for a reading process that misbehaves, each in its own way."""
+"""Stand-ins for a reading process, each with a different misbehaviour."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from llama_adapter.app.reading.wire import REPLY_HEAD_BYTES, ReplyHead, ReplyKin
 
 
 def entry(behaviour: str) -> str:
-    """To be called in the place of `app.reading.process.ENTRY`."""
+    """The value for `app.reading.process.ENTRY` that selects this behaviour."""
     return f"{__name__}:{behaviour}"
 
 
@@ -34,7 +34,7 @@ def writes_a_lot(*arguments: str) -> None:
     class Talker(PictureReader):
         def read(self, *given: Any, **named: Any) -> PictureReading:
             for _ in range(200):
-                with suppress(BlockingIOError):  # as C's printf passes over it
+                with suppress(BlockingIOError):  # C's printf ignores this error too
                     os.write(2, b"tiff: warning\n" * 1000)
             return super().read(*given, **named)
 

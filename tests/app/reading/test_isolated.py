@@ -1,4 +1,4 @@
-"""Reading in other processes gives the same results, and a process that ends costs at most its picture."""
+"""Reading in other processes gives the same results, and if a process ends, at most its picture is lost."""
 
 import io
 import os
@@ -43,7 +43,7 @@ def shared() -> Iterator[IsolatedReader]:
 
 @pytest.fixture
 def alone() -> Iterator[IsolatedReader]:
-    """A reader with a single process, so that the next picture is read by the one that took its place."""
+    """A reader with one process, so that the process that replaces it reads the next picture."""
     with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
         yield reader
 
@@ -57,7 +57,7 @@ def is_same(one: PictureReading, other: PictureReading) -> bool:
 
 
 def to_all(reader: IsolatedReader, number: signal.Signals) -> Callable[[str], bool]:
-    """To be asked whether pixels are wanted, that is amid the reading of a picture."""
+    """A `wants_pixels` callback that sends a signal to all reading processes in the middle of reading a picture."""
 
     def wants_pixels(digest: str) -> bool:
         for process_id in reader.process_ids:
@@ -129,7 +129,7 @@ def test_a_relative_path_is_of_the_folder_that_is_the_current_one_when_it_is_rea
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc clears memory by an environment variable")
 def test_a_damaged_picture_shows_nothing_of_the_pictures_before_it(alone: IsolatedReader) -> None:
-    # libtiff leaves parts of this one as memory was.
+    # libtiff leaves parts of this picture's memory uninitialised.
     damaged = (ROOT / "tests/odd_pictures/group4_with_bad_codes.tif").read_bytes()
     random = np.random.default_rng(0)
     seen = set()
@@ -176,8 +176,8 @@ def test_the_time_that_the_caller_takes_does_not_count() -> None:
     [
         (signal.SIGSEGV, "crashed"),
         (signal.SIGABRT, "crashed"),
-        (signal.SIGKILL, None),  # the system may have been short of memory: the picture is read once more
-        *((number, None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),  # they end the job only
+        (signal.SIGKILL, None),  # the system may have run out of memory, so the picture is read once more
+        *((number, None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),  # these only end the job
     ],
 )
 def test_a_signal_during_a_reading_costs_at_most_that_picture(
@@ -277,7 +277,7 @@ def test_reading_stops_when_too_many_processes_cannot_be_ended(
         assert alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGSEGV)).error is not None
         with pytest.raises(ReadingProcessError, match="hang in the operating system"):
             alone.read(PICTURES[0])
-    assert alone.read(PICTURES[0]).error is None  # it has gone after all
+    assert alone.read(PICTURES[0]).error is None  # the process has ended after all
 
 
 def test_what_the_caller_raises_comes_through_and_the_next_picture_is_fine(alone: IsolatedReader) -> None:
@@ -297,7 +297,7 @@ def test_after_closing_nothing_is_left_and_nothing_is_read(alone: IsolatedReader
     alone.close()
 
     assert process_ids
-    for process_id in process_ids:  # reaped too: there is no such process
+    for process_id in process_ids:  # the processes were also reaped, so they do not exist
         with pytest.raises(ProcessLookupError):
             os.kill(process_id, 0)
     with pytest.raises(RuntimeError, match="closed"):

@@ -1,4 +1,4 @@
-"""Broken, hostile and unusual pictures have one result each, and do not affect sound pictures."""
+"""Broken, hostile and unusual pictures have one result each, and do not affect good pictures."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def odd_pictures(tmp_path_factory: pytest.TempPathFactory) -> list[OddPicture]:
 
 @pytest.fixture(scope="module")
 def readings(odd_pictures: list[OddPicture]) -> Iterator[list[tuple[str, PictureReading]]]:
-    """Of all odd pictures with a sound one before each, in two threads."""
+    """The readings of all odd pictures, with a good one before each, in two threads."""
     mixed = [path for number, odd in enumerate(odd_pictures) for path in (SOUND[number % len(SOUND)], odd.path)]
     with (
         IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=30, num_processes=2) as reader,

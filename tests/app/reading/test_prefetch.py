@@ -1,4 +1,4 @@
-"""Prefetching keeps its bounds, does not wait for slow readings, and raises every error."""
+"""Prefetching stays within its limits, does not wait for slow readings, and raises every error."""
 
 import threading
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_what_is_ready_comes_without_waiting_for_the_rest() -> None:
         assert number != 2 or may_end.wait(10)
         return number
 
-    # Only number 2 is read in a thread: the others are ready at once.
+    # Only number 2 is read in a thread; the others are ready at once.
     with Prefetcher(iter(range(5)), read, ahead=5, shareable=lambda number: number == 2) as reader:
         assert reader.take(3, at_least=1) == [0, 1, 3]
         assert reader.take(4, at_least=0) == [4]
@@ -83,10 +83,10 @@ def test_items_that_hold_many_bytes_are_not_drawn_far_ahead() -> None:
 
     with Prefetcher(source(), lambda size: size, ahead=100, num_bytes=lambda size: size, ahead_bytes=100) as reader:
         assert reader.take(0) == []
-        assert drawn == [40, 40, 40]  # with the third they are too many
+        assert drawn == [40, 40, 40]  # the third one exceeds the limit
         assert reader.take(1) == [40]
         assert drawn == [40, 40, 40, 500]
-        assert reader.take(10) == [40, 40, 500, 1, 1]  # as many as are wanted come all the same
+        assert reader.take(10) == [40, 40, 500, 1, 1]  # the requested number is read even beyond the limit
         assert reader.is_exhausted
 
 
@@ -117,7 +117,7 @@ def test_leaving_does_not_wait_for_readings_that_hang() -> None:
         assert reader.take(1, at_least=0) == []
         assert has_begun.wait(10)
 
-    assert not may_end.is_set()  # and yet it was left
+    assert not may_end.is_set()  # leaving did not wait for the reading
     may_end.set()
     reader.close()
 
@@ -160,7 +160,7 @@ def test_at_the_end_a_reading_that_hangs_delays_the_rest_for_a_second_only(monke
 
 
 class SlowSource:
-    """Yields the numbers that are put into it until it is closed, and raises the exceptions."""
+    """Yields the numbers that are put into it, raises the exceptions, and ends with None."""
 
     def __init__(self) -> None:
         self.drawn: list[int] = []
@@ -198,7 +198,7 @@ def slow() -> Iterator[SlowSource]:
 
 def test_what_was_drawn_comes_while_the_source_is_waited_for(slow: SlowSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.reading.prefetch._PATIENCE_S", 60.0)
-    too_late = threading.Timer(10.0, slow.give, args=(98, 99, None))  # whoever waits for more gets these
+    too_late = threading.Timer(10.0, slow.give, args=(98, 99, None))  # these come only if a take waits for more
     too_late.start()
     with Prefetcher(slow(), lambda number: number * 10, ahead=4, may_wait=True) as reader:
         assert reader.take(3, at_least=0) == []
@@ -223,7 +223,7 @@ def test_a_source_that_is_drawn_apart_keeps_its_order_and_bounds(slow: SlowSourc
     taken = reader.take(1)
     while not reader.is_exhausted:
         drawn = list(slow.drawn)
-        assert sum(drawn) - sum(taken) < 100 + drawn[-1]  # with the last one they may be too many
+        assert sum(drawn) - sum(taken) < 100 + drawn[-1]  # the last one may exceed the limit
         taken += reader.take(1)
     assert taken == slow.drawn == [40, 40, 40, 500, 1, 1]
     reader.close()
@@ -280,5 +280,5 @@ def test_a_stopped_reader_leaves_a_source_that_hangs(slow: SlowSource) -> None:
     with Prefetcher(slow(), lambda number: number, ahead=2, may_wait=True, stop=stopped.is_set) as reader:
         assert reader.take(2) == []
     assert not slow.is_closed.is_set()
-    slow.give(1)  # comes too late: it is dropped, and the source closed
+    slow.give(1)  # this comes too late; it is dropped, and the source is closed
     assert slow.is_closed.wait(10)

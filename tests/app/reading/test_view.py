@@ -1,4 +1,4 @@
-"""A view is small, upright and in colour, whatever the mode of the picture."""
+"""A view is small, upright and in colour for every mode of the picture."""
 
 import io
 
@@ -31,10 +31,10 @@ def test_a_view_is_small_whatever_the_mode(mode: str) -> None:
 
 
 def test_small_deep_odd_and_transparent_pictures() -> None:
-    assert view_pixels(Image.new("RGB", (20, 10)), side=SIDE).shape == (10, 20, 3)  # not enlarged
+    assert view_pixels(Image.new("RGB", (20, 10)), side=SIDE).shape == (10, 20, 3)  # it is not enlarged
     levels = np.linspace(30_000, 30_200, 64 * 64, dtype=np.uint16).reshape(64, 64)
     deep = view_pixels(Image.fromarray(levels), side=SIDE)
-    assert (deep.min(), deep.max()) == (0, 255)  # spread over the values that occur
+    assert (deep.min(), deep.max()) == (0, 255)  # stretched to the range of values in the picture
     odd = np.array([[np.nan, 0.0], [1.0, 2.0]], dtype=np.float32)
     assert view_pixels(Image.fromarray(odd), side=SIDE).shape == (2, 2, 3)
     assert tuple(view_pixels(Image.new("RGBA", (4, 4)), side=SIDE)[0, 0]) == BACKGROUND

@@ -1,4 +1,4 @@
-"""Files of records: a crash costs at most the line being written, a full disk none, and a second writer is refused."""
+"""Record files: a crash loses at most the line being written, a full disk none; a second writer is refused."""
 
 import errno
 import gzip
@@ -55,7 +55,7 @@ def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(tmp_path: Pat
 
 
 def lines_of(*texts: str) -> bytes:
-    """Records, a line each."""
+    """Records, one per line."""
     return b"".join(json_line(recorded(text=text)).encode() + b"\n" for text in texts)
 
 
@@ -66,8 +66,8 @@ HALF = WHOLE[:100]
 @pytest.mark.parametrize(
     ("content", "repair"),
     [
-        (WHOLE + lines_of("x" * 200_000)[:-5], "dropped"),  # longer than a block that is read at once
-        (WHOLE + bytes(4096), "dropped"),  # zeros of a power cut
+        (WHOLE + lines_of("x" * 200_000)[:-5], "dropped"),  # longer than the block that is read at once
+        (WHOLE + bytes(4096), "dropped"),  # zeros after a power failure
         *((WHOLE[:-1] + bytes(num_zeros), "completed") for num_zeros in (0, 1, 5000)),
         (b"\xef\xbb\xbf" + WHOLE, None),
         (WHOLE + b"\n \r\n", None),
@@ -117,7 +117,7 @@ def test_a_file_with_anything_else_is_refused_and_left_alone(tmp_path: Path, sna
         with pytest.raises(RecordFileError) as refused:
             RecordWriter(path)
         assert path.read_bytes() == content
-        if name not in ("an empty line", "zeros"):  # readers skip those
+        if name not in ("an empty line", "zeros"):  # readers skip these
             with pytest.raises(RecordFileError):
                 list(read_records(path))
         said[name] = refused.value.message.partition(", but ")[2]
@@ -134,7 +134,7 @@ def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
         path.write_bytes(WHOLE + end)
         with pytest.raises(RecordFileError, match="its end has more than 200,000 bytes"):
             RecordWriter(path)
-        is_left_alone = path.read_bytes() == WHOLE + end  # not in the assertion: pytest would show the difference
+        is_left_alone = path.read_bytes() == WHOLE + end  # apart: pytest would print the difference
         assert is_left_alone
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_
     write(whole, "one")
     for path in (new, empty, whole):
         with RecordWriter(path):
-            assert path.exists()  # so a place that cannot be written shows at once
+            assert path.exists()  # so that an unwritable path fails immediately
     assert [path.exists() for path in (new, empty, whole)] == [False, True, True]
     assert texts_in(whole) == ["one"]
 
@@ -163,15 +163,15 @@ def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "answers.jsonl"
-    path.touch()  # a new file's name is made durable as well
+    path.touch()  # the name of a new file would be synced too
     syncs: list[int] = []
     monkeypatch.setattr(os, "fsync", syncs.append)
     with RecordWriter(path, sync_every=3) as writer:
         for number in range(1, 8):
             writer.write(recorded())
-            assert len(texts_in(path)) == number  # seen by another reader at once
+            assert len(texts_in(path)) == number  # another reader sees it at once
             assert len(syncs) == number // 3
-    assert len(syncs) == 3  # the last at the end
+    assert len(syncs) == 3  # the last sync is at the end
     writer.close()
     assert len(syncs) == 3
 
@@ -202,7 +202,7 @@ def test_a_second_writer_is_refused_and_repairs_nothing_until_the_first_is_done(
         with pytest.raises(RecordFileLockedError):
             RecordWriter(path)
         assert path.read_bytes().endswith(HALF)
-        os.truncate(path, path.stat().st_size - len(HALF))  # else another program has changed the file
+        os.truncate(path, path.stat().st_size - len(HALF))  # else the file has changed
     write(path, "two")
     assert texts_in(path) == ["one", "two"]
 
@@ -217,7 +217,7 @@ def test_a_file_that_its_last_writer_removes_is_created_again(tmp_path: Path, mo
         file = really_open(*arguments, **options)  # type: ignore[call-overload]
         opened += 1
         if opened == 1:
-            first.close()  # which removes the file, since nothing was written: `file` has no name any more
+            first.close()  # this removes the file, because nothing was written; `file` is then unlinked
         return file
 
     monkeypatch.setattr("builtins.open", open_late)
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, tmp_path:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert refused.value.errno == errno.EFBIG
         assert path.read_bytes() == before
-        writer.write(recorded(text="four"))  # there is room again
+        writer.write(recorded(text="four"))  # there is free space again
     assert texts_in(path) == ["one", "two", "four"]
 
 

@@ -1,4 +1,4 @@
-"""Records in a folder of parts, as `--out FOLDER/` reads and goes on with them."""
+"""Records in a folder of parts: how `--out FOLDER/` reads and continues them."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def write(path: Path, *texts: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two parts, as earlier versions left them."""
+    """A folder with two parts, as written by earlier versions."""
     write(tmp_path / "out" / "part-00000.jsonl", "a", "b")
     write(tmp_path / "out" / "part-00001.jsonl", "c")
     (tmp_path / "out" / ".lock").touch()

@@ -1,4 +1,4 @@
-"""Answered pictures are found again: under their name, under a new one, and only once."""
+"""Answered pictures are recognised: under their name, under a new name, and only once."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ from llama_adapter.app.records.picture_names import escaped_name
 from llama_adapter.app.records.record import Record
 from tests.app.recorded import failed, recorded
 
-ID = recorded()["id"]  # of all pictures of equal bytes
+ID = recorded()["id"]  # the id of all pictures with the same bytes
 
 
 def index_of(path: Path, *records: Record) -> RecordIndex:
@@ -30,10 +30,10 @@ RAW = os.fsdecode(b"a\xff.png")
 @pytest.mark.parametrize(
     ("name", "files", "claims"),
     [
-        ("a.png", [], [("a.png", "answered"), ("a.png", None)]),  # a picture named twice gets two records
+        ("a.png", [], [("a.png", "answered"), ("a.png", None)]),  # a picture that is named twice gets two records
         ("old/name.png", ["new.png"], [("new.png", "answered")]),  # renamed or moved
-        ("a.png", ["a.png"], [("../{folder}/a.png", "answered")]),  # another spelling of its path
-        # A copy in the same folder: b.png was answered before the run was killed, a.png comes first now.
+        ("a.png", ["a.png"], [("../{folder}/a.png", "answered")]),  # the same path in another spelling
+        # A copy in the same folder: b.png was answered before the run was killed, and a.png now comes first.
         ("b.png", ["b.png", "a.png"], [("a.png", None), ("b.png", "answered")]),
         (RAW, [RAW, "b.png"], [("b.png", None), (RAW, "answered")]),
         ("shard.tar/b.png", ["shard.tar"], [("shard.tar/a.png", None), ("shard.tar/b.png", "answered")]),
@@ -77,7 +77,7 @@ def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
         assert index.look_up("bb" * 16, "bad.png") == "failed"
         assert index.look_up("cc" * 16, "mended.png") == "answered"
         assert index.look_up(ID, "a\udcff.png") == "answered"
-        assert index.look_up(ID, "a\udcfe.png") == "elsewhere"  # undecoded bytes tell names apart
+        assert index.look_up(ID, "a\udcfe.png") == "elsewhere"  # undecoded bytes distinguish names
         assert index.look_up("00" * 16, "bad.png") is None
 
 
@@ -99,7 +99,7 @@ def test_a_failure_of_a_later_run_outdates_an_answer_until_it_is_answered_again(
     assert is_outdated(record, missing)
     assert not is_outdated(missing, record)
     assert not is_outdated(record, missing, record)
-    assert not is_outdated(record, own)  # of a namesake, which its run has met as well
+    assert not is_outdated(record, own)  # the failure of another picture with this name, in the same run
     assert not is_outdated(record, failed(picture="b.png", run="run-2"))
     assert is_outdated(missing)
     assert is_outdated(recorded(picture="moved.png"), missing)
@@ -109,7 +109,7 @@ def test_a_record_under_an_escaped_name_belongs_to_the_picture_that_had_it(tmp_p
     odd, copy = str(tmp_path / "9.41\u202fAM.png"), str(tmp_path / "b.png")
     for name in (odd, copy):
         Path(name).touch()
-    old = {**recorded(picture=odd), "picture": escaped_name(odd)}  # as earlier versions wrote it
+    old = {**recorded(picture=odd), "picture": escaped_name(odd)}  # in the form of earlier versions
     literal = recorded(picture=r"inv\xff.png", id="bb" * 16)
     index = index_of(tmp_path, old, literal)  # type: ignore[arg-type]
 
@@ -136,7 +136,7 @@ def test_ids_that_agree_in_the_first_half_only_do_not_match(suffix: str, tmp_pat
 def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
     draw = random.Random(1)
 
-    def key() -> tuple[str, str]:  # remote names: no record stands for a picture of another name
+    def key() -> tuple[str, str]:  # remote names, because their records never stand for a picture with another name
         return f"{draw.randrange(40):032x}", f"s3://bucket/{draw.randrange(4)}.png"
 
     keys = [key() for _ in range(300)]

@@ -1,4 +1,4 @@
-"""Ids of records: equal for equal work, and the same from version to version."""
+"""Record ids are equal for equal work, and do not change between versions."""
 
 from dataclasses import replace
 from typing import Any

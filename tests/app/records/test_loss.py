@@ -1,4 +1,4 @@
-"""If another program removes, moves, replaces or changes a record file, the run says so and loses nothing."""
+"""If another program removes, moves, replaces or changes a record file, the run reports it and loses no record."""
 
 import shutil
 import stat
@@ -29,7 +29,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def lost_after(change: Callable[[], object], writer: RecordWriter, *texts: str) -> str:
-    """What closing says of a change that another program made after some records."""
+    """The error at closing, if another program makes a change after some records were written."""
     write(writer, *texts)
     change()
     with pytest.raises(RecordFileLostError) as lost:
@@ -52,7 +52,7 @@ def test_a_file_that_was_removed_is_noticed_when_it_is_synced_and_written_again(
     path.unlink()
     with pytest.raises(RecordFileLostError, match="its 3 records were written there again") as lost:
         writer.write(recorded(text="two"))
-    writer.close()  # tells it once
+    writer.close()  # the loss is reported only once
 
     assert "goes on where this one ended" in lost.value.hint
     assert texts_in(path) == ["zero", "one", "two"]

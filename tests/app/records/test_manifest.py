@@ -1,4 +1,4 @@
-"""The manifest beside a file of records."""
+"""The manifest next to a record file."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_every_run_that_appended_stays_in_the_manifest(tmp_path: Path) -> None:
 
 def test_all_names_of_a_file_lead_to_one_manifest(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "link.jsonl").symlink_to("folder/answers.jsonl")  # as /dev/stdout is one
+    (tmp_path / "link.jsonl").symlink_to("folder/answers.jsonl")  # like /dev/stdout
 
     write_manifest(tmp_path / "link.jsonl", manifest=manifest("first"))
 

@@ -1,4 +1,4 @@
-"""Names of pictures: as text, as earlier versions escaped them, and found again by that."""
+"""Names of pictures: as text, as escaped by earlier versions, and how escaped names are found again."""
 
 import os
 from pathlib import Path

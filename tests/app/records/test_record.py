@@ -1,4 +1,4 @@
-"""Records: what is kept of an answer."""
+"""Records: which parts of an answer they keep."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The module `llama` gives the reference's answers, for the reference's own calls."""
+"""The module `llama` gives the reference's answers for the reference's calls."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_texts_are_the_references(case: dict[str, Any]) -> None:
 
 
 def test_floats_between_the_levels_of_a_picture_are_computed_as_they_are(bias: Any) -> None:
-    """Augmented tensors: rounded to pixels, they would give another visual query."""
+    """Augmented tensors: if they were rounded to pixels, the visual query would differ."""
     imgs = tensors("shapes_200x300.jpg") + 0.3 * torch.randn(1, 3, 224, 224, generator=torch.manual_seed(0))
     bias.generate(imgs, [PROMPT], max_gen_len=1)
     captioner = bias._captioner(encodes=False)
@@ -116,7 +116,7 @@ def test_a_programs_own_context_changes_nothing(bias: Any) -> None:
 
 
 def test_harmless_calls_and_attributes() -> None:
-    model = llama.load(BIAS, LLAMA_DIR, "TINY")  # as the Ascend guide's port: no pair
+    model = llama.load(BIAS, LLAMA_DIR, "TINY")  # as in the Ascend guide's port, which returns no pair
 
     assert model.eval().half().to("cpu").requires_grad_(False) is model
     assert next(model.parameters()).device == model.device == torch.device("cpu")
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused(imgs: torch.Tensor, prompts: Any, bias: An
     assert str(caught.value) == snapshot
 
 
-# The model built by hand, as the evaluation script does.
+# A model that is built by hand, like in the evaluation script
 
 
 def built(**options: Any) -> Any:
@@ -187,11 +187,11 @@ def test_another_tokenizer_than_the_llamas_is_refused(tmp_path: Path) -> None:
         llama.LLaMA_adapter(LLAMA_DIR / "TINY", tmp_path / "tokenizer.model")
 
 
-# A session of the program, as in the Ascend guide.
+# A session created by the program, as in the Ascend guide
 
 
 class Session:
-    """An InferSession of a model's encoder; keeps what it was given."""
+    """An InferSession for a model's encoder; it keeps its inputs."""
 
     def __init__(self, captioner: Captioner, *, width: int = 64) -> None:
         self.encoder, self.width, self.given = captioner._vision, width, list[np.ndarray]()
@@ -217,14 +217,14 @@ def test_a_programs_session_encodes_the_pictures_and_clip_is_not_needed(monkeypa
     assert [(feed.dtype, feed.shape) for feed in session.given] == [(np.float16, (2, 224, 224, 3))]
     assert (session.given[0] == imgs).all()
     ids = [model.tokenizer.encode(text, bos=False, eos=False) for text in model.generate(session, imgs, [PROMPT] * 2)]
-    assert max(map(len, ids)) <= 2  # one new token; a space may come before it when the text is encoded again
+    assert max(map(len, ids)) <= 2  # one new token; encoding the text again may add a space before it
     with pytest.raises(GraphError):
         model.generate(Session(captioner, width=32), imgs, [PROMPT] * 2)
     with pytest.raises(CheckpointError, match=r"/nowhere/ViT-L-14\.pt"):
         model.generate(tensors(*names), [PROMPT] * 2)
 
 
-# Which files are loaded.
+# Which files are loaded
 
 
 @pytest.mark.parametrize("file", ["{digest}_CAPTION-7B.pth", "CAPTION-7B.pth"])
@@ -250,7 +250,7 @@ def test_a_missing_adapter_says_where_to_get_it(name: str, tmp_path: Path, snaps
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("cpu",), {}),  # earlier versions of the reference, and the Ascend guide
+        (("cpu",), {}),  # as in earlier versions of the reference, and in the Ascend guide
         (("cpu", "ckpts", 64), {}),
         (("7B", "cpu", "ckpts", 64), {}),
         ((), {"llama_type": "7B", "device": torch.device("cpu"), "phase": "finetune"}),

@@ -1,4 +1,4 @@
-"""`run-reference` runs a program as Python does, with our `llama`."""
+"""`run-reference` runs a program like Python does, with our `llama`."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ Program = Callable[..., Ran]
 
 @pytest.fixture
 def program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Runs the source of a program by the command, in this process, from another folder than the program's."""
+    """Runs a program's source with the command, in this process, from a folder that is not the program's."""
 
     def program(source: str, *arguments: str, flags: tuple[str, ...] = ()) -> Ran:
         folder = tmp_path / "programs"

@@ -1,4 +1,4 @@
-"""The queue over replicas, with replicas that do what a test says: no Ray, no model."""
+"""The queue over replicas, with replicas that behave as a test defines; without Ray and without a model."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ async def at_once(ask: Ask) -> Groups:
 
 
 class StubReplicas:
-    """Answers by `behave`; notes what was asked, and under which session."""
+    """Answers by calling `behave`; records the questions and their sessions."""
 
     def __init__(self, behave: Callable[[Ask], Groups] = at_once, *, names: str = "ab", most: int = 2) -> None:
         self.behave = behave
@@ -91,7 +91,7 @@ def ask(picture: bytes | None = b"picture", **fields: Any) -> Ask:
 
 
 def failures(*times: Exception | Sequence[Event]) -> Callable[[Ask], Groups]:
-    """The first requests end as given, in order; later ones are answered."""
+    """The first requests end as given, in this order; later requests are answered."""
     left = list(times)
 
     async def behave(ask: Ask) -> Groups:

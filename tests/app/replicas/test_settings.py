@@ -1,4 +1,4 @@
-"""What users may say of replicas, what a replica reserves, and how an error of loading reaches the command."""
+"""The settings of replicas, the resources that a replica reserves, and how a loading error reaches the command."""
 
 import sys
 
@@ -91,7 +91,7 @@ def test_a_replica_of_several_ranks_reserves_as_many_devices_of_one_machine(monk
     assert plan_replica(machines, device="cuda", replicas=2, flag="--replicas", ranks=2).threads == 3, "of rank 0"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Serve's own configuration
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Ray Serve's own configuration
 def test_memory_is_divided_by_the_most_replicas_that_a_machine_may_get() -> None:
     machines = [Machine(id="a", resources={"CPU": 8}), Machine(id="b", resources={"CPU": 8})]
     shared = {number: plan_replica(machines, device="cpu", replicas=number, flag="--replicas") for number in (2, 3, 4)}

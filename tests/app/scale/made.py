@@ -1,4 +1,4 @@
-"""Work, records and what is known of them, for tests of jobs over many machines."""
+"""Work, records and known answers for tests of jobs over many machines."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def known_of(index: RecordIndex) -> Known:
 
 
 def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
-    """What workers know after a run that answered some questions about a.png."""
+    """The answers that workers know of after a run that answered some questions about a.png."""
     planner = planner_of()
     work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:

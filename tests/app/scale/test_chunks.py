@@ -1,4 +1,4 @@
-"""Chunks of work: their sizes, what workers may leave out, and that none is forgotten."""
+"""Chunks of work: their sizes, what workers may leave out, and that no chunk is forgotten."""
 
 from dataclasses import replace
 from pathlib import Path

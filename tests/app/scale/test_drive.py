@@ -1,4 +1,4 @@
-"""The loop of a job: one answer to every question, whatever is lost, repeated or known."""
+"""The loop of a job: every question gets one answer, even if work is lost, repeated or already known."""
 
 import random
 from collections import Counter, deque
@@ -24,7 +24,7 @@ from tests.app.scale.made import FIRST, INFO, QUESTIONS, answer_to, known_of, pl
 
 
 class FakeReaders:
-    """Reads at once; loses some chunks, and fails at some windows."""
+    """Reads at once. It loses some chunks, and fails for some windows."""
 
     def __init__(self, chance: random.Random, *, loss: float, known: Known | None = None) -> None:
         self.num_pending = 0
@@ -46,7 +46,10 @@ class FakeReaders:
 
 
 class FakeCrew:
-    """Answers in any order; loses some chunks, answers some twice, and dies of poison."""
+    """Answers in any order.
+
+    It loses some chunks, answers some twice, and never answers a chunk with a poisoned question.
+    """
 
     def __init__(
         self, chance: random.Random, *, loss: float, poison: frozenset[int] = frozenset(), known: Known | None = None
@@ -102,7 +105,7 @@ class FakeCrew:
 def run_job(
     folder: Path, names: Sequence[str], *, seed: int, loss: float = 0.0, poison: frozenset[int] = frozenset()
 ) -> tuple[list[Answer], JobPlanner, FakeCrew]:
-    """A job over pictures of these names that resumes what is in the folder's records."""
+    """A job over pictures with these names that resumes the records in the folder."""
     chance = random.Random(seed)
     with RecordWriter(folder / "answers.jsonl") as file:
         index = RecordIndex([file.path]) or None
@@ -158,7 +161,7 @@ def test_a_further_run_answers_what_is_new_and_nothing_else(tmp_path: Path, seed
 def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_path: Path) -> None:
     run_job(tmp_path, ["a.png"], seed=0)
 
-    # The worker believes that both are answered; the driver knows of one record only.
+    # The worker considers both answered; the driver knows of only one record.
     answers, planner, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
     again, planner_after, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
 

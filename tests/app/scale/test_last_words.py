@@ -1,4 +1,4 @@
-"""What a driver prints when Ray ends it from outside of Python."""
+"""What a driver prints when Ray ends it from native code."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ JOB = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Quest
 
 
 def said(end: Callable[[], object]) -> tuple[str, int]:
-    """Stderr and exit code of a fork of this process that calls `end` while it has last words."""
+    """The stderr and exit code of a fork of this process that sets its last words and calls `end`."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -35,7 +35,7 @@ def test_a_killed_process_says_what_is_kept_and_how_to_go_on(snapshot: object) -
 
 
 def test_a_child_process_that_outlives_the_job_does_not_delay_its_end() -> None:
-    """It has inherited the end of the pipe that the listener waits for."""
+    """The child has inherited the pipe end whose closing the listener waits for."""
     gate, ours = os.pipe()
 
     def leave_a_child() -> None:

@@ -1,4 +1,4 @@
-"""Where captioners go in a cluster, and what users may say of it."""
+"""How captioners are placed in a cluster, and which settings users may give."""
 
 import sys
 from collections import Counter
@@ -21,7 +21,7 @@ HEAD, A, B = machine("head", CPU=4), machine("a", CPU=16, GPU=2), machine("b", C
     ("cluster", "device", "places"),
     [
         ([HEAD, A, B], "gpu-like:3", [("a", {"GPU": 1.0}, "gpu-like")] * 2 + [("b", {"GPU": 1.0}, "gpu-like")]),
-        # A device that Ray knows by its own name is reserved by that name.
+        # A device type that Ray knows by name is reserved under this name.
         ([machine("a", CPU=8, XPU=2, GPU=1)], "xpu", [("a", {"XPU": 1.0}, "xpu")] * 2),
         ([machine("a", CPU=8, GPU=1), machine("b", CPU=8)], "auto", [("a", {"GPU": 1.0}, "auto")]),
         ([machine("a", CPU=8, GPU=1), machine("b", CPU=8, NPU=1)], "auto", [("b", {"NPU": 1.0}, "auto")]),
@@ -58,7 +58,7 @@ def test_captioners_leave_room_for_readers_on_every_machine(cpus: int, actors: i
     reserved = Counter[str]()
     for place in places:
         reserved[place.machine] += place.num_cpus  # type: ignore[assignment]
-        assert place.num_cpus <= 1 or place.num_cpus == int(place.num_cpus)  # what Ray takes
+        assert place.num_cpus <= 1 or place.num_cpus == int(place.num_cpus)  # the numbers that Ray accepts
         assert place.threads is not None
         assert place.threads >= 1
     assert max(reserved.values()) <= cpus - 0.5

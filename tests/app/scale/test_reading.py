@@ -46,7 +46,7 @@ def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_pa
 
 @pytest.mark.parametrize("scheme", ["", "slow://"], ids=["files", "addresses"])
 def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    """However long they take: the driver asks for a chunk once, and goes by positions."""
+    """Their time does not matter: the driver asks for a chunk once, and matches pictures by position."""
 
     def wait(picture: object, **_: object) -> PictureReading:
         number = int(str(picture).rpartition("/")[2].removesuffix(".png"))

@@ -1,4 +1,4 @@
-"""Open answers are normalised and scored as VQA's page on its evaluation says."""
+"""Open answers are normalised and scored as described on VQA's evaluation page."""
 
 from itertools import combinations
 

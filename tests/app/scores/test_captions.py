@@ -1,4 +1,4 @@
-"""BLEU, ROUGE-L and CIDEr-D equal the COCO evaluation code's (pycocoevalcap 1.2) on the same tokens."""
+"""BLEU, ROUGE-L and CIDEr-D equal those of the COCO evaluation code (pycocoevalcap 1.2) for the same tokens."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_figures_are_those_of_cocos_code() -> None:
             "ROUGE-L": 0.5480834501592826,
             "CIDEr-D": 1.180006621378039,
         },
-        rel=1e-8,  # their BLEU adds small numbers to each division
+        rel=1e-8,  # their BLEU adds small constants in each division
     )
 
 

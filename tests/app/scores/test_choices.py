@@ -1,4 +1,4 @@
-"""Figures of choices equal those of scikit-learn 1.9 on the same examples, and POPE's and MME's definitions."""
+"""Figures of choices equal those of scikit-learn 1.9 for the same examples, and the definitions of POPE and MME."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.runtime.errors import UsageError
 
 CLASSES = ("cat", "dog", "fox")
-# Drawn once; what scikit-learn computes for them stands in the tests.
+# Drawn once at random. The tests hold scikit-learn's results for them.
 LABELS = [2, 2, 0, 2, 1, 1, 1, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 2, 0, 1, 2, 0]
 WEIGHTS = np.array(
     [
@@ -53,7 +53,7 @@ def animals(order: Sequence[int] = range(len(LABELS))) -> list[Outcome]:
 
 
 def asked(*answers: tuple[str, str], digests: str = "") -> list[Outcome]:
-    """Yes-or-no outcomes of (answer, right answer); a letter of `digests` for each picture."""
+    """Yes-or-no outcomes for (answer, right answer); `digests` has one letter per picture."""
     return [
         Outcome(
             picture="",
@@ -82,7 +82,7 @@ def test_figures_are_those_of_scikit_learn() -> None:
     assert found["accuracy"] == pytest.approx(0.7083333333333334)
     assert found["balanced accuracy"] == pytest.approx(0.6933621933621934)
     assert found["macro F1"] == pytest.approx(0.6774891774891776)
-    assert found["ROC-AUC"] == pytest.approx(0.8565693565693566)  # one class against the rest
+    assert found["ROC-AUC"] == pytest.approx(0.8565693565693566)  # one class against the others
     assert found["ECE"] == pytest.approx(measure(SHARES, np.array(LABELS)).ece)
 
 
@@ -149,7 +149,7 @@ def test_choices_in_another_order_are_the_same_classes() -> None:
 
     expected = figures_of(animals())
     found = figures_of(turned)
-    del expected["ECE"], found["ECE"]  # of equally likely choices it takes the first one
+    del expected["ECE"], found["ECE"]  # for equally likely choices it depends on their order
     assert found == pytest.approx(expected)
 
 
@@ -167,7 +167,7 @@ def test_examples_with_choices_of_their_own_have_accuracy_and_ece_alone() -> Non
 
 
 def test_popes_row_is_computed_for_yes() -> None:
-    # 3 right yes, 1 wrong yes, 2 missed yes, 3 right no, 1 that is neither
+    # 3 right yes, 1 wrong yes, 2 missed yes, 3 right no, 1 neither
     given = [("yes", "yes")] * 3 + [("Yes, there is.", "no")] + [("no", "yes")] * 2 + [("No", "no")] * 3 + [("?", "no")]
     table = read_choices(asked(*given))
     found = part_figures(table, everything(table))
@@ -184,7 +184,7 @@ def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
 
     assert found["accuracy+"] == pytest.approx(1 / 3)
     assert found["MME score"] == pytest.approx(50 + 100 / 3)
-    assert accuracy_plus(table, np.array([0, 1, 0, 1, 2, 3])) == pytest.approx(2 / 3)  # the first picture twice
+    assert accuracy_plus(table, np.array([0, 1, 0, 1, 2, 3])) == pytest.approx(2 / 3)  # picture 0 is listed twice
 
 
 @pytest.mark.parametrize(

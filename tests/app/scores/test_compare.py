@@ -1,4 +1,4 @@
-"""Two models on the same examples: McNemar's exact test, and differences with intervals of the same draws."""
+"""Two models on the same examples: McNemar's exact test, and differences with intervals from the same draws."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def answered(is_right: np.ndarray) -> list[Outcome]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "p_value"),  # of scipy.stats.binomtest
+    ("one", "other", "p_value"),  # from scipy.stats.binomtest
     [
         (0, 0, 1.0),
         (1, 0, 1.0),

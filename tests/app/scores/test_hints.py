@@ -1,4 +1,4 @@
-"""A hint where probabilities separate the choices better than the likeliest one shows."""
+"""A hint if a threshold on the probabilities separates the choices better than taking the most likely one."""
 
 import json
 import math
@@ -16,7 +16,7 @@ FEW = Draws(count=20)
 
 
 def scored(*sure: float) -> Scores:
-    """Scores of eights and then as many threes, each with the probability of an eight."""
+    """Scores for an equal number of eights and then threes, given the probability of "eight" for each."""
     outcomes = [
         Outcome(
             picture=f"{index}.png",

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: seeded, drawn by picture, and as wide as theory says."""
+"""Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_an_interval_is_as_wide_as_the_normal_one() -> None:
 
 
 def test_questions_of_one_picture_are_drawn_together() -> None:
-    copied = np.repeat(RIGHT, 4)  # four questions of each picture, all right or all wrong
+    copied = np.repeat(RIGHT, 4)  # four questions per picture, all right or all wrong
     by_picture = one_figure(copied, np.repeat(np.arange(200), 4))
 
     assert by_picture.low == one_figure(RIGHT).low

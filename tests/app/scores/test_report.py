@@ -1,4 +1,4 @@
-"""Reports show every figure, escape every text, and carry small pictures of the worst answers."""
+"""Reports show every figure, escape every text, and contain small pictures of the worst answers."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ EVIL = "<script>alert('x')</script> | *\u202edog*"
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text of a page."""
+    """The tags of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Page(HTMLParser):
 
 
 def asked(marks: str, *, name: str = "{}.png", right: tuple[str, str] = ("yes", "no")) -> list[Outcome]:
-    """Yes-or-no outcomes, two of each picture; `+` for a right answer, `-` for a wrong one."""
+    """Yes-or-no outcomes, two per picture; `+` is a right answer, `-` a wrong one."""
     return [
         Outcome(
             picture=name.format(index // 2),
@@ -137,7 +137,7 @@ def test_text_is_shown_and_never_run() -> None:
     assert "\u202e" not in html + markdown
     assert r"<script>alert('x')</script> | *\u202edog*" in Page(html).words
     assert "<script" not in markdown.replace(r"\<", "")
-    assert json.loads(as_json(scores))["worst"][0]["outcome"]["picture"] == EVIL  # data stays as it is
+    assert json.loads(as_json(scores))["worst"][0]["outcome"]["picture"] == EVIL  # JSON data are not escaped
 
 
 def test_captions_have_a_report() -> None:

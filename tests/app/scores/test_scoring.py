@@ -1,4 +1,4 @@
-"""All figures of a set: parts, classes, MME's totals and the worst answers."""
+"""All figures of a data set: parts, classes, MME's totals and the worst answers."""
 
 from dataclasses import replace
 

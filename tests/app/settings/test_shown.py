@@ -1,4 +1,4 @@
-"""Settings as a file, and the schema of such files."""
+"""Settings written as a file, and the JSON schema of such files."""
 
 import functools
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_any_text_is_read_back_from_a_file(text: str, tmp_path_factory: pytest.T
 
 @functools.cache
 def schema() -> dict[str, Any]:
-    """Not to be changed by a test."""
+    """The JSON schema. Tests must not change it."""
     found = {name: parser.settings() for name, parser in build_parser().commands().items()}
     return json_schema({name: listed for name, listed in found.items() if listed})
 
@@ -67,7 +67,7 @@ def test_a_file_of_defaults_is_valid_and_has_the_defaults(command: str, tmp_path
     file.write_text(usual.to_yaml(), encoding="utf-8")
 
     jsonschema.Draft202012Validator(schema()).validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    if command != "run-reference":  # there, no value means the program's own
+    if command != "run-reference":  # in this command, an empty value means the program's default
         again = load_settings(file, command=command)
         assert [(one.setting.key, one.value or None) for one in again.effective] == [
             (one.setting.key, one.value or None) for one in usual.effective

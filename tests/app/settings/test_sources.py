@@ -1,4 +1,4 @@
-"""Values come from flags, the environment, a file and defaults, in this order; mistakes name their line or variable."""
+"""Values come from flags, the environment, a file and defaults, in this order. Errors name the line or variable."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def parse() -> Parse:
-    """Parse a command line, with a file run.yaml if its text is given."""
+    """Parses a command line, with a file run.yaml if its text is given."""
 
     def parse(*words: str, file: str | None = None) -> Namespace:
         if file is not None:
@@ -120,7 +120,7 @@ def test_a_list_in_a_variable(parse: Parse, monkeypatch: pytest.MonkeyPatch, tex
 def test_variables_of_other_commands_and_programs_are_left_alone(parse: Parse, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HOST": "::1", "API_KEY": "x", "VERSION": "3", "PORT_8000_TCP_ADDR": "10.0.0.1"}.items():
         monkeypatch.setenv(PREFIX + name, value)
-    monkeypatch.setenv("LLAMA_ADAPTER_PORT", "tcp://10.0.0.1:8000")  # as Kubernetes does for a service of this name
+    monkeypatch.setenv("LLAMA_ADAPTER_PORT", "tcp://10.0.0.1:8000")  # set by Kubernetes for a service with this name
 
     assert parse("caption").batch_size == 8
     assert (parse("serve").port, parse("serve").host) == (8000, "::1")

@@ -1,4 +1,4 @@
-"""Prompts are tokenised once, and what is remembered of them is bounded."""
+"""Prompts are tokenised once, and the cache of them is bounded."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The registry: its tasks, and those that packages add."""
+"""The registry: built-in tasks, and tasks added by packages."""
 
 import logging
 import subprocess
@@ -26,7 +26,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts modules on the path, with the metadata that pip writes of a package."""
+    """Puts modules on the path, with the metadata that pip writes for a package."""
 
     def install(package: str, points: dict[str, str], **modules: str) -> None:
         metadata = tmp_path / f"{package}-1.0.dist-info"
@@ -47,7 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture
 def counting(install: Install) -> None:
-    """The example is installed."""
+    """Install the example."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     points = project["entry-points"][GROUP]
     install("llama_adapter_counting", points, counting=(EXAMPLE / "counting.py").read_text())

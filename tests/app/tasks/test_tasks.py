@@ -1,4 +1,4 @@
-"""The task registry: its entries, and what a new one takes."""
+"""The task registry: its entries, and what a new task needs."""
 
 import asyncio
 import dataclasses
@@ -89,7 +89,7 @@ def test_the_end_token_closes_choices_that_begin_with_each_other() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """A task of a later version: free text that is read as a box."""
+    """A possible future task: free text that is parsed as a box."""
 
     phrase: str
     continuations = ()
@@ -124,7 +124,7 @@ LOCATE = TaskEntry(
 
 @pytest.fixture
 def locate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry has one entry more."""
+    """Add an entry to the registry."""
     monkeypatch.setitem(TASKS, LOCATE.name, LOCATE)
 
 
@@ -174,7 +174,7 @@ def test_http_api_offers_new_task() -> None:
 
 @pytest.mark.usefixtures("locate")
 def test_page_offers_new_task() -> None:
-    async def config() -> dict[str, Any]:  # in an event loop: else Gradio opens one and never closes it
+    async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
         return build_page(Service(Captioner.load), samples=[]).get_config_file()  # type: ignore[return-value]
 
     components = [one["props"] for one in asyncio.run(config())["components"]]

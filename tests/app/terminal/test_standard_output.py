@@ -1,4 +1,4 @@
-"""Everything written to stdout arrives, also through pipes that do not block."""
+"""Everything written to stdout arrives, even through non-blocking pipes."""
 
 import io
 import os
@@ -12,11 +12,11 @@ import pytest
 
 from llama_adapter.app.terminal.standard_output import give
 
-LINES = [f"{number:>6} {'x' * 4000}\n".encode() for number in range(40)]  # twice what a pipe takes
+LINES = [f"{number:>6} {'x' * 4000}\n".encode() for number in range(40)]  # twice the capacity of a pipe
 
 
 class SlowReader:
-    """The end of a pipe that nobody reads for a moment, and then a little at a time."""
+    """The end of a pipe that is not read at first, and then a little at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self.content = b""
@@ -36,7 +36,7 @@ class SlowReader:
 
 @contextmanager
 def stdout_that_does_not_wait(*, is_buffered: bool) -> Iterator[SlowReader]:
-    """Stdout as the interpreter has it on a pipe, with and without PYTHONUNBUFFERED."""
+    """Stdout on a pipe as the interpreter sets it up, with and without PYTHONUNBUFFERED."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     raw = open(writing, "wb", buffering=-1 if is_buffered else 0)  # noqa: SIM115 - closed below

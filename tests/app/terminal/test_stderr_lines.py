@@ -1,4 +1,4 @@
-"""Talk on stderr, and work that goes on where nobody hears it."""
+"""Lines on stderr, and work that continues if stderr cannot be written."""
 
 import os
 import sys
@@ -18,7 +18,10 @@ WAYS = ["reader gone", "disk full"]
 
 @contextmanager
 def deaf_stderr(way: str) -> Iterator[None]:
-    """A stderr on which every line fails. No fixture: between those and the test, pytest takes stderr for itself."""
+    """A stderr on which every write fails.
+
+    It is not a fixture, because pytest replaces stderr between fixture and test.
+    """
     if way == "disk full":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     else:

@@ -1,4 +1,4 @@
-"""Answers in words."""
+"""Answers printed as text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pictures in two classes, for runs of `train`, and the flags that keep such a run short."""
+"""Pictures in two classes for runs of `train`, and the flags that keep these runs short."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ CLASSES = ("ring", "triangle")
 
 
 def draw_pets(folder: Path, *, each: int, seed: int = 0) -> Path:
-    """A folder for each class with different drawings; returns the folder above."""
+    """Draw a folder of different pictures for each class; returns their parent folder."""
     drawn = random.Random(seed)
     for name in CLASSES:
         (folder / name).mkdir(parents=True)

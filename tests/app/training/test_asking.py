@@ -1,4 +1,4 @@
-"""Examples become the tokens and labels of the reference's trainer, with the questions that data leave out."""
+"""Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_tokens_and_labels_are_the_references(asker: Asker) -> None:
         for asked, answer in zip(case["prompts"], case["answers"], strict=True)
     ]
     tokens_BS, labels_BS = padded(rows)
-    width = case["max_words"]  # the reference cuts longer ones off
+    width = case["max_words"]  # the reference cuts longer rows off
 
     assert torch.equal(tokens_BS[:, :width], golden["tokens"])
     assert torch.equal(labels_BS[:, :width], golden["labels"])

@@ -1,4 +1,4 @@
-"""Batches are a function of seed, epoch and step; their parts add up to the whole, however many ranks there are."""
+"""Batches are a function of seed, epoch and step. Their parts add up to the whole for any number of ranks."""
 
 from collections import Counter
 

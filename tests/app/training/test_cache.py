@@ -1,4 +1,4 @@
-"""Encoded pictures on disk: each once, whole or not at all, and what cannot be read is named and left out."""
+"""Encoded pictures on disk: each is encoded once and written completely or not at all; unreadable ones are reported."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ def open_cache(folder: Path, *, encoder: str = "a", dtype: torch.dtype = torch.b
 
 
 class Pictures:
-    """Reads pixels of one value, the number of the picture; the fourth cannot be read."""
+    """Reads pixels that all have the picture's number as their value; the fourth picture cannot be read."""
 
     def __init__(self) -> None:
         self.num_read = 0

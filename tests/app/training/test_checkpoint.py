@@ -1,4 +1,4 @@
-"""What a run remembers of its evaluations: the best one, and when it stops early."""
+"""What a run remembers about its evaluations: the best one, and when to stop early."""
 
 import math
 
@@ -6,7 +6,7 @@ from llama_adapter.app.training.checkpoint import LoopState
 
 
 def judged(state: LoopState, *evaluations: tuple[float, float]) -> list[tuple[bool, int]]:
-    """Whether each evaluation, (score, loss), is the best so far, and the number of worse ones in a row."""
+    """For each evaluation (score, loss): whether it is the best so far, and the number of worse ones in a row."""
     found = []
     for score, loss in evaluations:
         state.step += 10
@@ -16,7 +16,7 @@ def judged(state: LoopState, *evaluations: tuple[float, float]) -> list[tuple[bo
 
 def test_a_run_goes_on_while_score_or_loss_improves() -> None:
     state = LoopState()
-    # One answer to everything at first, which is less often right than chance was; only the loss falls.
+    # The model first gives one answer to everything, which is right less often than chance; only the loss falls.
     falling = judged(state, (0.14, 12.0), (0.10, 3.0), (0.10, 2.5), (0.10, 2.0))
     assert falling == [(True, 0), (False, 0), (False, 0), (False, 0)]
     assert state.best_step == 10

@@ -1,4 +1,4 @@
-"""The trainable model beside the production model and the reference: logits, gradients, and the file it writes."""
+"""The trainable model compared with the production model and the reference: logits, gradients, and its file."""
 
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,14 @@ def trainable(
     has_kernels: bool = True,
     **sizes: Any,
 ) -> TrainableModel:
-    """As a run opens it; without kernels torch multiplies by frozen weights."""
+    """Open the model like a run does. Without kernels, torch multiplies by frozen weights."""
     kernels = find_kernels("cpu", dtype) if has_kernels else None
     choice = TrainingChoice(sets=sets, **sizes)
     return open_trainable(wanted, choice, dtype=dtype, device="cpu", seed=0, kernels=kernels)
 
 
 def batch(adapter: str = "BIAS-TINY") -> tuple[Tensor, Tensor, Tensor]:
-    """The reference's tokens, labels and pictures."""
+    """The tokens, labels and pictures of the reference."""
     golden = tensors(f"loss_{adapter}")
     case = next(case for case in CASES["loss"] if case["name"] == adapter)
     return golden["tokens"], golden["labels"], pixels(case["images"])
@@ -85,7 +85,7 @@ def is_same_model(model: TrainableModel, wanted: CaptionerSpec, *, limit: float)
 
 
 def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[float]:
-    """Some steps on the reference's batch; the losses."""
+    """Run some steps on the reference's batch; returns the losses."""
     tokens, labels, pictures = batch()
     inputs = encoded(model, pictures)
     optimizer = torch.optim.AdamW(model.trained().values(), lr=lr)
@@ -100,7 +100,7 @@ def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[flo
 
 
 def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, count: int = 12) -> list[int]:
-    """What the trainable model answers, each token from all before it."""
+    """The trainable model's greedy answer; each token is computed from all tokens before it."""
     inputs = None if picture is None else model.encode(picture)
     ids = list(prompt)
     while len(ids) < len(prompt) + count:
@@ -183,7 +183,7 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
 
 
 def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:
-    """The gradients under the names of the adapter's file, by writing them as weights."""
+    """The gradients under the names of the adapter's file, by writing them in place of the weights."""
     weights = {name: weight.detach().clone() for name, weight in model.trained().items()}
     with torch.no_grad():
         for weight in model.trained().values():
@@ -211,7 +211,7 @@ def test_the_loss_is_that_of_all_positions_and_rows_add_up() -> None:
     loss, loss_B = model(tokens, labels, inputs)
     torch.testing.assert_close(loss_B.detach(), expected_B)
     torch.testing.assert_close(loss.detach(), expected_B.sum())
-    # Padding behind a row, and rows beside it, change nothing.
+    # Padding after a row, and other rows in the batch, change nothing.
     padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9))
     torch.testing.assert_close(model(*padded, inputs[:1])[0].detach(), expected_B[0])
     nothing, _ = model(tokens, torch.zeros_like(labels), inputs)
@@ -254,7 +254,7 @@ def adapter_path(name: str) -> Path:
 def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet, ...], num_keys: int) -> None:
     choice, size = TrainingChoice(sets=sets), LLAMA_SIZES["7B"]
     sizes = {"vocab_size": 32000, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
-    with FakeTensorMode():  # shapes without numbers
+    with FakeTensorMode():  # shapes without values
         shapes = llama_shapes(**sizes)
         llama = LlamaSource(
             name="7B",
@@ -284,7 +284,7 @@ def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet,
         check_fits(adapter_of(written, name="7B", declares=model.file_config()), llama)
     assert len(written) == num_keys
     without_lora = {name: value for name, value in written.items() if ".lora_" not in name and "new_gate" not in name}
-    assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # of a released BIAS-7B
+    assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # as in a released BIAS-7B
     half = {name.rpartition("attention.")[2] for name, value in written.items() if value.dtype == torch.float16}
     assert {name for name in half if "lora" not in name} == ({"gate"} if sets == ("bias",) else {"gate", "new_gate"})
 
@@ -310,7 +310,7 @@ def test_the_written_adapter_answers_as_the_model_that_was_trained(
             assert not changed or sets != ("lora",) or ".lora_" in name, name
             assert not changed or sets != ("bias",) or ".lora_" not in name, name
     prompt = GENERATE["bias_b1"]["prompts"][0]["ids"]
-    options = model_options() | {"adapter": str(tmp_path / "trained.pth"), "visual_heads": None}  # the file says 4
+    options = model_options() | {"adapter": str(tmp_path / "trained.pth"), "visual_heads": None}  # the file gives 4
     with Captioner.load(**options, dtype="float32", exif="ignore") as captioner:
         for name in PICTURES:
             answer = captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12)
@@ -329,7 +329,7 @@ def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> No
     assert expected != greedy(trainable(ALONE, "adapter"), prompt, None)
     with Captioner.load(**again, dtype="float32") as captioner:
         assert list(captioner.generate_text([prompt], max_new_tokens=12)[0].token_ids) == expected
-    # Gates of the first release stand for all heads, and stay so.
+    # Gates of the first release have one value for all heads, which stays so.
     tensors = {"adapter_query.weight": torch.randn(20, 64)}
     tensors |= {f"layers.{layer}.attention.gate": torch.full((1,), 0.3) for layer in range(4)}
     torch.save(tensors, tmp_path / "old.pth")
@@ -358,7 +358,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
         with Captioner.load(**options, dtype="float32", exif="ignore") as captioner:
             answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
         assert [list(answer.token_ids) for answer in answers] == expected
-    # LoRA is merged in the new bundle, so its LLaMA is gone.
+    # LoRA is merged in the new bundle, so the original LLaMA is lost.
     with pytest.raises(CheckpointError, match="LoRA merged"):
         trainable(CaptionerSpec(model=str(tmp_path / "bundle")), "bias")
     with pytest.raises(CheckpointError, match="LoRA merged"):

@@ -1,4 +1,4 @@
-"""The tables of a run's parts are read as the examples that the run had, from any folder and for every form of data."""
+"""The tables of a run's parts give the run's examples again, from any folder and for every form of data."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.app.labelled.tables import reasons, write_lines
 
 
 def shown(example: Example) -> tuple[object, ...]:
-    """What the model sees of an example, what is right, and what else its row says."""
+    """What the model sees of an example, its right answer, and the rest of its row."""
     asked = question_of(example, question="What is it?").shown("Describe it.")
     return (
         *(example.digest, asked, example.task, example.answers, example.choices, example.part),
@@ -26,7 +26,7 @@ def shown(example: Example) -> tuple[object, ...]:
 
 
 def write_data(folder: Path) -> list[str]:
-    """Data of every form; returns their names, which are relative to the folder."""
+    """Write data in every form; returns their names, relative to the folder."""
     for name in ("photos/{a}, b/1.png", "photos/{a}, b/zwölf \udcff.png", "photos/dog/2.png", "val2014/1.jpg", "p.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode(errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""Memory and work of a step are predicted from shapes, and are those of a real step."""
+"""Memory and work of a step, predicted from shapes, equal those of a real step."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ ROWS, TOKENS, LABELS = 4, 48, 12
 
 
 def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[MetaCounter, Shapes, int, int]:
-    """A real step of the tiny model, counted; its shapes; bytes of frozen weights and of trained ones."""
+    """Count a real step of the tiny model. Also returns its shapes, and the bytes of frozen and of trained weights."""
     choice = TrainingChoice(sets=sets)
     model = open_trainable(
         CaptionerSpec(**model_options("BIAS-TINY")), choice, dtype=torch.float32, device="cpu", seed=0
@@ -69,7 +69,7 @@ def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], chec
 def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     choice = TrainingChoice(sets=("bias", "lora"))
     _, shapes, _, _ = counted(choice.sets, checkpointing=False)
-    # Long enough that a step takes more than encoding the pictures before it.
+    # Long enough for a step to take more memory than encoding its pictures.
     shapes = dataclasses.replace(shapes, rows=16, tokens=96, device_type="cuda", is_scored=False)
     whole = plan_step(shapes)
     eighth = smaller(shapes, num_ranks=8, batch_size=16, rows=None)
@@ -84,7 +84,7 @@ def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
 
 
 def test_many_rows_are_planned_by_few() -> None:
-    """What rows take beyond 64 is a straight line; the real count of 96 is beside it."""
+    """Beyond 64 rows the memory is extrapolated linearly; here it is compared with the real count for 96."""
     _, shapes, _, _ = counted(("bias",), checkpointing=False)
     planned = plan_step(dataclasses.replace(shapes, rows=96))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Results of a run: the room that they need on the disk is checked before the first step."""
+"""Results of a run: the free disk space is checked before the first step."""
 
 import dataclasses
 import shutil
@@ -31,7 +31,7 @@ def opened(job: TrainJob) -> TrainableModel:
 
 
 def write_results(job: TrainJob, model: TrainableModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Write all large files of a run; returns how many bytes there were more than before, at most."""
+    """Write all large files of a run; returns the peak number of additional bytes on disk."""
     before, most = bytes_in(folder.parent), list[int]()
 
     def measured(source: Path, target: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_t
     shutil.copytree(tmp_path / "run", again)
     grown.append(write_results(job, model, folder, monkeypatch))
 
-    assert grown[1] < grown[0]  # earlier checkpoints make room, the earlier bundle does not
+    assert grown[1] < grown[0]  # earlier checkpoints free space, an earlier bundle does not
     for place, most in zip((empty, again), grown, strict=True):
         moved = dataclasses.replace(job, out=str(place / "a.pth"))
         with pytest.raises(TrainingError, match="MB free"):

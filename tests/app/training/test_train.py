@@ -1,4 +1,4 @@
-"""`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, and with bad data."""
+"""`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, with bad data."""
 
 import csv
 import errno
@@ -36,8 +36,8 @@ from tests.app.training.pets import draw_pets
 pytestmark = pytest.mark.slow
 
 QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3"]
-# AdamW's first steps are as long for a gradient of rounding errors as for any other. Weights that hardly move keep what
-# is computed differently comparable.
+# AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
+# weights hardly move, so that results computed differently stay comparable.
 STEADY = [*QUICK, "--lr", "1e-7"]
 
 
@@ -67,7 +67,7 @@ def losses(folder: Path) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps; returns its folder."""
+    """A run with six steps; returns its folder."""
     from llama_adapter.app.cli import main
 
     out = tmp_path_factory.mktemp("whole") / "pets.pth"
@@ -77,7 +77,7 @@ def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with weights that hardly move."""
+    """The same run with weights that hardly move."""
     from llama_adapter.app.cli import main
 
     out = tmp_path_factory.mktemp("steady") / "pets.pth"
@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     original = Stepper.step
 
     def killed(self: Stepper, *arguments: Any, **options: Any) -> Step:
-        if len(steps) == 4:  # one after the checkpoint
+        if len(steps) == 4:  # one step after the checkpoint
             raise SystemExit(9)
         steps.append(options["lr"])
         return original(self, *arguments, **options)
@@ -164,7 +164,7 @@ def test_accumulated_parts_give_the_same_sums(
 
 
 def assert_same_sums(folder: Path, whole: Path) -> None:
-    """Equal losses and gradients, which the moments are sums of, but for rounding."""
+    """Losses, and the moments, which are sums of gradients, are equal except for rounding."""
     for ours, theirs in zip(losses(folder), losses(whole), strict=True):
         assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=1e-5)
     mine, other = tensors(folder), tensors(whole)
@@ -174,7 +174,7 @@ def assert_same_sums(folder: Path, whole: Path) -> None:
 
 
 def torchrun(*arguments: str, timeout: float = 200) -> Ran:
-    """The command on two ranks."""
+    """Run the command on two ranks."""
     program = Path(sys.executable).with_name("torchrun")
     ran = subprocess.run(
         [str(program), "--standalone", "--nproc-per-node=2", "-m", "llama_adapter", *arguments],
@@ -202,7 +202,7 @@ def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[
 def test_a_run_ends_early_with_its_best_weights(
     pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The score rises once; afterwards neither it nor the loss gets better."""
+    """The score rises once; after that, neither score nor loss improves."""
     given = iter([(0.5, 3.0), (0.7, 2.0), (0.6, 2.5), (0.7, 2.0), (0.6, 2.1)])
     held: list[dict[str, Tensor]] = []
 

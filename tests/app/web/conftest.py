@@ -1,4 +1,4 @@
-"""One service of the embedded model for all tests of the page that need one and do not change it."""
+"""One service of the embedded model, shared by all tests of the page that do not change it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Archives: pictures are read one by one; nothing is trusted, unpacked to disk or skipped silently."""
+"""Archives: pictures are read one by one. Nothing is trusted, unpacked to disk or skipped silently."""
 
 import os
 import stat
@@ -40,7 +40,7 @@ def test_pictures_are_read_entry_by_entry_in_their_order(tmp_path: Path) -> None
         assert [entry.name for entry in archive.pictures] == ["b.png", "cats/a.JPG"]
         assert [archive.read(entry) for entry in reversed(archive.pictures)] == [b"two", b"one"]
         assert archive.notes() == []
-    assert os.listdir(tmp_path) == ["pictures.zip"]  # nothing was unpacked
+    assert os.listdir(tmp_path) == ["pictures.zip"]  # nothing was unpacked to disk
 
 
 def test_what_is_not_a_picture_is_counted(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_missing_zip_raises_picture_error(tmp_path: Path) -> None:
 def test_an_encrypted_picture_is_refused_and_the_others_are_read(tmp_path: Path) -> None:
     path = packed(tmp_path, {"a.png": b"one", "b.png": b"two"})
     data = bytearray(path.read_bytes())
-    entry = data.find(b"PK\x01\x02")  # of a.png in the central directory
+    entry = data.find(b"PK\x01\x02")  # a.png's entry in the central directory
     data[entry + 8] |= 1
     path.write_bytes(data)
     with opened(path) as archive:

@@ -1,4 +1,4 @@
-"""A chat without Gradio: uploaded files, looking at a picture, an answer that grows, and what may go wrong."""
+"""A chat without Gradio: uploaded files, showing a picture, a growing answer, and possible failures."""
 
 import asyncio
 import dataclasses
@@ -207,7 +207,7 @@ def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> Non
     service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
     earlier = [
         Turn(question="Hello", is_text=True, text="Hi.", answer=answer("Hi.")),
-        Turn(question="Is it red?", text="yes", answer=answer("yes")),  # of a picture
+        Turn(question="Is it red?", text="yes", answer=answer("yes")),  # about a picture
         Turn(question="Stopped", is_text=True),
     ]
 

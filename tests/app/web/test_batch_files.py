@@ -1,4 +1,4 @@
-"""Files, folders and zips on the Batch tab become one list of pictures, with notes of what is skipped."""
+"""Files, folders and zips on the Batch tab become one list of pictures, with notes about skipped files."""
 
 import zipfile
 from collections.abc import Iterator, Sequence

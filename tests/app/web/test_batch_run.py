@@ -1,4 +1,4 @@
-"""Batch runs: every file becomes a record, the window is kept, and a run that ends early keeps what is done."""
+"""Batch runs: every file becomes a record, the window is kept, and an interrupted run keeps its results."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ CAPTION = Question()
 
 @contextmanager
 def started(*, limits: ServiceLimits | None = None, gate: Gate | None = None) -> Iterator[Service]:
-    """A service of the test's own."""
+    """A separate service for this test."""
     service = Service(Captioner.load, limits=limits, observer=gate)
     service.start()
     try:
@@ -138,7 +138,7 @@ def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
         held = batch(service, files_of(SAMPLES), run=run)
         results: list[Result] = []
         gate.close()
-        gate.let(20)  # enough steps for the first answers, and too few for all
+        gate.let(20)  # enough steps for the first answers, but not for all
         async for new in held.results():
             results += new
             if results:

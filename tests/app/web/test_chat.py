@@ -1,4 +1,4 @@
-"""The chat's handlers: which questions have a picture, with a service that answers what a test says."""
+"""The chat's handlers: which questions have a picture. The service gives the answers set by a test."""
 
 import asyncio
 import dataclasses
@@ -27,7 +27,7 @@ SHOWN = PickedPicture(source="", shown="", name="star.jpg")
 
 
 class Stub(StubService):
-    """What the page uses of a service."""
+    """The part of a service that the page uses."""
 
     limits = ServiceLimits()
     spec = CaptionerSpec()
@@ -48,7 +48,7 @@ def alone(service: Stub) -> Stub:
 
 @pytest.fixture
 def picture() -> Iterator[dict[str, str]]:
-    """An uploaded picture, as a browser sends it."""
+    """An uploaded picture, in the form that a browser sends."""
     with private_uploads():
         yield {"path": place_in_uploads(STAR), "orig_name": "star.jpg"}
 
@@ -140,7 +140,7 @@ def test_a_llama_without_adapter_is_asked_texts_only(alone: Stub, picture: dict[
 
 
 def test_the_page_of_a_llama_without_adapter_has_nothing_for_pictures(alone: Stub) -> None:
-    async def config() -> dict[str, Any]:  # in an event loop: else Gradio opens one and never closes it
+    async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
         return build_page(alone, samples=[STAR]).get_config_file()  # type: ignore[arg-type, return-value]
 
     components = asyncio.run(config())["components"]

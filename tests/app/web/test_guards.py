@@ -1,4 +1,4 @@
-"""The guards around Gradio: which routes are open, what a failed event leaves in the log, the bounds of uploads."""
+"""The guards around Gradio: which routes are open, what a failed event writes into the log, the limits of uploads."""
 
 import asyncio
 import logging
@@ -89,7 +89,7 @@ def test_the_rest_is_closed(method: str, path: str) -> None:
 def ask(
     method: str, path: str, *, headers: tuple[tuple[bytes, bytes], ...] = (), root: str = ""
 ) -> tuple[int, dict[bytes, bytes], bool]:
-    """Status and headers of an answer, and whether Gradio gave it."""
+    """The status and headers of a response, and whether it came from Gradio."""
     reached: list[str] = []
     sent: list[Any] = []
 
@@ -136,13 +136,13 @@ def test_every_answer_keeps_the_page_to_itself(path: str) -> None:
 
 
 def outcome(error: Exception, values: list[Any]) -> gr.Error:
-    """What a page raises whose handler raises that error, for an event with these values."""
+    """The error that the page raises if a handler raises `error` for an event with these values."""
 
     def handle(text: str) -> str:
         raise error
 
     async def process() -> None:
-        with GuardedBlocks() as page:  # in a running event loop, or Gradio opens one and never closes it
+        with GuardedBlocks() as page:  # in a running event loop; otherwise Gradio opens one and never closes it
             box = gr.Textbox()
             box.input(handle, box, box)
         await page.process_api(page.fns[0], values)
@@ -196,7 +196,7 @@ def test_a_message_for_users_stays_and_is_not_printed(is_logged: bool, lines: py
 
 def test_many_faults_are_counted(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [6000.0]
-    # Only this module's clock: event loops of other tests' servers read `time.monotonic` too.
+    # Only this module's clock, because the event loops of other tests' servers also read `time.monotonic`.
     monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: now[0]))
     faults = FaultLog()
     for _ in range(MAX_FAULT_LINES_A_MINUTE + 7):

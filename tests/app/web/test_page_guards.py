@@ -1,4 +1,4 @@
-"""The served page over real HTTP: it gives away no file, fetches nothing, and bounds what it takes."""
+"""The served page over real HTTP: it exposes no file, fetches nothing, and limits what it accepts."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SECRETS = ("/etc/passwd", "/proc/self/environ", str(Path("README.md").resolve())
 def served() -> Iterator[ServedPage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llama_adapter.app.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
-        patch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.0)  # an event without inputs measures
+        patch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.0)  # measures without inputs
         patch.setattr("llama_adapter.app.web.throughput.IN_FLIGHT", (1,))
         with serve_page(limits=ServiceLimits(max_picture_bytes=MAX_BYTES)) as page:
             yield page
@@ -55,7 +55,7 @@ def event_of(config: dict[str, Any], elem_id: str, event: str) -> dict[str, Any]
 
 
 def choose(client: httpx.Client, config: dict[str, Any], value: Any, *, session: str = "forged") -> httpx.Response:
-    """Tell the page that this picture was uploaded, as a browser does, or as somebody who forges it."""
+    """Tell the page that this picture was uploaded, as a browser does or as an attacker would."""
     event = event_of(config, "chat-picture", "input")
     body = {"data": [value, None], "fn_index": event["id"], "session_hash": session, "event_data": None}
     return client.post("/gradio_api/run/predict", json=body)
@@ -94,7 +94,7 @@ def test_a_forged_event_cannot_name_a_file_of_the_machine(
     before = sorted(uploads.rglob("*"))
     forgeries: list[Any] = [
         file_data(secret),
-        {"path": secret},  # without saying that it is a file, which Gradio does not look at
+        {"path": secret},  # without the file marker, so that Gradio does not check it
         file_data(secret, url="http://127.0.0.1/x.png", orig_name="x.png"),
         {"nested": [file_data(secret)]},
         file_data(str(uploads / ".." / ".." / ".." / secret.lstrip("/"))),

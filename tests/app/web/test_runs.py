@@ -1,4 +1,4 @@
-"""Stop, and closing the page, cancel what that page waits for and nothing of others, whose figures stay apart."""
+"""Stop, or closing a page, cancels only this page's requests. The figures of pages are kept apart."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from llama_adapter.app.web.runs import MAX_HISTORIES, Runs
 
 
 class Cancelled:
-    """Handles that note when they are cancelled."""
+    """Creates handles, and records which of them are cancelled."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

@@ -1,4 +1,4 @@
-"""The Scores tab: reports are read as `eval` writes them, or refused; their texts stay text."""
+"""The Scores tab: reports written by `eval` are read or refused; their texts stay text."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ SAMPLE = "assets/pictures/12-red-star.jpg"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A report with a comparison, a picture and a hostile text."""
+    """A folder with a report that has a comparison, a picture and a hostile text."""
     one, other = asked("++-++-++++-+", name=EVIL), asked("+++++++++---", name=EVIL)
     scores = score(other, model=EVIL, draws=Draws(count=20))
     comparison = compare(one, other, names=(EVIL, "trained"), draws=Draws(count=20))
@@ -79,7 +79,7 @@ def test_other_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> None:
-    # In an event loop: else Gradio opens one.
+    # Runs in an event loop; otherwise Gradio opens one.
     async def config(*reports: SavedReport, service: Service | None = None) -> dict[str, Any]:
         service = service or Service(Captioner.load)
         page: dict[str, Any] = build_page(service, samples=[], reports=reports).get_config_file()

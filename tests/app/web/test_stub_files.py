@@ -1,4 +1,4 @@
-"""Gradio is imported without the stub files that it writes into its own folder."""
+"""Gradio is imported without the stub files that it otherwise writes into its own folder."""
 
 import inspect
 from pathlib import Path
@@ -16,5 +16,5 @@ def test_no_stub_files_are_written_and_other_sources_are_found() -> None:
         with no_stub_files():
             create_or_modify_pyi(gr.Button, "Button", [])
             assert inspect.getfile(Path) == str(Path(inspect.__file__).with_name("pathlib.py"))
-        with pytest.raises(AssertionError, match="a stub file"):  # else this test shows nothing
+        with pytest.raises(AssertionError, match="a stub file"):  # otherwise this test would prove nothing
             create_or_modify_pyi(gr.Button, "Button", [])

@@ -1,4 +1,4 @@
-"""The suggested questions: the embedded model's are ones it was trained on, and all fit their buttons."""
+"""The suggested questions: those of the embedded model occur in its training, and all fit their buttons."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from llama_adapter.app.web.suggestions import starters
 
-# The sentences of docs/embedded-model.md, with a place for the words of its world.
+# The sentences of docs/embedded-model.md, with placeholders for the words of its world.
 _THING = "(?:circle|square|triangle|star|cross|ring|heart|moon)"
 _COLOUR = "(?:red|orange|yellow|green|blue|purple|white|black)"
 _KNOWN = (

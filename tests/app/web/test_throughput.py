@@ -1,4 +1,4 @@
-"""Throughput: figures that follow from what was counted, kept in bounds, shown as bars and as a table."""
+"""Throughput: figures are computed from counts, kept within limits, and shown as bars and as a table."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_figures_follow_from_counts_and_times() -> None:
     assert (RUN.pictures_per_s, RUN.tokens_per_s, RUN.rows) == (25.0, 300.0, 8)
     assert RUN.stage_ms["clip"] == pytest.approx(20.0)
     assert RUN.bound_by == ("clip", pytest.approx(1.0 / 1.75))
-    assert RUN.busy_share == pytest.approx(0.75)  # without reading, which goes on beside the engine
+    assert RUN.busy_share == pytest.approx(0.75)  # without reading, which runs in parallel with the engine
 
 
 def test_a_run_without_pictures_has_no_figures_to_divide() -> None:

@@ -1,4 +1,4 @@
-"""What the page shows, as HTML: values are never markup, elements are closed, and figures follow from records."""
+"""The page's HTML: values are never markup, elements are closed, and figures are computed from records."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ STATUS = ServiceStatus(
 
 
 class Elements(HTMLParser):
-    """The attributes of all elements; asserts that every element is closed where it should be."""
+    """The attributes of all elements. Asserts that every element is closed in the right place."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Simulates torch_npu 2.13.0 on a machine where it cannot work. On PYTHONPATH, `import torch` finds it.
+"""Simulates torch_npu 2.13.0 on a machine where it cannot work. If it is on PYTHONPATH, `import torch` finds it.
 
-FAKE_TORCH_NPU says what is wrong: `libraries` (default: CANN is absent, or its set_env.sh was not sourced), `home`
-(ASCEND_HOME_PATH leads nowhere), `cuda` (torch is a build for CUDA), `version` (built for another torch), `device`
-(all is installed, and there is no device). The texts are those of torch_npu 2.13.0.
+FAKE_TORCH_NPU selects the problem: `libraries` (default: CANN is absent, or its set_env.sh was not sourced), `home`
+(ASCEND_HOME_PATH does not exist), `cuda` (torch is a CUDA build), `version` (built for another torch), `device`
+(everything is installed, but there is no device). The texts are those of torch_npu 2.13.0.
 """
 
 import os
@@ -49,4 +49,4 @@ match os.environ.get("FAKE_TORCH_NPU", "libraries"):
 
 
 def _autoload() -> None:
-    """What the entry point of the group `torch.backends` names."""
+    """The function named by the entry point in the group `torch.backends`."""

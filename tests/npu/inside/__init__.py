@@ -1,4 +1,4 @@
-"""What runs where torch_npu is loaded on the fake CANN; not collected as tests."""
+"""Code that runs with torch_npu loaded on the fake CANN. It is not collected as tests."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def in_fork(job: Callable[[], Any], **environment: str) -> Any:
-    """What `job` returns, as JSON, in a fork of this process with these variables.
+    """Run `job` in a fork of this process with these environment variables; returns its JSON result.
 
-    A process opens one kind of chip once, and its imports take longer than anything tried on the chip.
+    A process can open only one kind of chip, and its imports take longer than anything that is tried on the chip.
     """
     reading, writing = os.pipe()
     if not os.fork():

@@ -1,4 +1,4 @@
-"""Prints as JSON all that is tried on each chip, and what the wheel says of itself."""
+"""Prints as JSON the results of everything tried on each chip, and facts about the wheel."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL
 
 
 def chip(soc: str) -> dict[str, Any]:
-    """Everything on the chips of `WHOLE_MODEL`, and what the others say of themselves."""
+    """All results for the chips of `WHOLE_MODEL`; for other chips only facts about the device."""
     backend = open_backend("npu:0")
     report = {"device": device.facts(backend), "mixes": decoder.planted_mixes(), "bits": few_bits.report(backend)}
     if soc in WHOLE_MODEL:
@@ -23,9 +23,9 @@ def chip(soc: str) -> dict[str, Any]:
 
 
 def compilers() -> dict[str, Any]:
-    """What the wheel says of itself before a device is open, and decode steps as graphs.
+    """Facts about the wheel before a device is open, and decode steps as graphs.
 
-    In one fork, as the compilers of graphs take seconds to import.
+    Both run in one fork, because the graph compilers take seconds to import.
     """
     wheel = wheel_facts.facts()
     return {

@@ -1,4 +1,4 @@
-"""Models on the fake NPU and on the CPU: toy decoders through the engine, and the embedded one through `Captioner`."""
+"""Models on the fake NPU and on the CPU: toy decoders in the engine, and the embedded model in `Captioner`."""
 
 import dataclasses
 import functools
@@ -20,11 +20,11 @@ from tests.llm import toys
 from tests.llm.toys import CONFIG, drain, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
-# Heads of 64, as the fused rotation wants them; and of 16, which it refuses.
+# Heads of 64, as the fused rotation needs them, and heads of 16, which it refuses.
 FUSED = dataclasses.replace(CONFIG, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1)
 SMALL = dataclasses.replace(FUSED, num_heads=8)
-NUM_REQUESTS = 5  # on 3 slots: ragged lengths, freed slots, moved rows
-PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # of different lengths
+NUM_REQUESTS = 5  # on 3 slots, so that lengths differ, slots are freed and rows are moved
+PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # prompts of different lengths
 
 
 def results(
@@ -59,7 +59,7 @@ def on_cpu(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def compute_expected() -> None:
-    """What all chips are compared with, before the forks that inherit it."""
+    """Compute the expected results for all chips before the forks that inherit them."""
     for config, names in ((FUSED, ("float16", "bfloat16", "float32")), (SMALL, ("float16", "float32"))):
         for name in names:
             on_cpu(config, name)
@@ -67,7 +67,10 @@ def compute_expected() -> None:
 
 
 def runs(backend: Backend) -> list[dict[str, Any]]:
-    """The larger heads in every dtype of the chip, with its own operators and with plain ones; small heads in two."""
+    """Run the larger heads in every dtype of the chip, with its own operators and plain ones.
+
+    Small heads run in two dtypes.
+    """
     runs = [("fused", FUSED, name, wanted) for name in backend.capabilities.dtypes for wanted in ("auto", "aten")]
     runs += [("small", SMALL, name, "auto") for name in ("float16", "float32")]
     return [one_run(*run, backend) for run in runs]
@@ -87,7 +90,7 @@ def one_run(label: str, config: DecoderConfig, name: str, wanted: str, backend: 
 
 
 def planted_mixes() -> dict[str, str]:
-    """What became of operators that were given tensors of both sides."""
+    """The results of operators that are given tensors of both host and device."""
     here, there = torch.ones(3), torch.ones(3).to("npu:0")
     attempts: dict[str, Callable[[], Any]] = {
         "add": lambda: here + there,

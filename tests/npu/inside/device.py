@@ -1,4 +1,4 @@
-"""The fake NPU as a backend: what it says of itself, memory, marks, and an index too many."""
+"""The fake NPU as a backend: its properties, memory, marks, and an invalid index."""
 
 import dataclasses
 import tempfile
@@ -44,7 +44,10 @@ def facts(backend: Backend) -> dict[str, Any]:
 
 
 def profiled() -> list[str]:
-    """What torch_npu's profiler leaves in its folder. In a process of its own: it slows down all that follows."""
+    """The files that torch_npu's profiler writes.
+
+    Runs in a separate process, because profiling slows down all later work.
+    """
     backend = open_backend("npu:0")
     with tempfile.TemporaryDirectory() as folder:
         with backend.profiler(Path(folder)), torch.profiler.record_function("stage forward"):
@@ -53,14 +56,14 @@ def profiled() -> list[str]:
 
 
 def attention_route() -> str:
-    """What scaled_dot_product_attention with a bool mask becomes; its largest part, where there are several."""
+    """The operator that scaled_dot_product_attention with a bool mask calls, or its main parts if there are several."""
     query = torch.zeros(1, 2, 4, 64, dtype=torch.float16).to("npu:0")
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).to("npu:0")
     mode = HostOps()
     try:
         with torch.inference_mode(), mode:
             torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
-    except AssertionError:  # a fused attention that we have no reference for
+    except AssertionError:  # a fused attention for which we have no reference
         pass
     fused = [name for name in mode.sequence if "attention" in name]
     return fused[0] if fused else " + ".join(name for name in mode.sequence if "matmul" in name or "softmax" in name)

@@ -1,4 +1,4 @@
-"""Weights of 8 and 4 bits on the fake NPU, beside widened ones on the CPU: toy decoders, and the embedded model."""
+"""Toy decoders and the embedded model in 8 and 4 bits on the fake NPU, compared with widened weights on the CPU."""
 
 import dataclasses
 import functools
@@ -14,7 +14,8 @@ from llama_adapter.runtime.errors import DeviceError
 from tests.npu.inside import decoder, graphs
 from tests.npu.inside.host_ops import HostOps
 
-# The inputs of all layers are whole groups of 4-bit weights, and the head's outputs are not eight times a number.
+# The inputs of all layers are whole groups of 4-bit weights. The number of the head's outputs is not a multiple of
+# eight.
 CONFIG = dataclasses.replace(decoder.FUSED, ffn_dim=96)
 DTYPES = ("float16", "bfloat16")
 WAYS = (("int8", "auto"), ("int8", "w8a8"), ("int4", "auto"))
@@ -39,7 +40,7 @@ def compute_expected() -> None:
 
 
 def answers(device: str, *, dtype: str, **options: Any) -> dict[str, Any]:
-    """Captions of all samples, and log-probabilities of choices for some."""
+    """Captions of all samples, and the log-probabilities of choices for a few."""
     captioner = Captioner.load(device=device, dtype=dtype, batch_size=32, **options)
     pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
     chosen = captioner.generate(pictures[:4], QUESTION, choices=CHOICES)
@@ -51,7 +52,7 @@ def answers(device: str, *, dtype: str, **options: Any) -> dict[str, Any]:
 
 
 def report(backend: Any) -> dict[str, Any]:
-    """What the chip allows, by precision and operators, and what came out of it."""
+    """What the chip allows, and the chosen operators, for each precision and wanted operators."""
     found = {}
     for precision, wanted in WAYS:
         entry: dict[str, Any] = {"refusal": backend.refusal(precision, wanted=wanted)}
@@ -64,7 +65,7 @@ def report(backend: Any) -> dict[str, Any]:
 
 
 def runs(backend: Any) -> dict[str, Any]:
-    """Toy decoders in every half type and the embedded model; or the error where the chip refuses."""
+    """Results of toy decoders in every 16-bit type and of the embedded model, or the error if the chip refuses."""
     found = {}
     for precision, wanted in WAYS:
         names = [] if backend.refusal(precision, wanted=wanted) else backend.family.dtypes
@@ -81,7 +82,7 @@ def runs(backend: Any) -> dict[str, Any]:
 
 
 def graph_runs() -> dict[str, Any]:
-    """A toy decoder by graphs and without; the compiler takes ten seconds."""
+    """A toy decoder with and without graphs; the compiler takes ten seconds."""
     return {"int4 auto": graphs.comparison(CONFIG, dtype=torch.float16, precision="int4")}
 
 

@@ -1,7 +1,7 @@
 """Decode steps as graphs of npugraph_ex: torch_npu's own compiler, with capture and replay simulated on the host.
 
-Operators that torch_npu captures are noted with their addresses; a replay runs them on what then stands there, as the
-device would. What moved after the capture is therefore missed here too.
+Operators that torch_npu captures are recorded with their addresses. A replay runs them on the current content of these
+addresses, as the device would. So a tensor that moves after the capture is missed, as on the device.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Tape = list[Callable[[], None]]
 
 
 class GraphOps(HostOps):
-    """While a graph is captured, operators are not run but noted, as on the device."""
+    """While a graph is captured, operators are recorded and not run, as on the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,10 @@ class GraphOps(HostOps):
 
 
 def _unwritten(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Results of the right shape, not computed; where an argument is returned, the argument."""
+    """Results with the right shapes that are not computed.
+
+    If an operator returns one of its arguments, the result is that argument.
+    """
     hosts: dict[int, Tensor] = {}
 
     def to_meta(leaf: Any) -> Any:
@@ -70,7 +73,8 @@ def _unwritten(func: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def _repeat(compute: Callable[[], Any], result: Any) -> Callable[[], None]:
-    # Views, not tensors: the graph's pool may give the same memory to a later operator, and the replay must not mind.
+    # Views, not tensors, are kept: the graph's pool may reuse the memory for a later operator, and the replay must
+    # allow this.
     views = [host_view(leaf) if isinstance(leaf, Tensor) else None for leaf in pytree.tree_leaves(result)]
 
     def repeat() -> None:
@@ -83,9 +87,9 @@ def _repeat(compute: Callable[[], Any], result: Any) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def acted_out(mode: GraphOps) -> Iterator[None]:
-    """Let torch_npu capture and replay through `mode`, and compile without it: torch.compile bears no such mode."""
+    """Let torch_npu capture and replay with `mode`, but compile without it. torch.compile cannot run in such a mode."""
     graph_class: Any = importlib.import_module("torch_npu").npu.NPUGraph
-    compiler: Any = importlib.import_module("npugraph_ex").get_npu_backend().func  # it loads lazily
+    compiler: Any = importlib.import_module("npugraph_ex").get_npu_backend().func  # the attribute access imports it
     kernel: Any = compiler.__globals__["_CompiledFxGraph"]
     begin, end, plain_replay = graph_class.capture_begin, graph_class.capture_end, graph_class.replay
     call = kernel.__call__
@@ -119,7 +123,7 @@ def acted_out(mode: GraphOps) -> Iterator[None]:
 
 
 def comparison(config: DecoderConfig = decoder.FUSED, **how: Any) -> dict[str, Any]:
-    """A decoder's answers by graphs and without; `how` is for `decoder.results`."""
+    """A decoder's answers with and without graphs; `how` is passed to `decoder.results`."""
     backend: Any = open_backend("npu:0")
     plain_compile = type(backend).compile
 

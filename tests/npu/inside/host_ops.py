@@ -1,6 +1,6 @@
-"""Runs every operator of the fake NPU on the host: its memory is the host's, so kernels are all that is missing.
+"""Runs every operator of the fake NPU on the host. The device's memory is host memory, so only kernels are missing.
 
-Views and allocations stay torch_npu's own, and so does its routing of attention. Mixing devices is refused.
+Views, allocations and the routing of attention are torch_npu's own. Mixing devices is refused.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from tests.npu.inside.references import CHECKS, REFERENCES
 
 DEVICE_KEY = torch._C.DispatchKey.PrivateUse1
 MAY_MIX = ("aten::_to_copy", "aten::copy_")
-# Shapes and addresses only: torch_npu does these itself.
+# These operators use only shapes and addresses, and torch_npu implements them itself.
 NATIVE = (
     "aten::empty",
     "aten::empty_strided",
@@ -34,18 +34,18 @@ NATIVE = (
     "aten::detach_",
     "npu::get_npu_format",
 )
-# torch_npu decides in these what to call; the mode sees what that is.
+# In these operators torch_npu decides which operator to call; the mode sees that operator.
 ROUTED = ("aten::scaled_dot_product_attention",)
-COLLECTIVES = "c10d::"  # torch_npu hands these to HCCL itself
-MAY_COPY = ("aten::contiguous",)  # looks like a view
+COLLECTIVES = "c10d::"  # torch_npu passes these to HCCL itself
+MAY_COPY = ("aten::contiguous",)  # it looks like a view
 
 
 class MixedDevicesError(AssertionError):
-    """An operator was given tensors of the host and of the device."""
+    """An operator was given tensors of both the host and the device."""
 
 
 class HostOps(TorchDispatchMode):
-    """`calls` counts the operators that would have been kernels, `sequence` has them in order."""
+    """`calls` counts the operators that would have been kernels; `sequence` has their names in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,23 +111,23 @@ class HostOps(TorchDispatchMode):
         return self._placed(pytree.tree_map(to_device, result))
 
     def _run(self, func: OpOverload, compute: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """What the operator returns, on the host."""
+        """The operator's result, computed on the host."""
         return compute()
 
     def _placed(self, result: Any) -> Any:
-        """Told of the result on the device."""
+        """Called with the result on the device."""
         return result
 
 
 def _refuse_mixing(name: str, tensors: list[Tensor]) -> None:
-    # Numbers travel as tensors without dimensions.
+    # Numbers are passed as tensors without dimensions.
     hosts = [tensor for tensor in tensors if tensor.device.type != "npu" and tensor.dim() > 0]
     if hosts:
         raise MixedDevicesError(f"{name} was given tensors of the host and of the device")
 
 
 def host_view(tensor: Tensor) -> Tensor:
-    """The device's memory under `tensor`, as a tensor of the host: what is written to one is in the other."""
+    """The device memory of `tensor` as a host tensor; both share the same memory."""
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -139,7 +139,7 @@ def host_view(tensor: Tensor) -> Tensor:
 
 
 def place(tensor: Tensor) -> Tensor:
-    """A copy on the device, with the same strides."""
+    """A copy of the tensor on the device, with the same strides."""
     tensor = tensor.contiguous() if 0 in tensor.stride() else tensor
     placed = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="npu")
     if tensor.numel():

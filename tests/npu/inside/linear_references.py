@@ -1,9 +1,9 @@
-"""What torch_npu's operators for weights of 8 and 4 bits promise, computed on the CPU, and what they demand.
+"""References on the CPU for torch_npu's operators with weights of 8 and 4 bits, and the conditions on their arguments.
 
-Written from op-plugin's documentation and that of aclnnWeightQuantBatchMatmulV2, as references.py.
+Written from op-plugin's documentation and the one of aclnnWeightQuantBatchMatmulV2, like references.py.
 """
 
-# The parameters are those of the schemas, which hand them over by position.
+# The parameters are those of the schemas, which pass them by position.
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
-DTYPES = {5: HALF, 15: BRAIN, HALF: HALF, BRAIN: BRAIN}  # also by their numbers, which schemas make of them
+DTYPES = {5: HALF, 15: BRAIN, HALF: HALF, BRAIN: BRAIN}  # also by number, because schemas turn dtypes into numbers
 MOST_FEATURES = 65535
 
 
@@ -26,7 +26,7 @@ def npu_weight_quant_batchmatmul(
     bias: Tensor | None = None,
     antiquant_group_size: int = 0,
 ) -> Tensor:
-    """x @ (weight * scale) + bias, with a scale for each output, or for each group of inputs and output."""
+    """x @ (weight * scale) + bias, with one scale for each output, or for each pair of input group and output."""
     levels = unpacked(weight) if weight.dtype == torch.int32 else weight
     scale = antiquant_scale.float()
     if antiquant_group_size:
@@ -36,7 +36,10 @@ def npu_weight_quant_batchmatmul(
 
 
 def npu_convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
-    """Eight numbers in 32 bits, the first one lowest; the order of the real ones is not documented."""
+    """Pack eight numbers into 32 bits, the first one in the lowest bits.
+
+    The order used by the device is not documented.
+    """
     parts = (weight.long() & 15).unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)
     return parts.sum(-1).to(torch.int32)
 

@@ -1,6 +1,6 @@
-"""Two ranks with an NPU each: torch_npu's own process group of HCCL, on the sockets of tests/npu/fake_hccl.c.
+"""Two ranks with an NPU each: torch_npu's own HCCL process group, over the sockets of tests/npu/fake_hccl.c.
 
-Kernels run on the host when their stream has come to them, so a sum that nobody waited for is read too early here too.
+A kernel runs on the host when its stream reaches it, so code that does not wait for a sum also reads it too early here.
 """
 
 import os
@@ -29,12 +29,12 @@ from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu.inside import decoder
 from tests.npu.inside.host_ops import HostOps, host_view
 
-FATAL = "FAKE_FATAL"  # a file; when it is there, the other rank kills itself in its next sum
+FATAL = "FAKE_FATAL"  # a file; if it exists, the other rank kills itself in its next sum
 LOG = "FAKE_HCCL_LOG"
 
 
 class QueuedOps(HostOps):
-    """Kernels wait for their stream."""
+    """Kernels run when their stream reaches them."""
 
     def _run(self, func: OpOverload, compute: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         torch.npu.current_stream().synchronize()
@@ -45,7 +45,7 @@ class QueuedOps(HostOps):
 
 
 def model() -> dict[str, Any]:
-    """Captions of two ranks, what HCCL was asked for, and what is said when the other rank dies within a step."""
+    """Captions of two ranks, the calls of HCCL, and the error when the other rank dies during a step."""
     group_module.ENTRY = f"{__name__}:other_rank"  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {LOG: f"{folder}/log", FATAL: f"{folder}/fatal"}
@@ -78,7 +78,7 @@ def _failure(captioner: Captioner) -> str:
 
 
 def other_rank(descriptor: str, started: str) -> None:
-    """`rank_process.main`, with kernels on the host."""
+    """`rank_process.main`, with kernels run on the host."""
     load_torch_npu()
     open_backend("npu:1")
     all_reduce = dist.all_reduce
@@ -97,7 +97,7 @@ def other_rank(descriptor: str, started: str) -> None:
 
 
 def queue() -> dict[str, Any]:
-    """What the host sees of a sum before, after and without waiting, and after the other rank has gone."""
+    """What the host reads of a sum before, after and without waiting, and after the other rank has gone."""
     with tempfile.TemporaryDirectory() as folder:
         if not (other := os.fork()):
             _add_two(_joined(1, folder))
@@ -126,7 +126,7 @@ def _read_sums(store: Any, other: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     with QueuedOps():
         store.set("go 0", "")
-        dist.all_reduce(torch.ones(4, device="npu"))  # makes the communicators
+        dist.all_reduce(torch.ones(4, device="npu"))  # creates the communicators
 
         waited = torch.ones(4, device="npu")
         dist.all_reduce(waited)
@@ -154,5 +154,5 @@ def _read_sums(store: Any, other: int) -> dict[str, Any]:
 
 
 def _abort_once_waiting() -> None:
-    time.sleep(0.1)  # whether the read has begun makes no difference
+    time.sleep(0.1)  # the result is the same whether or not the read has begun
     LIBRARIES["hccl"].abort(torch.device("npu"))

@@ -1,4 +1,4 @@
-"""What the operators of torch_npu promise, computed on the CPU, and what they demand (op-plugin's documentation).
+"""References on the CPU for torch_npu's operators, and the conditions on their arguments (op-plugin's documentation).
 
 Written from the documentation, independently of the tables that choose operators.
 """
@@ -25,7 +25,7 @@ def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
 def npu_apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
 ) -> tuple[Tensor, Tensor]:
-    """In place, as the kernel, although the schema does not say so."""
+    """Works in place, like the kernel, although the schema does not declare it."""
     for x in (query, key):
         first, second = x.float().chunk(2, -1)
         x.copy_(x.float() * cos.float() + torch.cat([-second, first], -1) * sin.float())
@@ -40,7 +40,7 @@ def npu_swiglu(x: Tensor, dim: int = -1) -> Tensor:
 def fusion_attention(
     query: Tensor, key: Tensor, value: Tensor, *, head_num: int, masked_out: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout BNSD. Output, and the largest score and the sum of each row as the kernel keeps them, 8 times over."""
+    """In layout BNSD. Returns the output, and each row's largest score and sum, repeated 8 times like the kernel's."""
     scores = query.float() @ key.float().transpose(-1, -2) * scale
     if masked_out is not None:
         scores = scores.masked_fill(masked_out.bool(), -1e30)
@@ -66,12 +66,12 @@ def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -
 
 
 def scatter_update(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """What torch.compile makes of `scatter_update_`."""
+    """The functional form that torch.compile makes of `scatter_update_`."""
     return scatter_update_(data.clone(), indices, updates, axis)
 
 
 def npu_format_cast(x: Tensor, acl_format: int) -> Tensor:
-    """The layout of the device's memory is nothing that values show."""
+    """The layout of device memory does not change the values."""
     return x.clone()
 
 

@@ -1,4 +1,4 @@
-"""What the wheel says of everything that we call, and whether Huawei's meta kernels agree with our references."""
+"""The wheel's declarations of everything that we call, and whether Huawei's meta kernels agree with our references."""
 
 import inspect
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu import symbols
 from tests.npu.inside.references import REFERENCES
 
-NUMBERS = {torch.float16: 5, torch.bfloat16: 15}  # of dtypes in schemas
-UNDECLARED = ("npu_apply_rotary_pos_emb",)  # written in place without saying so
+NUMBERS = {torch.float16: 5, torch.bfloat16: 15}  # numbers of dtypes in schemas
+UNDECLARED = ("npu_apply_rotary_pos_emb",)  # writes in place although the schema does not declare it
 
 
 def resolve(path: str) -> Any:
@@ -44,7 +44,7 @@ def schema(path: str) -> str:
 
 
 def call_problems() -> list[str]:
-    """Calls of ours that a signature or schema would not take."""
+    """Calls in our code that a signature or schema would not accept."""
     problems = []
     for use in sorted(symbols.all_uses()):
         if not use.is_called:
@@ -75,7 +75,7 @@ def sample_arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
 
 
 def linear_arguments(dtype: torch.dtype) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Those of the products with weights of 8 and 4 bits, and keywords."""
+    """Arguments and keywords of the products with weights of 8 and 4 bits."""
     x = torch.randn(3, 64).to(dtype)
     bits8 = torch.randint(-127, 128, (3, 64), dtype=torch.int8)
     weight = torch.randint(-127, 128, (32, 64), dtype=torch.int8).T
@@ -91,7 +91,7 @@ def linear_arguments(dtype: torch.dtype) -> dict[str, tuple[tuple[Any, ...], dic
 
 
 def as_declared(name: str) -> Callable[..., Any]:
-    """Our reference, except that the rotation leaves its arguments alone, as its schema would have it."""
+    """Our reference, but the rotation does not change its arguments, as its schema declares."""
     reference = REFERENCES[name]
     if name in UNDECLARED:
         return lambda *arguments: reference(*[argument.clone() for argument in arguments])
@@ -99,7 +99,7 @@ def as_declared(name: str) -> Callable[..., Any]:
 
 
 def compare_references() -> dict[str, str]:
-    """Our references, registered for the CPU, against the schemas and the meta kernels of the wheel."""
+    """Our references, registered for the CPU, compared with the schemas and the meta kernels of the wheel."""
     library = torch.library.Library("npu", "IMPL")
     outcomes = {}
     for name, arguments in sample_arguments(torch.float16).items():
@@ -137,7 +137,7 @@ def _tuple(value: Any) -> tuple[Tensor, ...]:
 
 
 def attention_shapes() -> dict[str, Any]:
-    """npu_fusion_attention_v3, whose meta kernel wants a device: shapes and dtypes of both."""
+    """The shapes and dtypes of npu_fusion_attention_v3 and of our reference; its meta kernel needs a device."""
     query = torch.randn(2, 4, 3, 64, dtype=torch.float16)
     mask = torch.zeros(2, 1, 3, 3, dtype=torch.bool)
     given = (4, "BNSD", None, None)
@@ -147,7 +147,7 @@ def attention_shapes() -> dict[str, Any]:
 
 
 def _described(outputs: tuple[Tensor, ...]) -> list[Any]:
-    """Output, largest scores and sums; what follows is for a backward pass."""
+    """Output, largest scores and sums. The other outputs are for a backward pass."""
     return [[[*value.shape], str(value.dtype)] for value in outputs[:3]]
 
 

@@ -1,4 +1,4 @@
-"""Stands in for torch_npu in the programs of this folder: what they call, with the CPU as the device."""
+"""Stands in for torch_npu in the programs of this folder: the functions that they call, with the CPU as the device."""
 
 import types
 

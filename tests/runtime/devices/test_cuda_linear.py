@@ -1,4 +1,4 @@
-"""Layers of 8 and 4 bits on NVIDIA GPUs, with simulated torch operators: they compute what the scheme says."""
+"""Layers of 8 and 4 bits on NVIDIA GPUs, with simulated torch operators, compute the results defined by the scheme."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def stored_linear(
     precision: Precision, *, num_inputs: int = NUM_INPUTS, num_outputs: int = NUM_OUTPUTS, bias: bool = True
 ) -> tuple[nn.Linear, Tensor]:
-    """A quantised layer among activations of bfloat16, and its weight as the scheme has it."""
+    """A quantised layer for bfloat16 activations, and its weight as defined by the scheme."""
     torch.manual_seed(0)
     linear = nn.Linear(num_inputs, num_outputs, bias=bias).bfloat16().requires_grad_(False)
     scheme = find_scheme(precision)
@@ -103,7 +103,7 @@ def test_codes_of_4_bits_reach_their_place_in_the_tiles(num_inputs: int, tiles: 
     assert torch.equal(codes_of(layer.packed), int4.unpacked(stored).long())
     scale, zero = layer.scales_and_zeros.float().repeat_interleave(32, 0).unbind(-1)
     widened = (codes_of(layer.packed) - 8) * scale.T + zero.T
-    torch.testing.assert_close(widened, weight, atol=0, rtol=2**-8)  # bfloat16 scales
+    torch.testing.assert_close(widened, weight, atol=0, rtol=2**-8)  # the scales are bfloat16
 
 
 def test_a_word_of_the_tiles_is_that_of_the_kernel(ops: LinearOps) -> None:

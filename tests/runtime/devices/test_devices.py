@@ -1,4 +1,4 @@
-"""Which device a name means, and the error if it is unavailable."""
+"""The device that a name selects, and the error if this device is unavailable."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what plain ones do."""
+"""Packed linear layers compute the same as plain ones."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The fake ais_bench, in either generation, in the place of the real one."""
+"""The fake ais_bench of either generation, in place of the real one."""
 
 import importlib
 import logging
@@ -21,7 +21,7 @@ def forget() -> None:
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Puts folders of the fakes on the path, in place of whatever was there before."""
+    """Puts folders of the fakes on the path, in place of any that were there before."""
 
     def put(*folders: str) -> None:
         forget()
@@ -31,14 +31,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     level, handlers = logging.root.level, list(logging.root.handlers)
     yield put
     forget()
-    # Where a test imported the fake itself, its `basicConfig` is still there.
+    # If a test imported the fake itself, the settings of its `basicConfig` must be undone.
     logging.root.setLevel(level)
     logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(params=["2024", "2023"])
 def acl(request: pytest.FixtureRequest, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fake `aclruntime` module of a generation; ais_bench can be imported."""
+    """The fake `aclruntime` module of a generation; its ais_bench can be imported too."""
     for name in [name for name in os.environ if name.startswith("FAKE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FAKE_AIS_BENCH", request.param)

@@ -1,4 +1,4 @@
-"""A session with faults on request. It imports no torch, so that the processes of tests start quickly."""
+"""A session with faults on request. It does not import torch, so that test processes start quickly."""
 
 import enum
 import os
@@ -13,7 +13,7 @@ from llama_adapter.runtime.graphs.session import GraphInfo, GraphSession
 
 
 class Odd:
-    """A session that does what the first number of its input says."""
+    """A session whose behaviour is selected by the first number of its input."""
 
     info = GraphInfo(name="odd", file="odd.onnx", inputs=(), outputs=(), card=None, batch_sizes=None, hint="")
     device_ms = None

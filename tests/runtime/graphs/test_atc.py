@@ -1,4 +1,4 @@
-"""The command lines of ATC, its runs (of the stand-in in tests/fakes), and what stays behind."""
+"""ATC's command lines, runs of the stand-in in tests/fakes, and the files that remain afterwards."""
 
 import dataclasses
 import os
@@ -71,7 +71,7 @@ def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
 
 
 def script(folder: Path, text: str) -> Path:
-    """An ATC that does what `text` says."""
+    """An ATC that executes the shell script `text`."""
     path = folder / "atc"
     path.write_text(f"#!/bin/sh\nfor flag; do case $flag in --output=*) out=${{flag#*=}};; esac; done\n{text}\n")
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The fake ais_bench follows the rules of the real `InferSession` that our code relies on."""
+"""The fake ais_bench behaves like the real `InferSession` in everything that our code relies on."""
 
 import ctypes
 import importlib
@@ -45,7 +45,7 @@ def test_only_the_number_of_bytes_is_compared(interface: Any, static: str, capfd
 
     assert largest_difference(session.infer([half(2)])[0]) < LIMIT
     for wrong in (turned, wider):
-        assert not largest_difference(session.infer([wrong])[0]) < 100 * LIMIT  # noise, or not a number
+        assert not largest_difference(session.infer([wrong])[0]) < 100 * LIMIT  # noise, or NaN
     with pytest.raises(RuntimeError, match=r"^\[-1\]\[ACL: general failure\] $"):
         session.infer([half(1)])
     assert "check i:0 name:input in size:301056 needsize:602112 not match" in printed(capfd)

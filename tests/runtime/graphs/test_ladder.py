@@ -1,4 +1,4 @@
-"""Any batch runs in calls of a few compiled batch sizes, at the least cost and in order."""
+"""Batches of any size run in calls of a few compiled batch sizes, at the least cost and in order."""
 
 import itertools
 

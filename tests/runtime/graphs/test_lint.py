@@ -1,4 +1,4 @@
-"""The lint finds what ATC would refuse, in any ONNX file."""
+"""The lint finds everything that ATC would refuse, in any ONNX file."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def write(
     shape: tuple[Any, ...] = ("batch", 4),
     node: onnx.NodeProto | None = None,
 ) -> Path:
-    """A graph of these operators in sequence, then `node`; nothing checks what they compute."""
+    """A graph of these operators in sequence, followed by `node`. The graph need not compute anything sensible."""
     names = ["input", *(f"value{number}" for number in range(len(operators) + (node is not None)))]
     nodes = [
         helper.make_node(operator.rpartition(".")[2], [before], [after], domain=operator.rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""A decoder's step graph as one OM with gears: prefill and increment on the stand-ins of ATC and ais_bench."""
+"""A decoder's step graph as one OM with gears: prefill and increment with stand-ins for ATC and ais_bench."""
 
 import dataclasses
 import os
@@ -179,7 +179,8 @@ def test_the_engine_gives_torchs_answers(
     monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
     decoder = toy_decoder()
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
-    # Fewer rows than slots for prompts, fewer tokens and wanted tokens than all continuations of a prompt have.
+    # The gears have fewer rows than slots for prompts, and fewer tokens and wanted tokens than all continuations of a
+    # prompt.
     steps = [(1, 32, 4, 2), (2, 32, 4, 1), (4, 1, 35, 4), (1, 1, 20, 1)]
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
     for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):

@@ -1,4 +1,4 @@
-"""OMs with several inputs and gears over several dimensions: the command line of ATC, runs, limits, and misuse."""
+"""OMs with several inputs and gears over several dimensions: ATC's command line, runs, limits, and misuse."""
 
 import ctypes
 import importlib
@@ -44,7 +44,7 @@ SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
+    """An OM that computes: ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
     inputs = [
         helper.make_tensor_value_info("ids", TensorProto.INT32, ["R", "S"]),
         helper.make_tensor_value_info("mask", TensorProto.BOOL, ["R", "S", "P_plus_S"]),
@@ -159,14 +159,14 @@ def test_the_fake_follows_the_rules_of_dymdims(acl: Any, om: Path, capfd: pytest
     real = interface.InferSession(0, str(om))
     ids, mask, cache = arrays(GEARS[3])
 
-    # A gear is compared as all sizes in a row, and then numbers of bytes: types are not.
+    # The runtime compares a gear as a sequence of all sizes, then numbers of bytes. It does not compare types.
     assert len(real.infer([ids.astype(np.float32), mask, cache], mode="dymdims")) == 2
     for feeds in (arrays(gear(2, 1, 8)), [ids, mask, cache[..., 0]]):
         with pytest.raises(RuntimeError, match=r"^\[-1\]\[ACL: general failure\] $"):
             real.infer(feeds, mode="dymdims")
     with pytest.raises(RuntimeError, match=r"^\[-1\]"):
         real.infer([ids.astype(np.int64), mask, cache], mode="dymdims")
-    with pytest.raises(RuntimeError, match=r"^\[-1\]"):  # the gear must be set
+    with pytest.raises(RuntimeError, match=r"^\[-1\]"):  # fails because the gear must be set
         real.infer([ids, mask, cache], mode="static")
     with pytest.raises(RuntimeError, match="nums not matched"):
         real.infer([ids, mask], mode="dymdims")

@@ -1,4 +1,4 @@
-"""Errors of OM files, their devices and ais_bench: each names the file and what to do next."""
+"""Errors of OM files, their devices and ais_bench: each error names the file and the next step for the user."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def test_an_unusable_installation_is_an_error(
     [
         ModuleNotFoundError("No module named 'aclruntime'", name="aclruntime"),
         ModuleNotFoundError("No module named 'attr'", name="attr"),
-        ModuleNotFoundError("No module named 'utils'", name="utils"),  # on the index there is one, of a stranger
+        ModuleNotFoundError("No module named 'utils'", name="utils"),  # the index has an unrelated one
         SystemError("initialization failed"),
         ImportError("undefined symbol: aclrtSetDeviceSatMode"),
     ],
@@ -82,7 +82,7 @@ def test_what_the_import_printed_is_in_the_message(install: Callable[..., None],
     assert caught.value.message.endswith("SystemError: init. It said: [ERROR] driver too old")
 
 
-# Codes: the meaning is the same whether the file is opened or run
+# Codes: they mean the same when the file is opened and when it is run
 
 
 def test_each_meaning_of_a_code_has_a_sentence_and_a_hint(snapshot: SnapshotAssertion) -> None:
@@ -265,7 +265,7 @@ def test_a_failed_call_names_the_model_and_the_arrays(acl: Any, om: Path, monkey
     )
     assert "[ERROR] acl execute failed:1" in caught.value.message
     monkeypatch.delenv("FAKE_FAIL")
-    assert len(encoder.encode(sample_pixels()[:3])) == 3  # and it can go on
+    assert len(encoder.encode(sample_pixels()[:3])) == 3  # it still works afterwards
     encoder.close()
 
 

@@ -1,4 +1,4 @@
-"""OM files through the fake ais_bench: torch's numbers at every batch size, one thread, nothing left behind."""
+"""OM files in the fake ais_bench: torch's numbers at every batch size, one thread, and no resources left behind."""
 
 import contextlib
 import ctypes
@@ -70,7 +70,7 @@ def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any,
 
 
 def two_files(folder: Path, change: Callable[[GraphCard], GraphCard]) -> None:
-    """An OM for one picture and one for four, whose card differs."""
+    """Write an OM for one picture and an OM for four pictures with a different card."""
     for size in (1, 4):
         make_om(folder / f"clip_bs{size}.om", [size])
     sidecar = read_sidecar(folder / "clip_bs4.om")
@@ -102,7 +102,7 @@ def test_a_folder_of_two_models_is_refused(acl: Any, change: Any, tmp_path: Path
 
 
 def test_a_folder_of_one_model_in_two_precisions_is_accepted(acl: Any, tmp_path: Path) -> None:
-    """Rounding changes the last digits of a fingerprint."""
+    """Rounding changes the last digits of a fingerprint, which must be accepted."""
 
     def rounded(card: GraphCard) -> GraphCard:
         signs, first, *rest = card.fingerprint["clip"].split(" ")
@@ -135,7 +135,7 @@ def test_a_forked_process_cannot_use_the_files(acl: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("batch_sizes", [[2], [1, 4]])
 def test_an_encoder_of_another_program_has_no_card(acl: Any, batch_sizes: list[int], tmp_path: Path) -> None:
-    """A fixed file needs no side-car; one with gears needs it for its batch sizes."""
+    """A file with a fixed batch size needs no sidecar; a file with gears needs one for its batch sizes."""
     om = make_om(tmp_path / "clip.om", batch_sizes, sidecar=len(batch_sizes) > 1)
     if sidecar := read_sidecar(om):
         write_sidecar(om, dataclasses.replace(sidecar, card=None))
@@ -220,7 +220,7 @@ def test_stdout_and_the_root_logger_stay_as_they_are(
 
 
 def test_data_on_a_pipe_stays_data_also_without_close(tmp_path: Path) -> None:
-    """A program of its own: C's buffer for a pipe is emptied at the end only, and the encoder is freed there."""
+    """Runs in a separate process: C flushes its buffer for a pipe only at exit, and the encoder is freed then."""
     make_om(tmp_path / "clip.om", [1, 4])
     fakes = Path(__file__).resolve().parents[2] / "fakes" / "ais_bench"
     code = f"""
@@ -241,7 +241,7 @@ sys.modules["aclruntime"].InferenceSession.free_resource = lambda self: print("f
 
 
 def test_the_file_decides_the_types(acl: Any, tmp_path: Path) -> None:
-    """ATC can be told to keep or change the types at the border."""
+    """ATC has options to keep or change the types of inputs and outputs."""
     om = make_om(tmp_path / "clip.om", [1], dtype="float32", output={"dtype": "float16"})
     with contextlib.closing(open_om(om)) as encoder:
         assert encoder.encode(sample_pixels()[:1]).dtype == torch.float16

@@ -1,4 +1,4 @@
-"""onnxruntime's execution providers: chosen by the device, with checked options, and never replaced in silence."""
+"""onnxruntime's execution providers: chosen by device, with checked options, and never replaced silently."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def test_a_provider_that_is_not_installed_is_an_error_with_its_wheel(tmp_path: P
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_session_that_fell_back_to_the_cpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As onnxruntime-gpu does without CUDA's libraries: it opens the graph on the CPU and returns a session."""
+    """Like onnxruntime-gpu without CUDA's libraries, which opens the graph on the CPU and returns a session."""
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU.name])
     with pytest.raises(GraphError, match=f"{CUDA} .*device 1: it opened the graph with CPUExecutionProvider"):

@@ -21,7 +21,8 @@ from tests.fakes.exported import embedded_encoder, embedded_onnx, open_onnx, sam
 from tests.fakes.foreign_onnx import foreign_onnx
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of a visual query of size 1: its last layer is a layer norm. Half precision has 11 bits, in every layer between.
+# Errors of a visual query whose numbers have size 1, because its last layer is a layer norm. In float16 every layer
+# rounds to 11 bits.
 LIMITS = {"float32": 1e-5, "float16": 4e-3}  # README: 5.1e-6 and 2.2e-3
 
 
@@ -195,7 +196,7 @@ print(os.environ["ORT_DISABLE_TELEMETRY"], "onnxruntime" in sys.modules, "torch"
 
 
 def test_a_damaged_graph_prints_nothing_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """onnxruntime announces a second try, on the same provider, for what raises a RuntimeError."""
+    """onnxruntime prints that it retries with the same provider if an error is a RuntimeError."""
     whole = onnx.load(foreign_onnx(tmp_path / "whole.onnx", ("n", 2, 2, 3)))
     whole.graph.node[0].op_type = "Nonsense"
     whole.graph.node[1].input[0] = "nowhere"

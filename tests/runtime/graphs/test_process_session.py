@@ -1,4 +1,4 @@
-"""A graph in a process of its own: the same numbers and errors, and each process survives the other's failures."""
+"""A graph in a separate process: the same numbers and errors, and each process survives failures of the other."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[ProcessSession]:
-    """Shared by the tests that leave it alive: a start takes seconds."""
+    """A session shared by the tests that keep it alive, because a start takes seconds."""
     with closing(ProcessSession(Odd, file="odd.onnx")) as backend:
         yield backend
 
@@ -85,7 +85,7 @@ def test_the_reply_to_an_interrupted_call_is_skipped(odd: ProcessSession, monkey
 
 
 class Cut:
-    """A connection whose next message is interrupted half-way, in one direction."""
+    """A connection whose next message is interrupted half-way, in the direction `direction`."""
 
     def __init__(self, connection: Any, *, direction: str) -> None:
         self._connection, self._direction = connection, direction
@@ -123,7 +123,7 @@ def test_half_a_message_ends_the_process(
 
 def test_an_interrupt_while_waiting_leaves_the_process_alone(odd: ProcessSession) -> None:
     _, before, session = odd.run(given())[0].tolist()
-    assert before == session != os.getsid(0)  # signals of the terminal do not reach it
+    assert before == session != os.getsid(0)  # signals from the terminal do not reach it
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -142,7 +142,7 @@ def test_closing_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         backend.close()
     assert backend._child.process.returncode == 0
-    assert capfd.readouterr() == ("", "noise from below\n")  # and what it prints does not get among our data
+    assert capfd.readouterr() == ("", "noise from below\n")  # its output is not mixed into our data
     with pytest.raises(GraphError, match="was closed"):
         backend.run(given())
 
@@ -165,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_running(process: int) -> bool:
-    """False for zombies too."""
+    """False also for zombies."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

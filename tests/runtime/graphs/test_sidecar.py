@@ -1,4 +1,4 @@
-"""Side-cars are read as they were written; damaged ones, and OM files that the runtime refuses, are errors."""
+"""Sidecars are read as they were written. Damaged ones, and OM files that the runtime refuses, are errors."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ SIDECAR = OmSidecar(
 )
 
 
-# Words of Python's own errors, which no message of ours has.
+# Words from Python's own errors, which must not appear in our messages.
 PYTHON = re.compile(r"NoneType|__init__|object has|argument|subscript|'(dict|list|int|str)'|codec|recursion|digit")
 
 

@@ -1,4 +1,4 @@
-"""Output of native libraries is caught; other output meanwhile is not lost."""
+"""Output of native libraries is captured; other output during the capture is not lost."""
 
 import ctypes
 import logging

@@ -1,4 +1,4 @@
-"""ATC is found where CANN installs it, and chips get the names that ATC accepts."""
+"""ATC is found in CANN's installation folders, and chips get the names that ATC accepts."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ BOARD = """\
 
 
 def npu_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *, info: str, board: str = "", code: int = 0) -> None:
-    """An `npu-smi` that prints these, alone on PATH but for the shell."""
+    """Install an `npu-smi` that prints these texts. PATH then has only it and the shell."""
     (folder / "info").write_text(info)
     (folder / "board").write_text(board)
     program = folder / "npu-smi"

@@ -1,4 +1,4 @@
-"""The kernels for an instruction set by name, where the processor has it, also without some optional instructions."""
+"""The kernels for a named instruction set, if the processor has it, optionally without some optional instructions."""
 
 import functools
 
@@ -11,7 +11,7 @@ from llama_adapter.runtime.kernels.library import Library
 
 @functools.cache
 def library_for(name: str, extras: tuple[str, ...] | None = None) -> Library:
-    """With these optional instructions, else with all that the processor has.
+    """The library with these optional instructions; by default with all that the processor has.
 
     Skips the test on a processor without the instructions.
     """

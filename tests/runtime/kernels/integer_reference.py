@@ -1,7 +1,7 @@
-"""What linear layers with 8-bit and 4-bit weights compute, in plain torch and slowly: the yardstick for kernels.
+"""Slow reference for linear layers with 8-bit and 4-bit weights, in plain torch; the kernels are compared with it.
 
 Activations are rounded per row. Four groups of input features share a scale, and each group is rounded with that scale
-halved as often as its largest activation allows. Products and their sums within a group are exact whole numbers. Groups
+halved as often as its largest activation allows. Products and their sums within a group are exact integers. Groups
 are added in float32.
 """
 
@@ -15,11 +15,11 @@ from llama_adapter.runtime.schemes.int4 import unpacked
 GROUP = 32
 SHARING = 4  # groups of activations that share a scale
 LARGEST = 127
-MIDDLE = 8  # of the codes of 4-bit weights
+MIDDLE = 8  # the code of 0 in 4-bit weights
 
 
 def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of any float type -> for each group whole numbers in -127..127 (R, K), and scales (R, 1), both float32.
+    """Rows of any float type -> for each group, integers in -127..127 (R, K) and scales (R, 1), both as float32.
 
     Scales of groups that share one differ by powers of two.
     """
@@ -39,7 +39,7 @@ def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    """(..., F) -> (..., O) in the type of `x`, by weights int8 (O, F) with float32 scales (O,)."""
+    """(..., F) -> (..., O) in the dtype of `x`, with int8 weights (O, F) and float32 scales (O,)."""
     x_RF = x.reshape(-1, x.shape[-1])
     sums_RO = torch.zeros(len(x_RF), len(weight_OF))
     groups = zip(*quantise_rows(x_RF), weight_OF.split(GROUP, dim=1), strict=True)
@@ -50,7 +50,7 @@ def int8_linear(x: Tensor, weight_OF: Tensor, weight_scale_O: Tensor, bias_O: Te
 
 
 def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tensor | None) -> Tensor:
-    """(..., F) -> (..., O) in the type of `x`, by the stored weights and scales of the scheme int4."""
+    """(..., F) -> (..., O) in the dtype of `x`, with stored weights and scales of the scheme int4."""
     x_RF = x.reshape(-1, x.shape[-1])
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))

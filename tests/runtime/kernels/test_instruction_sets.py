@@ -1,4 +1,4 @@
-"""Which instruction set is chosen for a processor, and the compiler's options for it."""
+"""The instruction set chosen for a processor, and the compiler's options for it."""
 
 import platform
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pyte
     for flags, processor in [
         ((), "generic"),
         (("asimddp",), "generic+dotprod"),
-        (("asimddp", "bf16"), "generic+dotprod"),  # no such processor is known, and no wheel has kernels for it
+        (("asimddp", "bf16"), "generic+dotprod"),  # no such processor is known, so no wheel has kernels for it
         (("asimddp", "i8mm"), "generic+dotprod+i8mm"),
         (("bf16", "i8mm", "asimddp"), "generic+dotprod+i8mm+bf16"),
     ]:

@@ -1,4 +1,4 @@
-"""The kernels are compiled once and cached where only the user writes; without them torch computes."""
+"""The kernels are compiled once and cached where only the user can write. Without kernels, torch computes."""
 
 import os
 import platform
@@ -35,7 +35,7 @@ def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 @pytest.fixture(name="fit")
 def fit_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose processor the kernels support."""
+    """A machine with a processor that the kernels support."""
     monkeypatch.setattr(native, "choose_instructions", lambda: INSTRUCTION_SETS[0])
 
 
@@ -52,7 +52,7 @@ def test_the_library_is_compiled_once_and_again_for_changed_sources(
 ) -> None:
     compiler = next(compilers())
     assert isinstance(INSTRUCTIONS, InstructionSet)
-    monkeypatch.setattr(compiling, "FLAGS", tuple(flag.replace("-O3", "-O1") for flag in compiling.FLAGS))  # quicker
+    monkeypatch.setattr(compiling, "FLAGS", tuple(flag.replace("-O3", "-O1") for flag in compiling.FLAGS))  # faster
     first = compiled(compiler, INSTRUCTIONS)
     assert list(cache.iterdir()) == [first]
     with monkeypatch.context() as patch:
@@ -72,7 +72,7 @@ def test_a_damaged_library_is_compiled_again(num_bytes: int, cache: Path, monkey
     content = b"machine code" * 1000
     monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(content))
     path = compiled(["cc"], INSTRUCTION_SETS[0])
-    os.truncate(path, num_bytes)  # loading it would end this process
+    os.truncate(path, num_bytes)  # loading this file would end the process
 
     again = compiled(["cc"], INSTRUCTION_SETS[0])
 

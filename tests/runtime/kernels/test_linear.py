@@ -1,4 +1,4 @@
-"""The kernels' linear layers compute what plain ones do, each row as if it were alone."""
+"""The kernels' linear layers compute the same as plain ones, and each row as if it were alone."""
 
 import copy
 import ctypes
@@ -53,7 +53,7 @@ def layer(kind: torch.dtype, *, num_in: int, num_out: int, bias: bool = True) ->
 
 
 def inputs(kind: torch.dtype, count: int) -> int:
-    """So many inputs, or the next number that weights of this kind can have."""
+    """The number of inputs, rounded up to one that weights of this kind can have."""
     step = GROUP if kind == torch.uint8 else 1
     return -(-count // step) * step
 
@@ -115,7 +115,7 @@ def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> N
 
 
 def test_rows_that_no_cache_holds_are_computed_in_groups(library: Library) -> None:
-    linear = layer(torch.float32, num_in=4500, num_out=130)  # two parts of 96 rows a group
+    linear = layer(torch.float32, num_in=4500, num_out=130)  # a group is two parts of 96 rows
     native, x = NativeLinear(linear, library=library), activations(270, 4500, kind=torch.float32)
 
     torch.set_num_threads(2)
@@ -138,7 +138,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_thr
     num_in = inputs(kind, num_in)
     native = NativeLinear(layer(kind, num_in=num_in, num_out=200), library=library)
     x = activations(110, num_in, kind=kind)
-    x[3] *= 1000.0  # a neighbour that would spoil a scale shared by the batch
+    x[3] *= 1000.0  # would spoil a scale that the batch shared
 
     torch.set_num_threads(1)
     alone = torch.cat([native(row[None]) for row in x])
@@ -154,7 +154,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_by_any_number_of_thr
 @pytest.mark.parametrize("num_in", [12, 44, 160, 300], ids=lambda num_in: f"{num_in} inputs")
 def test_products_of_rows_in_pairs_have_the_bits_of_dot_products(kind: torch.dtype, num_in: int) -> None:
     pairs, dots = library_for("neon", ("asimddp", "i8mm")), library_for("neon", ("asimddp",))
-    num_in = inputs(kind, num_in)  # in int8 the last group is shorter, and 4 of its inputs are no eight
+    num_in = inputs(kind, num_in)  # in int8 the last group is shorter, and its last inputs are 4, not 8
     linear, x = layer(kind, num_in=num_in, num_out=70), activations(13, num_in, kind=kind)
     by_pairs, by_dots = NativeLinear(linear, library=pairs), NativeLinear(linear, library=dots)
 
@@ -183,7 +183,7 @@ def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> Non
     x[:, 5] *= 30.0
 
     error = (native(x) - x @ exact.T).norm()
-    # With one scale for the whole row, all groups would be as coarse as that one.
+    # With one scale for the whole row, all its groups would be rounded as coarsely as this.
     coarse = (x - ((x / (step := x.abs().amax(dim=1, keepdim=True) / 127)).round() * step)) @ exact.T
 
     assert error < 0.3 * coarse.norm()
@@ -197,12 +197,12 @@ def test_an_outlier_among_inputs_that_share_a_scale_leaves_the_others_of_them_ex
     linear = layer(kind, num_in=128, num_out=64, bias=False)
     native, x = NativeLinear(linear, library=library), activations(16, 128, kind=kind)
     exact = exact_weight(linear)
-    x[:, 5] = 1000.0  # alone with zeros in its group, so exact
+    x[:, 5] = 1000.0  # the rest of its group is zero, so the group is exact
     x[:, [k for k in range(GROUP) if k != 5]] = 0.0
 
     error = (native(x) - x @ exact.T).norm() / (x[:, GROUP:] @ exact[:, GROUP:].T).norm()
 
-    assert error < 0.02  # 1 with the scale of the outlier, which rounds all of them to 0
+    assert error < 0.02  # it would be 1 with the outlier's scale, which rounds all others to 0
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -1,4 +1,4 @@
-"""Prebuilt kernels are taken where they are of these sources and whole; else the kernels are compiled."""
+"""Prebuilt kernels are used if they match the sources and are intact; otherwise the kernels are compiled."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ def made_fixture() -> Path:
 
 @pytest.fixture(name="folder")
 def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder of prebuilt libraries, beside an empty cache and without a compiler."""
+    """An empty folder for prebuilt libraries, with an empty cache and without a compiler."""
     folder = tmp_path / "prebuilt"
     folder.mkdir()
     monkeypatch.setattr(prebuilt, "FOLDER", folder)
@@ -51,7 +51,7 @@ def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def put(file: Path, folder: Path) -> Path:
-    """A copy of the library as a prebuilt one for this processor."""
+    """Copy the library as a prebuilt one for this processor."""
     return name(Path(shutil.copy(file, folder)))
 
 
@@ -61,7 +61,7 @@ def name(path: Path) -> Path:
 
 
 def fill_cache(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the compiler be there, which has made the kernels before."""
+    """Make the compiler available, with its kernels already in the cache."""
     assert COMPILER is not None
     monkeypatch.setenv("CC", shlex.join(COMPILER))
     cache = Path(os.environ["XDG_CACHE_HOME"], "llama-adapter")

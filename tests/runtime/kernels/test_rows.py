@@ -1,4 +1,4 @@
-"""Norm and gated activation of training, forward and backward, equal torch's on every instruction set."""
+"""Norm and gated activation for training, forward and backward, equal torch's with every instruction set."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from llama_adapter.llm.training.rows import RowKernels
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from tests.runtime.kernels.instruction_sets import library_for
 
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.01}  # of the largest number
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.01}  # relative to the largest number
 EPS = 1e-5
 
 
@@ -50,5 +50,5 @@ def test_rms_norm_and_its_gradient(width: int, dtype: torch.dtype, kernels: RowK
     (expected_grad,) = torch.autograd.grad(expected, exact, grad.float())
 
     is_near(kernels.rms_norm(x, None, weight, inverse, EPS), expected.detach().to(dtype))
-    if width > 1:  # with one number the gradient is 0 but for eps
+    if width > 1:  # with a width of 1 the gradient is 0 except for eps
         is_near(kernels.rms_norm(x, grad, weight, inverse, EPS), expected_grad.to(dtype))

@@ -1,4 +1,4 @@
-"""A failed allocation of the kernels' memory raises torch's error, and nothing is computed."""
+"""If the kernels cannot allocate memory, torch's error is raised and nothing is computed."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ class Host:
 
     def allocated(self, num_bytes: int) -> kernels._Scratch:
         self.asked.append(num_bytes)
-        # More than any machine has, for torch's own error.
+        # Request more than any machine has, so that torch raises its own error.
         is_too_much = self.num_bytes is not None and num_bytes > self.num_bytes
         return _allocated(2**60 if is_too_much else num_bytes)
 
@@ -61,7 +61,7 @@ def host_fixture(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture(name="thread")
 def thread_fixture() -> Iterator[Callable[..., object]]:
-    """Runs calls of a test in one thread, which starts without scratch memory."""
+    """Runs a test's calls in one thread, which starts without scratch memory."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda call, *arguments, **options: pool.submit(call, *arguments, **options).result()
 
@@ -104,7 +104,7 @@ def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
 
 
 def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
-    """A call of each kernel function that needs scratch memory."""
+    """One call of each kernel function that needs scratch memory."""
     prompts, pictures = toy_prompts(6), prefixes(runner)
     plan = ScorePlan(range(6), prompts, [((3, 4), (5,))] * 6, pictures)
     stack, x_BTW = blocks(library)
@@ -126,7 +126,7 @@ def test_after_a_failed_allocation_the_next_call_computes_the_same(
     name: str, host: Host, thread: Callable[..., torch.Tensor], library: Library
 ) -> None:
     every = works(runner(), library)
-    thread(every["prefill"])  # steps go on from it
+    thread(every["prefill"])  # the steps continue after this prefill
     work = every[name]
     thread(setattr, kernels._held, "scratch", kernels._NONE)
     host.num_bytes = 0
@@ -137,7 +137,7 @@ def test_after_a_failed_allocation_the_next_call_computes_the_same(
     assert tells_shortage(str(caught.value))
     host.num_bytes = None
     after = thread(work)
-    assert torch.equal(after, work())  # in this thread, which never lacked any
+    assert torch.equal(after, work())  # in this thread, which never lacked memory
     assert thread(lambda: kernels._held.scratch.num_bytes) > 0
 
 
@@ -175,7 +175,7 @@ def test_small_scratch_is_released_before_more_is_allocated(
 
 def test_longer_steps_allocate_nothing_more(host: Host, thread: Callable[..., torch.Tensor]) -> None:
     ours = runner()
-    ours.prefill([[3, 4]] * 6, prefixes(ours), first_slot=0)  # in another thread, whose scratch is its own
+    ours.prefill([[3, 4]] * 6, prefixes(ours), first_slot=0)  # in another thread, which has its own scratch memory
     host.asked.clear()
 
     for position in range(2, 20):
@@ -192,7 +192,7 @@ def test_the_number_of_threads_does_not_change_the_result(library: Library) -> N
 
     results = []
     try:
-        # Jobs of many and of few threads in turn: a late thread of one must not compute in the other.
+        # Jobs alternate between many and few threads: a late thread of one job must not compute in the next.
         for num_threads in (7, 2) * 25:
             torch.set_num_threads(num_threads)
             results.append(stack(x_BTW))
@@ -207,7 +207,7 @@ def test_the_library_allocates_nothing_and_never_ends_the_process() -> None:
     assert isinstance(instructions, InstructionSet)
     names = set(compiled(next(compilers()), instructions).read_bytes().split(b"\0"))
 
-    # The last one is how a loaded library finds a thread's own variables: without memory for them it ends the process.
+    # A loaded library calls __tls_get_addr to find thread-local variables; without memory it ends the process.
     assert not names & {b"abort", b"exit", b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"__tls_get_addr"}
 
 

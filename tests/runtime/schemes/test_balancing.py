@@ -1,4 +1,4 @@
-"""Norms and the weights behind them are balanced: the same function to the bit, without outliers between them."""
+"""Norms and the weights after them are balanced: the function is bitwise the same, without outliers between them."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ NORMS = {"norm": "linear"}
 
 
 def parts(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """A norm and a layer of 64 inputs, one of them an outlier, one dead, one read by nothing."""
+    """A norm and a layer with 64 inputs: one is an outlier, one is dead, and one is not read."""
     torch.manual_seed(0)
     norm, linear = nn.LayerNorm(64), nn.Linear(64, 48)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_a_channel_and_its_column_change_by_the_same_power_of_two(dtype: torch.d
     after = balance(state, dtype)
 
     factors = after["linear.weight"].T[:, 0] / state["linear.weight"].float().T[:, 0]
-    factors[5] = 1.0  # 0 / 0
+    factors[5] = 1.0  # 0 / 0 gives NaN
     assert set(factors.tolist()) <= {2.0**exponent for exponent in range(-10, 11)}
     assert factors[3] in (64, 128)
     assert factors[4] == 1
@@ -77,7 +77,7 @@ def test_numbers_that_balancing_cannot_keep_stay_as_they_are(name: str, value: f
 
 def test_a_channel_that_float16_could_not_hold_stays() -> None:
     weight, columns = torch.ones(8), torch.ones(4, 8)
-    weight[0], columns[:, 0] = 2.0**-12, 1e-12  # by 2^14, bits would be lost that float16 holds otherwise
+    weight[0], columns[:, 0] = 2.0**-12, 1e-12  # a factor of 2^14 would lose bits that float16 can hold
     weight[0] *= 1 + 2.0**-10
 
     wide = balancing_factors(weight, torch.zeros(8), columns, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Rounding by what inputs look like: the outputs of a layer stay closer than with nearest rounding."""
+"""Rounding calibrated with inputs keeps the outputs of a layer closer than nearest rounding."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def correlated(num_rows: int, num_inputs: int) -> Tensor:
-    """Inputs as layers have them: few directions hold most of their size."""
+    """Inputs like those of real layers: most of their magnitude is in a few directions."""
     sizes = torch.logspace(0, -2, num_inputs)
     return (numbers(num_rows, num_inputs, seed=1) * sizes) @ numbers(num_inputs, num_inputs, seed=2)
 
@@ -33,8 +33,8 @@ def output_error(weight: Tensor, parts: Parts, x: Tensor) -> float:
     return float((x @ INT4.dequantise(parts).T - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("num_inputs", [64, 96, 70])  # the last one ends within a group
-@pytest.mark.parametrize("num_rows", [3, 40, 1000])  # fewer rows than inputs leave H without full rank
+@pytest.mark.parametrize("num_inputs", [64, 96, 70])  # the last one ends inside a group
+@pytest.mark.parametrize("num_rows", [3, 40, 1000])  # with fewer rows than inputs, H does not have full rank
 def test_outputs_are_closer_than_with_nearest_rounding(num_inputs: int, num_rows: int) -> None:
     weight, x = numbers(48, num_inputs), correlated(num_rows, num_inputs)
 
@@ -58,7 +58,7 @@ def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
     weight, x = numbers(48, 96), correlated(1000, 96)
     plain = output_error(weight, calibrate(weight, x), x)
     x[:, ::31] *= 100
-    weight[:, ::31] /= 100  # as behind a norm whose weights have outliers: the same outputs
+    weight[:, ::31] /= 100  # as after a norm with outliers in its weights; the outputs stay the same
 
     parts, nearest = calibrate(weight, x), INT4.quantise(weight)
 
@@ -89,7 +89,7 @@ def test_weights_of_inputs_that_are_always_0_are_rounded_to_nearest(dead: slice)
 
 
 def test_levels_are_those_of_the_papers_formulas() -> None:
-    """Against the slow form in float64: the inverse itself, with one input after the other eliminated from it."""
+    """Compares with the slow float64 form, which computes the inverse and eliminates the inputs from it one by one."""
     weight, x = numbers(5, 64), correlated(200, 64)
     hessian = x.T @ x
     scale = 0.4
@@ -130,7 +130,7 @@ def test_outputs_are_rounded_alike_alone_and_in_parts(monkeypatch: pytest.Monkey
 def test_without_a_cholesky_factor_scales_are_chosen_by_the_size_of_inputs() -> None:
     weight = numbers(48, 64)
     diagonal = torch.logspace(3, -3, 64)
-    hessian = torch.full((64, 64), 1e6).fill_diagonal_(0) + diagonal.diag()  # no damping makes it positive definite
+    hessian = torch.full((64, 64), 1e6).fill_diagonal_(0) + diagonal.diag()  # no damping makes this positive definite
     assert INT4.calibrate is not None
 
     parts, nearest = INT4.calibrate(weight, hessian), INT4.quantise(weight)

@@ -1,4 +1,4 @@
-"""The kernels round weights to 4 bits exactly as torch does."""
+"""The kernels round weights to 4 bits in exactly the same way as torch."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def by_torch_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Roun
 
 @pytest.fixture(name="asked_of_torch")
 def asked_of_torch_fixture(library: Library, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Uses the library; returns the numbers of groups that torch was given since."""
+    """Use the library; returns a list of the numbers of groups that are left to torch from now on."""
     monkeypatch.setattr(int4, "find_library", lambda: Finding(library=library))
     own, asked = int4._round_groups, list[int]()
 
@@ -50,7 +50,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def powers(smallest: int, largest: int) -> Tensor:
-    """Rows of random numbers in sizes of 2^smallest to 2^largest."""
+    """Rows of random numbers with magnitudes from 2^smallest to 2^largest."""
     return normal(400, 96, seed=1) * torch.logspace(smallest, largest, 400, base=2.0)[:, None]
 
 
@@ -62,7 +62,7 @@ def with_zeros() -> Tensor:
 
 
 def opposite() -> Tensor:
-    """The largest number of a group and its negative, in any order."""
+    """The largest number of each group also occurs negated, in both orders."""
     weight = normal(200, 64, seed=4).clamp_(-2.0, 2.0)
     weight[:, 3], weight[:, 17] = 2.5, -2.5
     weight[100:, [3, 17]] *= -1.0
@@ -122,7 +122,7 @@ def test_two_scales_that_are_equally_good_are_left_to_torch(
     weight[:, 0], weight[:, 1] = 4.0, 0.0
     errors = torch.stack([squared_errors(weight, -0.5 * factor) for factor in (1.0, 0.9)])
     is_first_better = errors[0] < errors[1]
-    # One weight moves until both have the same error: it is found by bisection.
+    # Move one weight, by bisection, until both scales have the same error.
     low, high = torch.zeros(200), torch.full((200,), 3.9)
     for _ in range(40):
         weight[:, 1] = (low + high) / 2
@@ -140,7 +140,7 @@ def test_two_scales_that_are_equally_good_are_left_to_torch(
 
 
 def squared_errors(weight: Tensor, step: float) -> Tensor:
-    """Of rows rounded with a step, as torch adds them."""
+    """The squared errors of rows rounded with this step, summed as torch does."""
     steps = torch.tensor(step).half().float()
     rounded = (weight / steps).round().clamp(-8, 7) * steps
     return (rounded - weight).square().sum(-1)

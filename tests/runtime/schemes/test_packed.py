@@ -1,4 +1,4 @@
-"""Packed weights unpack to exactly what they were packed from, in the layout of every instruction set."""
+"""Packed weights unpack to exactly the original weights, in the layout of every instruction set."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def stored(kind: str, shape: tuple[int, int]) -> Parts:
 
 
 def packed_by_hand(parts: Parts, shape: tuple[int, int], kind: str, layout: PackedLayout) -> Tensor:
-    """Number by number, as linear.h describes the layout."""
+    """Pack number by number, as described in linear.h."""
     num_out, num_in = shape
     weight, packed = parts[""], bytearray()
     raw = weight.view(torch.uint8).reshape(num_out, -1).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""The table of schemes: what each stores, how far int8 moves weights, and that nothing else changes."""
+"""The table of schemes: what each scheme stores, how much int8 changes weights, and that nothing else changes."""
 
 import weakref
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
 def test_schemes_differ_in_bundle_version_and_stored_dtype() -> None:
     schemes = [find_scheme(precision) for precision in PRECISIONS]
 
-    assert [scheme.bundle_version for scheme in schemes] == [1, 2, 3]  # in bundles that exist already
+    assert [scheme.bundle_version for scheme in schemes] == [1, 2, 3]  # existing bundles have these versions
     assert len({scheme.weight_dtype for scheme in schemes}) == len(schemes)
     assert scheme_of(torch.float16) is None
     assert scheme_of(torch.int8) is find_scheme("int8")
@@ -81,10 +81,10 @@ def test_int4_moves_weights_by_less_than_rounding_to_the_largest(dtype: torch.dt
     assert (parts[""].dtype, parts["_scale"].dtype) == (torch.uint8, torch.float16)
     steps = parts["_scale"].float().abs().repeat_interleave(GROUP, dim=1)
     error = (back - weight.float()).abs()
-    # The largest weights of a group may be clipped, by a sixth of the range at most.
+    # The largest weights of a group may be clipped, at most by a sixth of the range.
     assert bool((error <= 2.5 * steps).all())
     assert float((error <= 0.501 * steps).float().mean()) > 0.97
-    # Q4_0 of llama.cpp has a scale of the largest weight over 8, and no choice.
+    # llama.cpp's Q4_0 always takes the largest weight over 8 as scale.
     groups = weight.float().unflatten(1, (-1, GROUP))
     widest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
     plain = (groups / widest.where(widest != 0, 1.0)).round().clamp(-8, 7) * widest
@@ -215,7 +215,7 @@ def test_a_random_model_in_int8_is_the_float_one_rounded() -> None:
     ):
         expected = convert_precision(one, sketch(config), dtype=torch.float32, wanted="int8")
         different = [name for name in expected if not torch.equal(expected[name], other[name])]
-        # The end token's row is set to zero after rounding, so its scale differs.
+        # The row of the end token is set to zero after rounding, so its scale differs.
         assert different in ([], ["head.weight_scale"])
         assert expected.keys() == other.keys()
 

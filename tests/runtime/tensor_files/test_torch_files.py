@@ -1,4 +1,7 @@
-"""Files of torch are read bit for bit without torch's readers; hostile files cost little and run no code."""
+"""torch's files are read bit for bit without torch's readers.
+
+Hostile files cost little time and memory and run no code.
+"""
 
 import io
 import os
@@ -27,18 +30,18 @@ from tests.fakes.hostile_archive import write_hostile_archive
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
-pytestmark = pytest.mark.filterwarnings(  # torch's own, of TorchScript
+pytestmark = pytest.mark.filterwarnings(  # torch's warnings about TorchScript
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )
 
 
 def by_torch(path: Path) -> dict[str, Tensor]:
-    """What torch itself reads; only for files made here."""
+    """The tensors that torch itself reads; used only for files made in these tests."""
     return dict(torch.jit.load(str(path), map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
 
 
 def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Equal bits, dtypes and shapes."""
+    """Assert equal bits, dtypes and shapes."""
     assert found.keys() == wanted.keys()
     for key, tensor in wanted.items():
         assert (found[key].dtype, found[key].shape) == (tensor.dtype, tensor.shape), key
@@ -50,7 +53,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """As a block of OpenAI's CLIP stores its tensors."""
+    """Stores its tensors like a block of OpenAI's CLIP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +65,7 @@ class Block(nn.Module):
 
 
 class Clip(nn.Module):
-    """Parameters, buffers, nested modules, shared storages, views, numbers and constants."""
+    """Has parameters, buffers, nested modules, shared storages, views, numbers and constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +137,7 @@ def test_archives_packed_again_or_in_the_other_byte_order_are_read(tmp_path: Pat
 def rewrite(
     source: Path, target: Path, change: Callable[[str, bytes], bytes], *, method: int = zipfile.ZIP_STORED
 ) -> None:
-    """The archive with other bytes in its members, which are then no longer aligned."""
+    """Copy the archive with changed bytes in its members, which are then no longer aligned."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", method) as new:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
@@ -161,7 +164,7 @@ def test_code_of_an_archive_is_not_run(tmp_path: Path) -> None:
 
     assert not (tmp_path / "written").exists()
     by_torch(tmp_path / "clip.pt")
-    assert (tmp_path / "written").exists()  # so the file was a real one
+    assert (tmp_path / "written").exists()  # this shows that the archive works
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_p
 
 
 def many_headers(number: int) -> bytes:
-    """The pickle of a dictionary of tensors with one number each, every one in a storage of its own."""
+    """The pickle of a dictionary of tensors with one number each, all in separate storages."""
 
     def item(key: str) -> bytes:
         storage = pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", 1)
@@ -266,7 +269,7 @@ def pickle_parts(*values: object) -> bytes:
 
 
 def pickle_part(value: object) -> bytes:
-    if isinstance(value, str):  # there are many, and pickletools takes its time
+    if isinstance(value, str):  # a shortcut, because there are many and pickletools is slow
         text = value.encode()
         return b"X" + struct.pack("<I", len(text)) + text
     return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
@@ -297,7 +300,7 @@ def test_modules_that_share_many_attributes_are_refused(tmp_path: Path, kind: st
 def test_modules_nested_without_end_are_refused(tmp_path: Path) -> None:
     module = b"c__torch__.a\nB\n)\x81"
     body = module
-    for i in range(60):  # each holds the one before twice
+    for i in range(60):  # each module holds the previous one twice
         body = module + b"}(X\x01\0\0\0a" + body + b"q%cX\x01\0\0\0bh%cub" % (i, i)
     content = b"\x80\x02" + body + b"."
     rewrite(CLIP, tmp_path / "clip.pt", lambda name, data: content if name.endswith("/data.pkl") else data)
@@ -366,7 +369,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: float, form: str) -> 
 
 
 class RunsCode:
-    """A pickle that would call `function` when loaded."""
+    """A pickle that would call `function` if it were loaded."""
 
     def __init__(self, function: Callable[[str], object]) -> None:
         self.function = function
@@ -411,7 +414,7 @@ def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         (lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8), "qtensor"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # torch announces changes of its quantised and sparse tensors
+@pytest.mark.filterwarnings("ignore")  # torch warns about changes of its quantised and sparse tensors
 def test_tensors_of_another_kind_are_refused(tmp_path: Path, change: Callable[[Tensor], Tensor], kind: str) -> None:
     torch.save({"a": change(torch.ones(3))}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=rf"`a` as a tensor of another kind \({kind}\)"):

@@ -1,4 +1,4 @@
-"""The loop that stands for the reference gives our engine's answers, so that only their speed differs."""
+"""The loop that stands for the reference gives the same answers as our engine, so that only their speed differs."""
 
 import pytest
 import torch
@@ -38,5 +38,5 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
         assert output.token_id is not None
         ours[output.request_id].append(output.token_id)
 
-    # The loop ends with its longest row, as the reference does, so shorter prompts get more.
+    # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.
     assert [row[:NUM_NEW_TOKENS] for row in rows] == ours

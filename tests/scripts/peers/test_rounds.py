@@ -1,4 +1,4 @@
-"""The rounds and their results, with made-up replies."""
+"""The rounds of a benchmark and their results, with made-up replies."""
 
 import importlib
 import sys
@@ -37,7 +37,7 @@ def results(*rows: Row, **runs: Any) -> Results:
 
 
 class MadeUp:
-    """Answers every task with a rate for each of its figures; what took long took `spent_s`."""
+    """Answers every task with a rate for each of its figures; each took `spent_s` seconds."""
 
     def __init__(self, *, problems: dict[str, Reply] | None = None, spent_s: float = 1.0) -> None:
         self.tasks: list[Task] = []
@@ -191,7 +191,7 @@ def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
     assert reached.ratio == pytest.approx(28.0 / 20.0)
     assert reached.is_met is False
     assert check(replace(target, wanted=1.4), found, threads=1).is_met is True
-    assert check(target, results(row("ours-int8", (1.0,))), threads=1).is_met is None  # without figures
+    assert check(target, results(row("ours-int8", (1.0,))), threads=1).is_met is None  # there are no figures
     assert check(target, found, threads=2).is_met is None
 
 
@@ -205,7 +205,7 @@ def test_targets_name_measured_engines() -> None:
 
 
 def test_page_marks_missed_targets_their_bound_and_other_runs() -> None:
-    # 1.26 billion weights in bfloat16 are 2.5 GB: 10 steps a second take 25 GB/s of the 30 GB/s there are.
+    # 1.26 billion weights in bfloat16 are 2.5 GB: 10 steps per second read 25 GB/s of the available 30 GB/s.
     found = results(
         row("ours-bfloat16", (10.0,)),
         row("llama.cpp-bf16", (12.5,)),
@@ -270,7 +270,7 @@ def test_invalid_flags_are_usage_errors(flags: str) -> None:
 
 
 class Counting:
-    """A decoder that notes what it is asked for."""
+    """A decoder that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -296,7 +296,7 @@ def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     assert [(figure.part, figure.batch) for figure in figures] == [("prefill", 1), ("decode", 1), ("decode", 16)]
     assert ("prefill", 16) not in engine.calls
     assert engine.calls.count(("spread", 16)) == 1
-    assert engine.calls.count(("step", 16)) == 5  # a warm-up and four, which is the least
+    assert engine.calls.count(("step", 16)) == 5  # one warm-up step and four measured ones, the minimum
 
 
 def test_first_call_is_a_warm_up_unless_there_are_few() -> None:

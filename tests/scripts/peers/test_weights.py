@@ -1,4 +1,4 @@
-"""The other programs' weights are ours under other names: what they compute is the same."""
+"""The other programs' weights are our weights under other names, and they compute the same."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ EOS_ID = 2
 
 
 def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """The tiny decoder with closed gates: a LLaMA, as the others know it."""
+    """The tiny decoder with closed gates, which other programs can load as a LLaMA."""
     config = decoder_sizes("tiny")
     state = decoder_state(config, eos_id=EOS_ID)
     state["adapter.gates"].zero_()
@@ -29,7 +29,7 @@ def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
 
 
 def some_steps(engine: DecoderEngine, *, spread: bool) -> list[list[int]]:
-    """Tokens of three rows; with `spread`, of copies of the first."""
+    """Tokens of three rows; with `spread`, all rows are copies of the first."""
     prompts = [prompt_ids(0 if spread else row, length=9) for row in range(3)]
     token_ids = engine.prefill(prompts[:1]) * 3 if spread else engine.prefill(prompts)
     if spread:

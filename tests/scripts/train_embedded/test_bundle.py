@@ -1,4 +1,4 @@
-"""The shipped bundle answers about the shipped pictures, and about fresh ones, as its model card says."""
+"""The shipped bundle answers questions about shipped pictures, and about fresh ones, as stated in its model card."""
 
 import json
 import shutil

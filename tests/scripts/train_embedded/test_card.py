@@ -1,4 +1,4 @@
-"""The embedded model's card: its figures, and putting results into them."""
+"""The embedded model's card: its figures, and how results are added."""
 
 import json
 from pathlib import Path

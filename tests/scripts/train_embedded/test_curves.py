@@ -1,4 +1,4 @@
-"""Curves of a training: collected into the figures, and drawn."""
+"""The curves of a training are collected into the figures and drawn."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_thinned_series_keeps_its_ends() -> None:
     assert {len(column) for column in series.values()} == {MOST_POINTS}
     assert (series["step"][0], series["step"][-1]) == (0, 399)
     assert series["minutes"][-1] == 1.99  # 119.7 s
-    assert series["loss"][:2] == [1.0, 0.25]  # of the steps 0 and 3
+    assert series["loss"][:2] == [1.0, 0.25]  # the values at steps 0 and 3
     assert series["loss"][-1] == 0.0025
 
 
@@ -76,7 +76,7 @@ def test_collecting_keeps_known_figures_and_plots_are_drawn_from_them(
     plot = tmp_path / "embedded-curves.png"
     assert capsys.readouterr().out.split() == [str(plot)]
     with Image.open(plot) as picture:
-        assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # not an empty sheet
+        assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # the plot is not empty
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fitting and scoring what tells the world's pictures from others, on pictures that need no model to be encoded."""
+"""Fitting and scoring the detector of unfamiliar pictures, with an encoder that needs no model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from scripts.train_embedded.world import PICTURE_SIZE
 
 
 def quarters(pictures: Sequence[Pixels]) -> Floats:
-    """Stands for an encoder: four visual queries, how much neighbours differ in each quarter of a picture."""
+    """Stands for an encoder: four visual queries with the differences between neighbouring pixels in each quarter."""
     half = PICTURE_SIZE // 2
     stacked = np.stack(pictures).astype(np.float32).reshape(-1, 2, half, 2, half, 3)
     differences = np.abs(np.diff(stacked, axis=2)).mean(axis=(2, 4)).reshape(-1, 4, 3)

@@ -15,7 +15,7 @@ SCENE = scene_from_words(
 
 
 def _found(text: str) -> dict[str, dict[str, int]]:
-    """By word: the labels that are asked for."""
+    """The labels of each word."""
     return {
         text[:end].split()[-1]: {kind: label for kind, label in zip(CLASSES, labels, strict=True) if label != NOT_ASKED}
         for end, labels in focus_words(text, SCENE)
@@ -36,7 +36,7 @@ STAR = {
     [
         ("What color is the star?", {"star": STAR}),
         ("What shape is the red object?", {"red": STAR}),
-        ("What shape is the blue object?", {}),  # there are two
+        ("What shape is the blue object?", {}),  # there are two blue objects
         ("How many crosses are there?", {"crosses": {"count": 1}}),
         ("How many blue objects are there?", {"blue": {"count": 2}}),
         ("Is there a red star?", {"star": {"exist": 1}}),

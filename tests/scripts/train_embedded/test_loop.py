@@ -1,4 +1,4 @@
-"""The training loop: the same weights whether it was stopped or not, schedules, curves."""
+"""The training loop: the same weights with and without a stop, schedules, curves."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ class _StoppedError(Exception):
 
 
 def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> Tensor:
-    """Weights of a small layer after training with dropout, so that torch's random numbers count as well."""
+    """The weights of a small layer after training with dropout, so that torch's random numbers have an effect."""
     torch.manual_seed(0)
     layer = nn.Linear(3, 3)
     optimizers = loop.Optimizers([(layer, 1.0)], lr=0.1, is_hidden=lambda name: name == "weight")
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_another_schedule_is_refused(tmp_path: Path) -> None:
 def test_the_curve_goes_on_behind_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "CURVE_EVERY", 3)
     _train(tmp_path / "whole")
-    with pytest.raises(_StoppedError):  # the first checkpoint would have come after a minute
+    with pytest.raises(_StoppedError):  # the first checkpoint would be written only after a minute
         _train(tmp_path / "stopped", stop_at=7)
     assert len(_points(tmp_path / "stopped")) == 3
     _train(tmp_path / "stopped")

@@ -1,4 +1,4 @@
-"""Packed questions: several in one row compute what each computes alone."""
+"""Packed questions: several questions in one row give the same results as each question alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sentences: every task's question and its one right answer, word by word."""
+"""Sentences: each task's question and its only right answer, word by word."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Pixels: colours within their jitter, shapes with the proportions that the world promises."""
+"""Pixels: colours stay within their jitter, and shapes have the proportions defined for the world."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The shipped sample pictures: what they cover, and that questions.jsonl says what is to be seen."""
+"""The shipped sample pictures: the cases that they cover, and that questions.jsonl describes the pictures."""
 
 import json
 from collections import Counter, defaultdict
@@ -66,7 +66,7 @@ def test_samples_cover_all_attributes_and_numbers(scenes: Sequence[Scene]) -> No
 
 
 def test_pairs_cover_all_relations(scenes: Sequence[Scene]) -> None:
-    """Every way in which the caption of two objects can be right or wrong."""
+    """They cover every way in which a caption of two objects can be right or wrong."""
     pairs = [scene for scene in scenes if len(scene) == 2]
     ways = {(first.column == second.column, np.sign(first.row - second.row)) for first, second in pairs}
     assert ways == {(True, -1), (False, -1), (False, 0), (False, 1)}
@@ -125,7 +125,7 @@ def test_drawing_again_gives_the_shipped_samples(drawn: Sequence[Sample]) -> Non
     assert asked == [tuple(line.values()) for line in _lines(PICTURES)]
     for sample in drawn:
         difference = np.abs(sample.pixels.astype(int) - _shipped(sample)).mean()
-        assert difference < (6 if sample.name.endswith(".jpg") else 0.1), sample.name  # JPEG loses some of the noise
+        assert difference < (6 if sample.name.endswith(".jpg") else 0.1), sample.name  # JPEG removes some of the noise
 
 
 def test_writing_samples_and_broken_files(

@@ -77,7 +77,7 @@ def test_code_stage_trains_decoder_and_head(
 
     trained = torch.load(tmp_path / "code.pt", weights_only=True)["optimizers"][0]["state"].values()
     moments = [state["exp_avg"] for state in trained if len(state["exp_avg"]) == sum(CLASSES.values())]
-    assert len(moments) == 2  # of the head's weights and biases
+    assert len(moments) == 2  # for the head's weights and biases
     assert all(moment.any() for moment in moments)
 
 

@@ -59,7 +59,7 @@ def test_every_outside_question_has_the_one_answer() -> None:
 
 
 def test_words_are_labelled_as_in_the_known_words() -> None:
-    """The last word that names the object carries the labels that `focus_words` finds in the known sentence."""
+    """The last word that names the object has the labels that `focus_words` finds in the known sentence."""
     rng = np.random.default_rng(4)
     for task in ("color", "shape", "size", "where", "count_color", "rel_what"):
         question = _asked(task)

@@ -1,4 +1,4 @@
-"""What may be drawn: places, distances, and the pairs that training never sees."""
+"""The rules of drawing: positions, distances, and the pairs that training never sees."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_objects_lie_inside_the_picture_in_their_cells_and_apart(num_objects: in
             assert low <= thing.radius <= high
             for place, cell in ((thing.x, thing.column), (thing.y, thing.row)):
                 assert thing.radius <= place <= PICTURE_SIZE - thing.radius
-                # Where a large object is pushed away from the edge, it leaves its centre by a little more.
+                # A large object that is pushed away from the edge leaves its cell's centre by a little more.
                 assert abs(place - CELL_CENTERS[cell]) <= JITTER + 10
             for other in scene:
                 if other is not thing:

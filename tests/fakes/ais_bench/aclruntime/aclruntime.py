@@ -1,8 +1,9 @@
 """Simulates aclruntime, the compiled half of Ascend's ais_bench: runs the fake OM files of `tests.fakes.om_format`.
 
-Keeps the rules that its users meet: numbers of bytes are all it compares, memory is read through bare pointers, a
-context of its own stays current in the calling thread, useful words go to C's stdout only, and errors are codes.
-Environment: FAKE_SOC is the chip of the device, FAKE_DEVICES how many there are, FAKE_FAIL=execute makes it fail.
+It keeps the behaviour that users of aclruntime must handle. It compares only numbers of bytes. It reads memory through
+bare pointers. It leaves its own context current in the calling thread. Useful messages go only to C's stdout, and
+errors are codes. Environment variables: FAKE_SOC is the chip of the device, FAKE_DEVICES the number of devices, and
+FAKE_FAIL=execute makes execution fail.
 """
 
 import ctypes
@@ -37,16 +38,16 @@ TWIN_DTYPES = {
 
 
 class State(threading.local):
-    """What belongs to a thread."""
+    """The state of a thread."""
 
     context: object = "the thread's own"
 
 
 @dataclass
 class Record:
-    """What tests look at."""
+    """Calls recorded for tests."""
 
-    calls: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)  # thread, what, shape
+    calls: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)  # thread, operation, shape
     concurrent: int = 0
     most_concurrent: int = 0
     finalized: int = 0
@@ -59,7 +60,7 @@ STATE, RECORD = State(), Record()
 
 
 def say(level: str, text: str) -> None:
-    """As fprintf(stdout) does it, through C's buffer."""
+    """Print like fprintf(stdout), through C's buffer."""
     LIBC.printf(b"%s\n", f"[{level}] {text}".encode())
 
 
@@ -89,7 +90,7 @@ class Descriptor:
 
 
 class BaseTensor:
-    """An address and a number of bytes; the memory is not kept alive."""
+    """An address and a number of bytes. It does not keep the memory alive."""
 
     def __init__(self, address: int, size: int) -> None:
         self.address, self.size = address, size
@@ -173,7 +174,7 @@ class InferenceSession:
         STATE.context = self._context
 
     def set_staticbatch(self) -> None:
-        self.set_context()  # and realsize stays as it is
+        self.set_context()  # realsize does not change
         self._dims_are_set = False
 
     def set_dynamic_batchsize(self, batch: int) -> None:
@@ -246,7 +247,7 @@ class InferenceSession:
             arrays[twin.name] = buffer.reshape(shape)
         RECORD.calls.append((threading.get_ident(), "run", tuple(self._shapes[0])))
         outputs = self._twin.run(None, arrays)
-        time.sleep(0.002)  # long enough that concurrent calls would be seen
+        time.sleep(0.002)  # long enough for concurrent calls to be noticed
         start, end = 1e3 * started, 1e3 * time.perf_counter()
         self._times.append((start, end) if GENERATION >= 2024 else end - start)
         return [Tensor(output.astype(dtype)) for output, dtype in zip(outputs, self._dtypes, strict=True)]

@@ -1,4 +1,4 @@
-"""What the fake InferSessions of both generations share: arrays to pointers, and calls that are passed on."""
+"""Shared code of the fake InferSessions of both generations: arrays become pointers, and calls are passed on."""
 
 import logging
 import sys
@@ -7,12 +7,12 @@ from typing import Any
 import aclruntime
 import numpy as np
 
-# The real modules do this when imported, to the root logger of whoever imports them.
+# The real modules also do this at import, to the root logger of the importing program.
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="[%(levelname)s] %(message)s")
 
 
 class Session:
-    """`InferSession` without the checks that came in 2024."""
+    """`InferSession` without the checks that were added in 2024."""
 
     def __init__(self, device_id: int, model_path: str) -> None:
         self.session = aclruntime.InferenceSession(model_path, device_id)

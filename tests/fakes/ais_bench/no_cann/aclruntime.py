@@ -1,3 +1,3 @@
-"""Simulates aclruntime on a machine where CANN's libraries are not on the path."""
+"""Simulates aclruntime on a machine where the loader cannot find CANN's libraries."""
 
 raise ImportError("libascendcl.so: cannot open shared object file: No such file or directory")

@@ -1,7 +1,7 @@
 """Simulates MindSpore Lite 2.10: the documented classes over MindSpore, which runs the same MindIR on the CPU.
 
-Types and orders of arguments are checked as the documentation says. Environment: FAKE_ASCENDS is the number of Ascend
-devices, FAKE_FAIL=predict makes predictions fail. `RECORD` has what was built and resized.
+Types and orders of arguments are checked as documented. Environment variables: FAKE_ASCENDS is the number of Ascend
+devices, FAKE_FAIL=predict makes predictions fail. `RECORD` has the models that were built and resized.
 """
 
 import configparser
@@ -35,7 +35,7 @@ class ModelType(enum.Enum):
 
 @dataclass
 class Record:
-    """What tests look at."""
+    """Calls recorded for tests."""
 
     built: list[dict[str, Any]] = field(default_factory=list)
     resized: list[list[list[int]]] = field(default_factory=list)
@@ -50,7 +50,7 @@ def _check(name: str, value: Any, kind: type) -> None:
 
 
 class _Typed:
-    """A context's part, whose attributes have one type each."""
+    """A part of a context. Each of its attributes has one type."""
 
     _types: dict[str, type] = {}  # noqa: RUF012
 

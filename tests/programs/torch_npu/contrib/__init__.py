@@ -1,1 +1,1 @@
-"""As in torch_npu."""
+"""The same module exists in torch_npu."""

@@ -1,1 +1,1 @@
-"""Makes `cuda` mean `npu` in torch; here nothing."""
+"""In torch_npu this module makes `cuda` mean `npu`; here it does nothing."""

@@ -1,4 +1,4 @@
-"""InferSession as of 2023: nothing is checked before the compiled half sees it."""
+"""InferSession as of 2023: the compiled half gets all arguments unchecked."""
 
 from ais_bench_session import Session
 

@@ -1,4 +1,4 @@
-"""The checks of a path that came with 2024."""
+"""The checks of a path that were added in 2024."""
 
 import logging
 import os
