@@ -27,8 +27,8 @@ searched next to the adapter, in the current folder and in ~/.cache/clip.
 
 _EXPORT_DECODER = """\
 Export the decoder as static graphs into a folder, with the tokenizer and the picture encoder. `caption`, `ask`,
-`generate` and `serve` run it with --decoder FOLDER, without torch. The folder appears after its logits were compared with
-torch's.
+`generate` and `serve` run it with --decoder FOLDER, without torch. The folder appears after its logits were compared
+with torch's.
 
   llama-adapter export decoder --out exported
   llama-adapter caption PICTURE --decoder exported

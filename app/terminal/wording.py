@@ -38,8 +38,7 @@ class Unfamiliar:
             self._names.append(answer.picture)
 
     def note(self, *, what: str = "picture") -> str:
-        """The note, or "" if there is nothing to note. `what` is the word for what is counted: `picture` or
-        `question`."""
+        """The note, "" if there is none; `what` is the word for what is counted: `picture` or `question`."""
         if not self._num_unfamiliar:
             return ""
         is_one = self._num_unfamiliar == 1
