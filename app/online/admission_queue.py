@@ -138,8 +138,7 @@ class AdmissionQueue(Generic[E]):
             self._ready_as(entry).put(entry, owner=entry.ask.client)
 
     def take_ready(self, count: int, *, most_background: int) -> list[E]:
-        """Take up to `count` ready requests, at most `most_background` of them background requests, out of the
-        queue."""
+        """Remove and return up to `count` ready requests, at most `most_background` of them background requests."""
         taken: list[E] = []
         while len(taken) < count and (entry := self._next(may_be_background=most_background > 0)) is not None:
             most_background -= entry.ask.is_background
