@@ -108,7 +108,7 @@ class ReadingProcess:
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
-            deadline = None if deadline is None else deadline + time.monotonic() - asked  # time spent here is not counted
+            deadline = None if deadline is None else deadline + time.monotonic() - asked  # this time does not count
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
             if keep_waiting is not None:
                 self._wait(keep_waiting, deadline=deadline)
