@@ -394,8 +394,7 @@ def _check_known_answer(
 
 
 def _check_foreign(report: Report, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Report quantised weights with values that `quantize` never writes: kernels may compute wrong results with
-    them."""
+    """Report quantised weights with values that `quantize` never writes: kernels may compute wrong results."""
     found: dict[str, list[str]] = {}
     for key, tensor in tensors:
         for fault, keys in foreign_weights({key: tensor}).items():

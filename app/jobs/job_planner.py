@@ -108,8 +108,7 @@ class JobPlanner:
         return tuple(replace(question, tag=asked) for question, asked in left if asked is not None)
 
     def _superseded_by(self, picture: PictureInput) -> tuple[str, ...]:
-        """Names that failed in an earlier run and under which this picture is found now; each name only once per
-        run."""
+        """Names that failed in an earlier run and under which this picture is found now; each once per run."""
         if self.earlier is None:
             return ()
         found_in = dict.fromkeys(name for label in picture.found_in for name in (label, escaped_name(label)))

@@ -67,8 +67,7 @@ class BenchJob:
 
 
 def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None) -> BenchResult:
-    """Run the benchmark; `tell` is called with a line after each step. Raises LlamaAdapterError, OSError,
-    ValueError."""
+    """Run the benchmark; `tell` gets a line after each step. Raises LlamaAdapterError, OSError and ValueError."""
     load_before = load_average()
     started = time.perf_counter()
     spec = dataclasses.replace(job.spec, batch_size=max(job.batch_sizes))

@@ -85,8 +85,7 @@ class Crew:
             self.give(chunk, num_tries=num_tries)
 
     def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
-        """Yield answers and captioners' states that come within `timeout_s`. Raises WorkersFailedError if none is
-        left."""
+        """Yield answers and states of captioners, within `timeout_s`. Raises WorkersFailedError if none is left."""
         import ray
 
         waiting = [*self._answering, *self._loading]

@@ -48,8 +48,9 @@ class Drive:
         self._taken_at = time.perf_counter()
 
     def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
-        """Yield the answers to all groups of pictures. Once `stop` returns True, only chunks that captioners have are
-        answered.
+        """Yield the answers to all groups of pictures.
+
+        Once `stop` returns True, only chunks that captioners have are answered.
 
         Raises WorkersFailedError, and the errors of listing the pictures.
         """
