@@ -50,7 +50,7 @@ def assemble_parts(
     """
     if spec.decoder is not None:
         raise UsageError(
-            "An exported decoder is not measured operator by operator",
+            "An exported decoder cannot be measured operator by operator",
             hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
         )
     if vision is None and spec.is_llama_alone:
@@ -106,7 +106,7 @@ def assemble_parts(
         if not model.vision_state and vision is None:
             if exported is not None or spec.encoder is not None:
                 raise CheckpointError(
-                    f"The adapter `{spec.adapter}` is for texts and sees no pictures, so `{spec.encoder}` has no use"
+                    f"The adapter `{spec.adapter}` is for texts alone, so `{spec.encoder}` cannot be used"
                 )
             vision, is_encoded_elsewhere = NoEncoder(), True
         has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state

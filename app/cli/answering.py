@@ -363,7 +363,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
         if getattr(options, name):
             flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
-            raise UsageError(f"--calibrate takes its own pictures, and {flag} has no meaning beside it")
+            raise UsageError(f"--calibrate takes its own pictures, so {flag} cannot be used with it")
     for name in ("calibration_out", "choices"):
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")

@@ -105,9 +105,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _encode_text(options: argparse.Namespace) -> int:
     if options.paths or options.lists or options.manifests or options.keys_values:
-        raise UsageError("--text goes without pictures and --keys-values", hint="leave them out, or --text")
+        raise UsageError("--text excludes pictures and --keys-values", hint="leave these out, or leave out --text")
     if not options.out.endswith(".npy"):
-        raise UsageError(f"--out is a .npy file beside --text, and `{options.out}` is none")
+        raise UsageError(f"With --text, --out must be a .npy file, got `{options.out}`")
     if os.path.exists(options.out) and not options.overwrite:
         raise UsageError(f"`{options.out}` exists already", hint="replace it with --overwrite")
     spec = spec_from(options, sees_pictures=False)

@@ -217,7 +217,7 @@ def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
         raise UsageError(f"No record has the prompt {job.prompt!r}", hint=f"there are: {_shown(found.prompts)}")
     if job.to in _ONE_A_PICTURE and found.has_several_prompts:
         raise UsageError(
-            f"--to {job.to} has place for one text of each picture, and some have answers to several prompts",
+            f"--to {job.to} stores one text for each picture, and some pictures have answers to several prompts",
             hint=f"choose one with --prompt; there are: {_shown(found.prompts)}",
         )
     if found.num_repeated:
@@ -231,8 +231,8 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, decider: Decider, c
     for choices in found.choices:
         if not calibration.fits(dict.fromkeys(choices)):
             raise UsageError(
-                f"`{job.calibration}` is of the choices {', '.join(calibration.choices)}, and there are records of "
-                f"{', '.join(choices)}",
+                f"`{job.calibration}` is for the choices {', '.join(calibration.choices)}, and there are records "
+                f"with the choices {', '.join(choices)}",
                 hint="choose records by --prompt, or calibrate these choices",
             )
     runs = [run for run in runs_behind(found.paths) if run.run in found.runs]

@@ -65,7 +65,7 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     if model.precision != FLOAT:
         raise CheckpointError(
             f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
-            hint="export from the bundle it was made from: the file suits both",
+            hint="export from the bundle it was made from: the exported file works with both",
         )
     state = {key: tensor.float() for key, tensor in model.vision_state.items()}
     return LoadedEncoder(name=model.name, config=model.vision_config, state=state)

@@ -102,7 +102,7 @@ def _json_rows(path: str) -> list[_Row]:
     if not isinstance(rows, list):
         raise InputsError(
             f"Wanted a list of prompts in JSON, and `{shown_name(path)}` has none.",
-            hint='write ["a text", {"prompt": "another", "input": "..."}], or one object a line in a .jsonl file',
+            hint='write ["a text", {"prompt": "another", "input": "..."}], or a .jsonl file with one object a line',
         )
     return list(enumerate(rows, start=1))
 

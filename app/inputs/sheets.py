@@ -35,7 +35,7 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
     except OSError as error:
         raise InputsError(f"Wanted to read `{shown_name(path)}`, but the system says: {error.strerror}.") from None
     if not first_lines:
-        raise InputsError(f"Wanted questions in `{shown_name(path)}`, which has none.", hint="write one a line")
+        raise InputsError(f"Wanted questions in `{shown_name(path)}`, which has none.", hint="write one in each line")
     return tuple(first_lines)
 
 

@@ -99,9 +99,8 @@ class ResultWriter:
         ):
             # Not recorded as a failure, so that a later run answers it.
             self.problem = JobStoppedError(
-                f"`{shown_name(asked.root)}` was there when this began, and is gone: its other pictures were not "
-                "answered",
-                hint=f"bring it back; {how_to_go_on(self._job)}",
+                f"`{shown_name(asked.root)}` disappeared during this run: its other pictures were not answered",
+                hint=f"restore it; {how_to_go_on(self._job)}",
             )
             return
         self.tally.add(answer)

@@ -110,7 +110,7 @@ def read_known_answers(path: str | os.PathLike[str]) -> tuple[KnownAnswer, ...]:
     except OSError as error:
         raise InputsError(f"Wanted to read `{shown_name(name)}`, but the system says: {error.strerror}.") from None
     if not found:
-        raise InputsError(f"Wanted questions in `{shown_name(name)}`, which has none.", hint="write one a line")
+        raise InputsError(f"Wanted questions in `{shown_name(name)}`, which has none.", hint="write one in each line")
     return found
 
 
@@ -123,7 +123,7 @@ def _known_answers(path: str) -> Iterator[KnownAnswer]:
         except ValueError as reason:
             raise InputsError(
                 f"Wanted picture, task, question and answer in `{shown_name(path)}`, line {row.line}, but {reason}.",
-                hint="mend that line",
+                hint="correct that line",
             ) from None
         yield KnownAnswer(**texts)
 

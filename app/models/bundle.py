@@ -97,8 +97,8 @@ def convert(
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
     if not model.vision_state:
         raise CheckpointError(
-            f"The adapter `{sources.adapter}` is for texts, and a bundle has a picture half",
-            hint="name it as --adapter beside --llama-dir",
+            f"The adapter `{sources.adapter}` is for texts, and a bundle needs a picture encoder",
+            hint="name it as --adapter, together with --llama-dir",
         )
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
@@ -344,8 +344,8 @@ def stream_bundle(
     notes = _notes(place, [MANIFEST, *files])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
-            f"the weights of `{place}` are packed in {has_packed}, and this model on this processor does not use them "
-            "so: they are laid out again at every start",
+            f"the weights of `{place}` are packed in {has_packed}, which this model cannot use directly on this "
+            "processor: they are laid out again at every start",
         )
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:
