@@ -127,7 +127,7 @@ def _question(value: Any, *, are_raw: bool) -> QuestionFields:
     if not are_raw:
         return question
     if question.input is not None:
-        raise ValueError("an `input` has no place beside a raw prompt")
+        raise ValueError("an `input` cannot be used with a raw prompt")
     return replace(question, instruction=None, raw=question.instruction)
 
 

@@ -99,7 +99,7 @@ def _cell_rows(
     if problem:
         raise InputsError(
             f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
-            hint="give every column a name of its own, with the same delimiter as the suffix says",
+            hint="give every column a different name, and use the delimiter that the suffix implies",
         )
     for line, cells, reason in records:
         if not reason and len(cells) != len(names):

@@ -51,7 +51,7 @@ class DtypeChoice:
         if num_weights < LARGE_MODEL:
             return first, "the model is small"
         if large is None:
-            return first, "half types are slower here"
+            return first, "16-bit types are slower here"
         is_packed = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
         if sizes.precision != FLOAT and is_packed:
             return first, "its weights have 8 bits"

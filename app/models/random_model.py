@@ -258,7 +258,7 @@ def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, 
     if free is not None and needed > free:
         raise DeviceError(
             f"The weights of a random {name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the host",
-            hint="try a smaller size, or a half --dtype",
+            hint="try a smaller size, or a 16-bit --dtype",
         )
 
 

@@ -201,7 +201,7 @@ class ReadingProcess:
         try:
             head = ReplyHead.decode(content, max_side=max_side)
         except ValueError as error:
-            raise ChildProcessError(f"its reply is none of a reading process: {error}") from None
+            raise ChildProcessError(f"it is not a reply of a reading process: {error}") from None
         self.digest = head.digest
         return head
 

@@ -88,7 +88,7 @@ CHOOSE = TaskEntry(
             help="answer with one of these",
             request=RequestField(
                 name="answer_choices",
-                description="The answer is the likeliest of these texts, and `answer_probabilities` holds the "
+                description="The answer is the most likely of these texts, and `answer_probabilities` holds the "
                 "probability of each. Sampling parameters and `stop` have no effect.",
                 min_texts=2,
                 aliases=("guided_choice",),
