@@ -1,4 +1,4 @@
-"""The captioner: pictures and prompts -> answers."""
+"""The captioner, which answers prompts about pictures."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ from llama_adapter.vision.pixels import zero_picture
 if TYPE_CHECKING:  # exported models run without torch
     import torch
 
-# Everything that users of a captioner need, from one module.
+# Everything that users of a captioner need can be imported from this module.
 __all__ = [
     "Answer",
     "AnswerError",
@@ -658,7 +658,7 @@ def _in_order(answers: list[Answer]) -> list[Answer]:
 
 
 def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Event]:
-    """The events, with a progress bar that counts answers."""
+    """Pass events on, and show a progress bar that counts answers."""
     with closing(events), bar() as shown:
         for event in events:
             if isinstance(event, Answer):

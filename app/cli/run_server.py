@@ -191,7 +191,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
 
 
 def _read_reports(folders: tuple[str, ...]) -> "tuple[SavedReport, ...]":
-    """The reports of evaluations. Without folders, no module of the page is imported, as for `serve`."""
+    """The reports of evaluations. Without folders, no module of the page is imported, which `serve` does not need."""
     if not folders:
         return ()
     from llama_adapter.app.web.scores import read_report

@@ -54,7 +54,7 @@ class JobPlanner:
 
     def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
         """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
-        self.num_known, self.num_known_failed = 0, 0  # questions recorded by an earlier run; those that failed
+        self.num_known, self.num_known_failed = 0, 0  # questions recorded by an earlier run, and failures among them
         self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
         self._spec, self._info = spec, info

@@ -1,4 +1,4 @@
-"""`caption`, `ask` and `generate` from top to bottom: pictures or prompts in, answers out as they are ready."""
+"""`caption`, `ask` and `generate` from top to bottom: read pictures or prompts, and write answers as they are ready."""
 
 import dataclasses
 import os
@@ -173,7 +173,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
 
 
 def _other_dtype(job: Job, runner: Runner) -> str:
-    """The dtype of the last run that wrote into the job's file, if no run with this model had the dtype of this one."""
+    """The dtype of the last run with this model that wrote into the job's file; "" if a run had the present dtype."""
     assert job.out is not None, "a continued job has a file"
     *runs, _ = read_manifest(job.out)  # the last one is this run
     dtypes = [str(run.spec.get("dtype")) for run in runs if run.model_digest == runner.info.digest]

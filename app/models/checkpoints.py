@@ -353,7 +353,8 @@ def _usual_clip(adapter: AdapterFile) -> Path:
 
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
-    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model.
+    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model
+    folder.
 
     Raises CheckpointError if there is no such folder.
     """

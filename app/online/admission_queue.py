@@ -40,7 +40,7 @@ class Entry:
     handle: RequestHandle
     prompt: EncodedPrompt
     allowed_s: float  # time limit for the answer
-    deadline: float  # in time of `time.perf_counter()`
+    deadline: float  # a time of `time.perf_counter()`
     text_prefix: TextPrefix = "none"  # what a question without a picture attends to
     task: ReadingTask | None = None  # set when reading begins
     reading: PictureReading | None = None  # set when the picture is read
@@ -106,7 +106,7 @@ class AdmissionQueue(Generic[E]):
         """Raise BusyError if accepting a request would exceed a limit.
 
         `num_slow` waiting requests have slow pictures; these have their own limit and are not counted here. Background
-        requests are not limited and not counted: their senders limit their number.
+        requests are never refused here, because their senders limit their number.
         """
         if ask.is_background:
             return

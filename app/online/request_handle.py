@@ -26,7 +26,7 @@ class Ask:
     task: Task = FREE_TEXT
     stop: tuple[str, ...] = ()  # the text ends before the first of these strings
     client: str = ""  # name of the client, for taking turns
-    timeout_s: float | None = None  # None: the service's limit, which larger values are reduced to
+    timeout_s: float | None = None  # capped at the service's limit; None: that limit
     is_background: bool = False  # yields to other requests; its time limit counts from its admission
     with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
     with_pieces: bool = True  # whether the reader uses pieces of text; False: only the answer

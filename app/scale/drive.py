@@ -157,7 +157,7 @@ class Loaded(Protocol):
 
 
 def check_alike(model: Loaded, first: Loaded) -> None:
-    """Raise WorkersFailedError if a captioner has another model than the first one."""
+    """Raise WorkersFailedError if a captioner's model differs from the first one."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
         here, there = getattr(model.info, name), getattr(first.info, name)
         if here != there:
