@@ -1,4 +1,4 @@
-"""From a record's probabilities to a decision: by a calibration, a rule, or the likeliest choice."""
+"""Decides on a record's probabilities: by a calibration, by a rule, or by taking the most likely choice."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ UNDECIDED: Final = "undecided"
 
 _DIGITS: Final = 6  # significant digits of the numbers in tables
 
-Choice = Mapping[str, float | None]  # as in records; None was not a finite number
+Choice = Mapping[str, float | None]  # as in records; None replaces a number that is not finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +20,13 @@ class Decision:
     """The decision on one record."""
 
     text: str  # one of the choices, or `UNDECIDED`
-    probability: float | None  # of that choice; if undecided, of the likeliest
+    probability: float | None  # of this choice; if undecided, of the most likely choice
     choice: dict[str, float | None]  # the probabilities that the decision is based on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decider:
-    """How to decide. `rule` takes precedence over the rule of the calibration."""
+    """Makes decisions. `rule` takes precedence over the rule of the calibration."""
 
     rule: Rule | None = None
     calibration: Calibration | None = None
@@ -44,11 +44,11 @@ class Decider:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the likeliest choice is always the decision."""
+        """Whether the decision is always the most likely choice."""
         return self.rule is None and self.calibration is None
 
     def doubts(self, *, prompts: Iterable[str], model_digests: Iterable[str]) -> list[str]:
-        """Notes for people if the calibration was made for other prompts or another model."""
+        """Notes for the user if the calibration was made for other prompts or another model."""
         if self.calibration is None:
             return []
         question, found = self.calibration.question, []
@@ -60,7 +60,7 @@ class Decider:
         return found
 
     def decide(self, choice: Choice) -> Decision:
-        """The decision; undecided if a probability is not a number.
+        """The decision on a record's choices. It is undecided if a probability is missing or not finite.
 
         Raises ValueError for choices other than the calibrated ones, and for fewer than two.
         """

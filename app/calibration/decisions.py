@@ -1,4 +1,4 @@
-"""Thresholds: from probabilities to a decision, or to none within a band around the threshold."""
+"""Thresholds: turn probabilities into a decision, or into none within a band around the threshold."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,10 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A threshold, and a range without decisions: `abstain`, or `band` wide around the threshold. All in 0..1."""
+    """A threshold, and a range without decisions: `abstain`, or a range of width `band` around the threshold.
+
+    All numbers are in 0..1.
+    """
 
     threshold: float = 0.5
     band: float = 0.1
@@ -27,9 +30,9 @@ class Rule:
 
     @classmethod
     def from_flags(cls, threshold: float | None, abstain: tuple[float, float] | None = None) -> Self | None:
-        """The rule of --threshold and --abstain, or None without them. Raises ValueError.
+        """The rule of --threshold and --abstain, or None if neither is given. Raises ValueError.
 
-        A threshold alone decides every pair of choices. With a range alone, the threshold is its upper end.
+        With a threshold alone, no range is undecided. With a range alone, the threshold is the upper end of the range.
         """
         if abstain is not None:
             return cls(threshold=abstain[1] if threshold is None else threshold, abstain=abstain)
@@ -37,25 +40,26 @@ class Rule:
 
     @property
     def upper(self) -> float:
-        """With two choices, the first is taken from here on."""
+        """With two choices, the first is taken from this probability on."""
         return min(1.0, self.threshold + self.band / 2) if self.abstain is None else self.abstain[1]
 
     @property
     def lower(self) -> float:
-        """With two choices, the second is taken up to here."""
+        """With two choices, the second is taken if the first has at most this probability."""
         return max(0.0, self.threshold - self.band / 2) if self.abstain is None else self.abstain[0]
 
     @property
     def least(self) -> float:
-        """With more choices, the likeliest is taken from here on."""
+        """With more choices, the most likely one is taken from this probability on."""
         return self.upper if self.abstain is None else self.threshold
 
 
 def decide(choice: Mapping[str, float], rule: Rule) -> str | None:
-    """The choice that is taken, or None.
+    """The choice that is taken; None if undecided.
 
-    Of two choices, the first is taken if it has at least `rule.upper`, the second if the first has at most
-    `rule.lower`. Of more, the likeliest is taken if it has at least `rule.least`. Raises ValueError for fewer than two.
+    With two choices, the first is taken if its probability is at least `rule.upper`, and the second if the first has at
+    most `rule.lower`. With more choices, the most likely one is taken if its probability is at least `rule.least`.
+    Raises ValueError for fewer than two choices.
     """
     if len(choice) < 2:
         raise ValueError(f"Wanted at least two choices, got {list(choice)}")
@@ -79,5 +83,5 @@ def explain(choices: tuple[str, ...], rule: Rule) -> str:
 
 
 def _at_least(value: float, bound: float) -> bool:
-    """With a tolerance: 0.5 + 0.1 / 2 is not exactly 0.55."""
+    """Whether `value >= bound`, with a tolerance, because 0.5 + 0.1 / 2 is not exactly 0.55."""
     return value > bound or math.isclose(value, bound, abs_tol=1e-9)

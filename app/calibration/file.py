@@ -27,16 +27,17 @@ CALIBRATION_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A fitted temperature and threshold for these choices. The fields after `threshold` measure them."""
+    """A fitted temperature and threshold for these choices. The fields after `threshold` are measurements of them."""
 
-    question: str | None  # as in records; None: several
+    question: str | None  # as in records; None: several questions
     choices: tuple[str, ...]
     model_digest: str
     temperature: float
     target_precision: float
-    # For the calibrated probability of the first of two choices, or the likeliest of more. None: not reachable.
+    # Applies to the calibrated probability of the first of two choices, or of the most likely of more choices. None: no
+    # threshold reaches the target precision.
     threshold: Threshold | None
-    held_out_precision: float | None  # cross-validated: thresholds are measured on examples they were not chosen on
+    held_out_precision: float | None  # cross-validated: measured on examples that did not choose the threshold
     best: Threshold | None  # the threshold of the highest precision
     num_examples: int
     num_unreadable: int
@@ -73,7 +74,7 @@ def write_calibration(calibration: Calibration, path: str) -> None:
 
 
 def read_calibration(path: str) -> Calibration:
-    """Raises UsageError for a file that is not a calibration, and OSError."""
+    """Read a calibration. Raises UsageError for a file that is not a calibration, and OSError."""
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -91,7 +92,7 @@ def read_calibration(path: str) -> Calibration:
 
 
 def _calibration(parts: dict[str, Any]) -> Calibration:
-    """Raises ValueError, KeyError or TypeError for invalid values."""
+    """Make a calibration from JSON values. Raises ValueError, KeyError or TypeError for invalid values."""
     choices = tuple(parts.pop("choices"))
     if len(choices) < 2 or len(set(choices)) < len(choices) or not all(isinstance(one, str) for one in choices):
         raise ValueError(f"choices {list(choices)}")

@@ -1,4 +1,4 @@
-"""From labelled examples to a calibration."""
+"""Fits a calibration to labelled examples."""
 
 from dataclasses import dataclass
 
@@ -64,14 +64,14 @@ def calibrate(
 
 
 def _decisive(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-    """The thresholded probability (first of two choices, likeliest of more), and whether that choice is right."""
+    """The probability that thresholds apply to (first of two, else most likely), and whether that choice is right."""
     if probabilities_NC.shape[1] == 2:
         return probabilities_NC[:, 0], labels_N == 0
     return probabilities_NC.max(axis=1), probabilities_NC.argmax(axis=1) == labels_N
 
 
 def _held_out_precision(examples: Examples, target_precision: float) -> float | None:
-    """The cross-validated precision: each threshold is found on other pictures than it is measured on."""
+    """The cross-validated precision: each threshold is measured on other pictures than it was found on."""
     num_taken = num_right = 0
     for held_N in folds(examples.groups_N):
         temperature = fit_temperature(examples.probabilities_NC[~held_N], examples.labels_N[~held_N])

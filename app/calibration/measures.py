@@ -25,12 +25,12 @@ _Z_95: Final = 1.959963984540054  # two-sided 95 % quantile of the normal distri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """The examples whose likeliest choice has a probability above `low` and at most `high`."""
+    """The examples whose most likely choice has a probability above `low` and at most `high`."""
 
     low: float
     high: float
     count: int
-    confidence: float | None  # mean probability of the likeliest choice; None without examples
+    confidence: float | None  # mean probability of the most likely choice; None without examples
     accuracy: float | None  # share of right answers
 
 
@@ -51,12 +51,12 @@ class Threshold:
     threshold: float
     precision: float
     precision_low: float  # lower end of Wilson's 95 % interval
-    recall: float  # share of the right ones that are taken
+    recall: float  # share of the right examples that are taken
     count: int
 
 
 def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
-    """Normalised p^(1/T). A temperature above 1 flattens, one below 1 sharpens; the order stays."""
+    """Normalised p^(1/T). A temperature above 1 flattens, and one below 1 sharpens. The order of choices is kept."""
     logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY)) / temperature
     weights_NC = np.exp(logs_NC - logs_NC.max(axis=1, keepdims=True))
     scaled_NC: Floats = weights_NC / weights_NC.sum(axis=1, keepdims=True)
@@ -64,11 +64,11 @@ def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
 
 
 def fit_temperature(probabilities_NC: Floats, labels_N: Ints) -> float:
-    """The temperature with the least negative log-likelihood, within `MIN_TEMPERATURE` and `MAX_TEMPERATURE`.
+    """The temperature with the least negative log-likelihood, between `MIN_TEMPERATURE` and `MAX_TEMPERATURE`.
 
-    The likelihood is convex in 1/T: it is minimised by Newton's method, with bisection as a safeguard. The temperature
-    is 1 without examples, if all choices are equally likely, and if every answer is right: then more sharpening always
-    fits better, and the examples do not tell how much is justified.
+    The negative log-likelihood is convex in 1/T. It is minimised by Newton's method, with bisection as a safeguard. The
+    temperature is 1 without examples, if all choices are equally likely, and if every answer is right. In the last
+    case, more sharpening always fits better, so the examples do not determine a temperature.
     """
     if not len(labels_N) or (probabilities_NC.argmax(axis=1) == labels_N).all():
         return 1.0
@@ -104,7 +104,7 @@ def _slope(logs_NC: Floats, labels_N: Ints, inverse: float) -> tuple[float, floa
 
 
 def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
-    """Raises ValueError without examples."""
+    """Measure probabilities on labelled examples. Raises ValueError without examples."""
     if not len(labels_N):
         raise ValueError("Wanted at least one labelled example, got none")
     rows = np.arange(len(labels_N))
@@ -120,9 +120,9 @@ def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
 
 
 def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: int = NUM_BINS) -> float:
-    """The expected calibration error: the gaps between confidence and accuracy, weighted by the bins' examples.
+    """The expected calibration error: the mean gap between confidence and accuracy over bins, weighted by examples.
 
-    `confidence_N` are probabilities of the answers. Raises ValueError without examples.
+    `confidence_N` are the probabilities of the answers. Raises ValueError without examples.
     """
     if not len(confidence_N):
         raise ValueError("Wanted at least one labelled example, got none")
@@ -132,7 +132,7 @@ def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, nu
 
 
 def reliability(probabilities_NC: Floats, labels_N: Ints, *, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
-    """Confidence beside accuracy in bins of equal width."""
+    """Confidence and accuracy in bins of equal width."""
     is_right_N = probabilities_NC.argmax(axis=1) == labels_N
     return _binned(probabilities_NC.max(axis=1), is_right_N, num_bins=num_bins)
 
@@ -157,9 +157,9 @@ def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: in
 
 
 def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.bool_]]:
-    """The examples that each fold holds out. Those of a group (one picture) stay together; the folds are deterministic.
+    """Yield, for each fold, the mask of held-out examples. Examples of a group (one picture) are in the same fold.
 
-    There are no folds with fewer than two groups.
+    The folds are deterministic. With fewer than two groups, there are no folds.
     """
     names = np.unique(groups_N)
     if len(names) < 2:
@@ -170,7 +170,10 @@ def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.
 
 
 def cross_fitted(probabilities_NC: Floats, labels_N: Ints, groups_N: Ints) -> Floats | None:
-    """Probabilities of each example, scaled by a temperature fitted without it; None with fewer than two groups."""
+    """Probabilities of each example, scaled by a temperature fitted without this example's fold.
+
+    None with fewer than two groups.
+    """
     scaled_NC = np.full_like(probabilities_NC, np.nan)
     for held_N in folds(groups_N):
         temperature = fit_temperature(probabilities_NC[~held_N], labels_N[~held_N])
@@ -191,19 +194,19 @@ def wilson_low(num_right: int, count: int) -> float:
 def find_threshold(scores_N: Floats, is_right_N: NDArray[np.bool_], *, precision: float) -> Threshold | None:
     """The threshold with the highest recall among those with at least `precision`; None if there is none.
 
-    Of equal recalls it is the highest threshold, which takes the fewest wrong examples.
+    Among thresholds with equal recall, it is the highest one, which takes the fewest wrong examples.
     """
     enough = [one for one in _thresholds(scores_N, is_right_N) if one.precision >= precision - 1e-12]
     return max(enough, key=lambda one: (one.recall, one.threshold), default=None)
 
 
 def best_precision(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Threshold | None:
-    """The threshold with the highest precision, of equal ones that with most examples; None without examples."""
+    """The threshold with the highest precision; among equal ones, the one with most examples; None without examples."""
     return max(_thresholds(scores_N, is_right_N), key=lambda one: (one.precision, one.count), default=None)
 
 
 def _thresholds(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Iterator[Threshold]:
-    """A threshold below each distinct score, halfway to the next one, in falling order."""
+    """Yield a threshold below each distinct score, halfway to the next lower score, in descending order."""
     order = np.argsort(-scores_N, kind="stable")
     right_N = np.cumsum(is_right_N[order])
     num_right = int(is_right_N.sum())

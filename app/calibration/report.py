@@ -1,4 +1,4 @@
-"""A calibration as text, and as a reliability diagram by matplotlib."""
+"""Shows a calibration as text, and as a reliability diagram with matplotlib."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Mistake:
 
 
 def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] = ()) -> str:
-    """The measures, the threshold, notes and mistakes."""
+    """The measures, the threshold, notes and mistakes as text."""
     found = calibration
     unreadable = f", {found.num_unreadable} could not be answered" if found.num_unreadable else ""
     lines = [
@@ -93,7 +93,7 @@ def _notes(found: Calibration) -> list[str]:
 
 
 def write_plot(calibration: Calibration, place: str) -> None:
-    """Accuracy by confidence, before and after calibration, with the counts below."""
+    """Draw accuracy by confidence, before and after calibration, with the counts below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
@@ -143,7 +143,7 @@ def write_plot(calibration: Calibration, place: str) -> None:
         f"{question[:80]} ({', '.join(calibration.choices)[:60]}); {calibration.num_examples} labelled examples, "
         f"{calibration.before.accuracy:.1%} right",
         fontsize="medium",
-        parse_math=False,  # a question may hold dollar signs
+        parse_math=False,  # a question may contain dollar signs
     )
     figure.savefig(place, dpi=120)
 

@@ -1,1 +1,1 @@
-"""Pictures and prompts in, answers out: the captioner and all that one answer needs."""
+"""The captioner, which answers prompts about pictures, and everything that one answer needs."""

@@ -16,7 +16,7 @@ from llama_adapter.llm.tokenizer import IncrementalDetokenizer
 
 
 class ActiveRequest:
-    """One question, and as much of its answer as is known. `CaptionLoop` takes it through encoder and engine."""
+    """One question, and its answer so far. `CaptionLoop` takes it through encoder and engine."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class ActiveRequest:
         tag: Any = None,
         with_logprobs: bool = False,
     ) -> None:
-        """`started`: `time.perf_counter()` at the start of its times, None for now; `ms`: times known so far."""
+        """`started`: the `time.perf_counter()` from which times count; None means now. `ms`: times measured so far."""
         self.index, self.picture, self.digest = index, picture, digest
         self.prompt, self.task, self.tag = prompt, task, tag
         if not sampling.greedy and sampling.seed is None:
-            # After an out-of-memory restart, the answer must go on as it would have.
+            # With a fixed seed, the answer continues unchanged after an out-of-memory restart.
             sampling = dataclasses.replace(sampling, seed=secrets.randbits(63))
         self.sampling = sampling
         self.started = time.perf_counter() if started is None else started
@@ -45,7 +45,7 @@ class ActiveRequest:
         self.is_reused = False  # the encoded picture came from the cache
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
-        self._num_told = 0  # token ids that a `TextDelta` had
+        self._num_told = 0  # token ids already sent in a `TextDelta`
         self.with_logprobs = with_logprobs
         self.logprobs: list[TokenLogprob] = []
         self.stop = StopStrings((*prompt.stop, *stop, *sampling.stop))
@@ -55,11 +55,14 @@ class ActiveRequest:
         self.unfamiliar: bool | None = None
 
     def elapsed_ms(self) -> float:
-        """Milliseconds since it started."""
+        """Milliseconds since the request started."""
         return (time.perf_counter() - self.started) * 1e3
 
     def take(self, output: Output) -> list[Event]:
-        """The new text of an engine's output, and the answer if it is complete: also at a stop string."""
+        """Take an output of the engine; returns its new text, and the answer if it is complete.
+
+        A stop string completes the answer too.
+        """
         assert self.detokenizer is not None
         finish, text = output.finish, ""
         if output.token_id is not None:
@@ -88,7 +91,7 @@ class ActiveRequest:
         return events
 
     def failed(self, error: AnswerError, *, keep_text: bool = False) -> Answer:
-        """The answer of a failure; `keep_text` keeps the text so far and its times."""
+        """The answer after a failure; `keep_text` keeps the text so far and its times."""
         answer = self._answer(finish="error", error=error)
         if keep_text:
             return answer
@@ -115,7 +118,7 @@ class ActiveRequest:
 
 
 class StopStrings:
-    """Passes a stream of text on, up to the first stop string; holds back text that may be the beginning of one."""
+    """Passes a stream of text through, up to the first stop string. Holds back text that may begin a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
@@ -123,7 +126,7 @@ class StopStrings:
         self.is_hit = False
 
     def push(self, text: str) -> str:
-        """Takes the next piece of the stream; returns the text that certainly comes before any stop string."""
+        """Take the next piece of the stream; returns the text that cannot belong to a stop string."""
         if not self._stops or self.is_hit:
             return "" if self.is_hit else text
         text = self._held + text
@@ -136,7 +139,7 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """The text held back, at the end of the stream."""
+        """End the stream; returns the text held back."""
         held, self._held = self._held, ""
         return held
 

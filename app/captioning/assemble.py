@@ -1,4 +1,4 @@
-"""From a spec to a loaded model on its device. What the spec leaves open is decided here, once."""
+"""From a spec to a loaded model on its device. Values that the spec leaves open are resolved here, once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionB
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
-ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or the choice of it
+ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or a `DtypeChoice`
 
 
 def assemble_parts(
@@ -43,14 +43,14 @@ def assemble_parts(
 
     Parameters:
         spec: the model, and what computes it.
-        load: makes the model in place of the files that the spec names.
-        vision: an open picture encoder, in place of the one that the spec names. CLIP may then be missing.
+        load: makes the model, instead of reading the files that the spec names.
+        vision: an open picture encoder, used instead of the one that the spec names. CLIP may then be missing.
 
     Raises DeviceError, CheckpointError and GraphError.
     """
     if spec.decoder is not None:
         raise UsageError(
-            "An exported decoder is not measured operator by operator",
+            "An exported decoder cannot be measured operator by operator",
             hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
         )
     if vision is None and spec.is_llama_alone:
@@ -106,7 +106,7 @@ def assemble_parts(
         if not model.vision_state and vision is None:
             if exported is not None or spec.encoder is not None:
                 raise CheckpointError(
-                    f"The adapter `{spec.adapter}` is for texts and sees no pictures, so `{spec.encoder}` has no use"
+                    f"The adapter `{spec.adapter}` is for texts alone, so `{spec.encoder}` cannot be used"
                 )
             vision, is_encoded_elsewhere = NoEncoder(), True
         has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
@@ -127,7 +127,7 @@ def assemble_parts(
             vision = placed.vision
         elif vision is None:
             if exported is None:
-                # Last: the decoder's device must exist before the OM's own context.
+                # An OM is opened last: the decoder's device must be initialised before the OM creates its own context.
                 exported = stack.enter_context(closing(open_encoder(encoder_spec(spec, backend=backend, mode=mode))))
             vision = exported
             check_sizes(exported, model, spec=spec)

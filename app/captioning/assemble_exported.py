@@ -1,4 +1,4 @@
-"""From a spec with an exported decoder to its parts. With an exported encoder too, torch is not imported."""
+"""From a spec with an exported decoder to a captioner's parts. With an exported encoder, torch is not imported."""
 
 import dataclasses
 from contextlib import ExitStack, closing
@@ -36,7 +36,7 @@ from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder
 
 
 class GraphBackend:
-    """Stands where torch's devices stand: graphs run when they are called, and return when they are done."""
+    """Replaces a torch device: graphs run when they are called, and the call returns when they are done."""
 
     def __init__(self, name: str) -> None:
         self.name, self.device = name, "cpu"
@@ -52,7 +52,7 @@ class GraphBackend:
 
     @property
     def profiler(self) -> Any:
-        """Raises UsageError: the profiler is torch's."""
+        """Raises UsageError, because the profiler is part of torch."""
         raise UsageError(
             "An exported decoder has no trace: the profiler is torch's", hint="leave out --trace, or --decoder"
         )
@@ -61,8 +61,9 @@ class GraphBackend:
 def assemble_exported(spec: CaptionerSpec) -> Parts:
     """Open the graphs of `spec.decoder`, and the encoder that belongs to them.
 
-    The encoder is `spec.encoder`, the one in the folder, or torch's of the model that the spec names. Raises GraphError
-    for graphs that do not belong together, and as what runs them.
+    The encoder is `spec.encoder`, or the one in the folder, or torch's encoder of the model that the spec names. Raises
+    GraphError for graphs that do not belong together, UsageError for options that do not fit the export, and the errors
+    of the runtime that runs the graphs.
     """
     assert spec.decoder is not None, "the caller asks"
     exported = read_exported_model(spec.decoder)
@@ -154,9 +155,9 @@ def open_program(
     runtime: MindirRuntime | None = None,
     past: PastKeyValues | None = None,
 ) -> tuple[DecoderProgram, int]:
-    """The graphs of an exported decoder, loaded, and the most tokens of a row.
+    """Load the graphs of an exported decoder; returns the program and the maximum number of tokens of a row.
 
-    There are `num_slots` slots, which begin with `past`. `runtime` is for MindIR. Raises GraphError.
+    There are `num_slots` slots; each begins with `past`. `runtime` is needed for MindIR only. Raises GraphError.
     """
     card, folder = exported.card, exported.folder
     if runtime is not None:
@@ -179,7 +180,7 @@ def open_program(
 def _open_vision(
     spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
 ) -> tuple[VisionBackend, str | None]:
-    """The picture encoder, and its identity in records; None where it is the model's own."""
+    """The picture encoder, and its identity in records (None if it is the model's own encoder)."""
     if not exported.card.fingerprint:  # LLaMA alone, or with an adapter for texts
         return NoEncoder(), None
     if spec.encoder is not None and spec.vision_kind == "prefixes":
@@ -207,7 +208,7 @@ def _open_vision(
 
 
 def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:
-    """What passes the visual queries of prefix files on. Raises GraphError for those of another model."""
+    """An encoder that passes on the visual queries of prefix files. Raises GraphError for files of another model."""
     card = exported.card
     if encoding.keeps == "queries":
         check_fingerprint(encoding.fingerprint, exported, what=f"The encoder of `{path}`", name=encoding.name)
@@ -230,7 +231,7 @@ def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -
 
 
 def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: str) -> None:
-    """Raise GraphError unless an encoder was exported from the model of the decoder."""
+    """Raise GraphError unless the encoder was exported from the decoder's model."""
     config = exported.card.config
     wanted = config.num_queries, config.dim
     if any(have not in (-1, want) for have, want in zip(encoder.query_shape, wanted, strict=True)):

@@ -1,6 +1,6 @@
 """The loop that takes requests through encoder and engine. One thread only.
 
-A captioner runs it over a folder, a service over requests as they arrive.
+A captioner runs it over a sequence of pictures, a service over requests as they arrive.
 """
 
 import functools
@@ -23,13 +23,13 @@ from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.out_of_distribution import OodDetector
 
-Content = np.ndarray | StoredPicture | TextPrefix  # pixels as the encoder takes them, or what stands for a picture
+Content = np.ndarray | StoredPicture | TextPrefix  # pixels for the encoder, or a replacement for a picture
 
 
 class CaptionLoop:
-    """The requests in one engine. Close it before you open another one on the same engine."""
+    """The requests in one engine. Close the loop before you open another one on the same engine."""
 
-    _ids = itertools.count()  # unique over all loops: a step may still output tokens of an earlier loop's requests
+    _ids = itertools.count()  # unique over all loops: a step may still output tokens for requests of an earlier loop
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CaptionLoop:
         oom_retry: OomRetry | None = None,
         ood_detector: OodDetector | None = None,
     ) -> None:
-        """`text_prefixes` and `oom_retry` outlive the loop: what was encoded and found holds for the next one too."""
+        """`text_prefixes` and `oom_retry` outlive the loop; the next loop reuses what they hold."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
         self._text_prefixes = text_prefixes
         self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
@@ -51,19 +51,19 @@ class CaptionLoop:
 
     @property
     def num_rows(self) -> int:
-        """Requests that are answered together: the engine's slots, or fewer after an out-of-memory error."""
+        """Number of requests answered together: the engine's slots, or fewer after an out-of-memory error."""
         return self._engine.num_rows
 
     @property
     def num_free(self) -> int:
-        """Requests that can be submitted without waiting for a slot."""
+        """Number of requests that can be submitted without waiting for a slot."""
         return max(0, self.num_rows - len(self.in_flight))
 
     @property
     def num_wanted(self) -> int:
-        """Pictures to encode next: at least half a batch at once, and never more than a batch in flight.
+        """Number of pictures to encode next: at least half a batch, and at most one batch in flight.
 
-        0 while requests wait for a slot: a picture with many questions keeps the slots in use.
+        It is 0 while requests wait for a slot, as with a picture that has many questions.
         """
         if len(self.in_flight) > self.num_rows:
             return 0
@@ -80,10 +80,10 @@ class CaptionLoop:
                 self.submit(request, picture)
 
     def encode(self, pictures: Sequence[Content]) -> tuple[list[EncodedPicture], float]:
-        """Encode pictures, or what stands for them; returns them and the encoder's milliseconds.
+        """Encode pictures, or their replacements; returns them and the encoder's time in milliseconds.
 
-        Pixels are as the encoder takes them. The prefixes are views into shared tensors. After an out-of-memory error,
-        batches are smaller.
+        Pixels are (S, S, 3), as the reader returns them. The prefixes are views into shared tensors. After an
+        out-of-memory error, batches are smaller.
         """
         encoded, clip_ms = self._encode_pixels([one for one in pictures if not isinstance(one, str)])
         known = self._text_prefixes.encoded
@@ -119,7 +119,7 @@ class CaptionLoop:
     def _encode_batch(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
-        # A run has pictures or stored ones; of the latter, `EncodedBefore` takes the visual queries.
+        # A run has either pixels or stored pictures. For stored ones, `EncodedBefore` takes the visual queries.
         whole = np.stack([one.query_QD if isinstance(one, StoredPicture) else one for one in pixels])
         visual_query_BQD = self._vision.encode(whole)
         clip_ms = (time.perf_counter() - started) * 1e3
@@ -131,7 +131,7 @@ class CaptionLoop:
             prefixes = self._engine.project_prefix(visual_query_BQD)
         if self._ood_detector is None:
             return [EncodedPicture(prefix) for prefix in prefixes], clip_ms
-        # After the projection is queued, so that the device is busy while the host waits.
+        # Done after the projection is queued, so that the device is busy while the host waits.
         unfamiliar = self._ood_detector.unfamiliar(as_array(visual_query_BQD))
         return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
 
@@ -145,7 +145,7 @@ class CaptionLoop:
         return request_id
 
     def _submit_to_engine(self, request_id: int, request: ActiveRequest) -> None:
-        """Begin an answer, or continue it behind the token ids that are known."""
+        """Begin an answer, or continue it after the token ids that are known."""
         prompt, prefix = request.prompt, request.prefix
         assert prefix is not None
         self._engine.submit(
@@ -169,8 +169,8 @@ class CaptionLoop:
     def step(self) -> list[Event]:
         """Run one step of the engine; returns new text and answers.
 
-        After an out-of-memory error it returns nothing, and all requests go on with half the rows. Raises the
-        device's errors; the out-of-memory error itself only with a single row.
+        After an out-of-memory error it returns an empty list, and all requests continue with half the rows. Raises the
+        device's errors; an out-of-memory error is raised only with a single row.
         """
         outputs = attempt(self._engine.step, is_least=self.num_rows == 1)
         if outputs is None:

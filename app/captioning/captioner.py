@@ -1,4 +1,4 @@
-"""The captioner: pictures and prompts -> answers."""
+"""The captioner, which answers prompts about pictures."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ from llama_adapter.vision.pixels import zero_picture
 if TYPE_CHECKING:  # exported models run without torch
     import torch
 
-# Everything that users of a captioner need, from one module.
+# Everything that users of a captioner need can be imported from this module.
 __all__ = [
     "Answer",
     "AnswerError",
@@ -114,7 +114,7 @@ class Captioner:
     """
 
     def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
-        """`engine` replaces the engine around the runner of `parts`. Users call `load` or `from_spec`."""
+        """Users call `load` or `from_spec`. By default, `engine` is a new one around the runner of `parts`."""
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
@@ -175,11 +175,12 @@ class Captioner:
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's, else 512, 2048 for chat.
-            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"`: none, as all
-                pictures come from prefix files.
+            vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"` if all pictures
+                come from prefix files, so that no encoder is needed.
             past_key_values: keys and values in front of every prompt, as prefix tuning and P-Tuning v2 learn them:
                 PaddleNLP's `pre_caches.npy`, or a folder with it or with a PEFT adapter. They count in `context`.
-            decoder: folder of an exported decoder. With an exported encoder, in it or as `encoder`, no torch is used.
+            decoder: folder of an exported decoder. With an exported encoder (in this folder or as `encoder`), torch is
+                not used.
             decoder_backend: what runs MindIR graphs: `"ms"` (default), MindSpore, or `"mslite"`, MindSpore Lite.
             ge_config: a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend.
             encoder: file of an exported encoder, for `vision` onnx and om; a prefix file or folder, for prefixes.
@@ -187,18 +188,18 @@ class Captioner:
             encoder_device: device of an OM, 0 to 255; default: the decoder's device if it can run an OM, else 0. For
                 onnx `"cpu"` (default), `"cuda:0"` or `"npu:0"`.
             provider_option: options of onnxruntime's execution provider, such as `"gpu_mem_limit=1000000000"`.
-            provider_config: INI file with the same, in sections such as `[CUDAExecutionProvider]`.
+            provider_config: INI file with such options, in sections such as `[CUDAExecutionProvider]`.
             device: `"auto"` (default: an NPU, else a GPU, else the CPU), `"cpu"`, `"cuda"`, `"cuda:1"`, `"npu:0"`, ...,
                 or a `torch.device`.
-            dtype: `"auto"` (default: what the device computes best), `"float32"`, `"bfloat16"` or `"float16"`, or a
-                `torch.dtype`.
+            dtype: `"auto"` (default: the dtype that the device computes best), `"float32"`, `"bfloat16"` or
+                `"float16"`, or a `torch.dtype`.
             precision: of the weights of linear layers, `"float"`, `"int8"` or `"int4"`. Default: as stored.
             mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
             operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
                 rounds the inputs of linear layers to 8 bits too.
-            tensor_parallel: ranks that share the decoder, each a process on a device of its own. Default: 1. They are
+            tensor_parallel: ranks that share the decoder, each a process with its own device. Default: 1. They are
                 started on this machine, unless `torchrun` has started them.
-            parallel_timeout: seconds that a rank waits for the others in a step, before all end. Default: 60.
+            parallel_timeout: seconds that a rank waits for the others in a step before all ranks end. Default: 60.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.
@@ -220,7 +221,7 @@ class Captioner:
 
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
-        """Load the model of a spec; raises as `load`."""
+        """Load the model of a spec; raises the errors of `load`."""
         return cls(open_parts(spec))
 
     @property
@@ -230,7 +231,7 @@ class Captioner:
 
     @property
     def batch_size(self) -> int:
-        """Questions answered together, while memory is enough."""
+        """Questions answered together. An out-of-memory error reduces it."""
         return self._engine.num_slots
 
     @property
@@ -239,18 +240,19 @@ class Captioner:
         return self._vision.image_size
 
     def profile_clock(self, *, waits: bool = True) -> StageClock:
-        """A clock to pass as `clock`. It waits for the device at each stage, or else sets marks in its queue.
+        """A clock to pass as `clock`.
 
-        With marks, a stage's device time runs from the end of earlier work to the end of its own.
+        With `waits`, the clock waits for the device at each stage. Otherwise it puts marks into the device's queue; a
+        stage's device time then runs from the end of earlier work to the end of the stage's own work.
         """
         return StageClock(synchronise=self._backend.synchronise) if waits else StageClock(mark=self._backend.mark)
 
     @contextmanager
     def tracing(self, folder: StrPath, *, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-        """Write a trace of the calls inside the context into `folder`, which exists or is made; see `Trace`.
+        """Write a trace of the calls inside the context into `folder`, which is created if missing; see `Trace`.
 
-        Only calls of the same thread are in it. `tell` is called with a sentence when the trace is written. Raises
-        OSError if the folder cannot be made, and RuntimeError inside another such context.
+        The trace contains only calls of the same thread. `tell` is called with a sentence when the trace is written.
+        Raises OSError if the folder cannot be created, and RuntimeError if this captioner is being traced already.
         """
         if self._trace is not None:
             raise RuntimeError("This Captioner is being traced already")
@@ -281,11 +283,11 @@ class Captioner:
         )
 
     def caption(self, picture: PictureLike, **options: Unpack[AskOptions]) -> Answer:
-        """Describe one picture. The parameters are those of `generate`; raises ValueError for several pictures."""
+        """Describe one picture. The parameters are those of `generate`. Raises ValueError for several pictures."""
         return self.generate(self._only(picture), **options)[0]
 
     def ask(self, picture: PictureLike, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
-        """Answer a question about one picture. The parameters are those of `generate`; raises as `caption`."""
+        """Answer a question about one picture. Parameters as in `generate`. Raises ValueError for several pictures."""
         return self.generate(self._only(picture), [question], **options)[0]
 
     def _only(self, picture: PictureLike) -> list[GivenPicture]:
@@ -311,33 +313,34 @@ class Captioner:
 
         Parameters:
             pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
-                PIL images, and arrays or tensors of pixels. A folder means the pictures in it, a pattern such as
-                `"photos/**/*.jpg"` those that it matches, a tar archive its members, a prefix file or folder the
-                pictures that `llama-adapter encode` encoded. Pixels are RGB of any size, uint8
-                or floats (0 to 1, or 0 to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
+                PIL images, and arrays or tensors of pixels. A folder stands for the pictures in it, a pattern such as
+                `"photos/**/*.jpg"` for its matches, a tar archive for its members, a prefix file or folder for the
+                pictures that `llama-adapter encode` encoded. Pixels are RGB of any size, uint8 or floats (0 to 1, or 0
+                to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
-            choices: at least two different texts; the answer is the likeliest. `Answer.choice` has the probability of
-                each. The sampling options have no effect then.
-            task: the form of the answers, in place of `choices`. Default: free text.
+            choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
+                probability of each. Sampling options then have no effect.
+            task: the form of the answers; excludes `choices`. Default: free text.
             clock: measures stage times, see `profile_clock`.
             progress: show a progress bar, with tqdm.
-            max_new_tokens: most tokens of an answer, at least 0. Default: 64.
-            temperature: at least 0. 0 (default) takes the likeliest token.
+            max_new_tokens: maximum number of tokens of an answer, at least 0. Default: 64.
+            temperature: at least 0. 0 (default) takes the most likely token.
             top_p: 0 to 1, with a temperature above 0: tokens are drawn from the smallest set with this probability.
                 Default: 0.75.
-            top_k: at least 0: tokens are drawn from this many likeliest ones. 0 (default) keeps all.
+            top_k: at least 0: tokens are drawn from the `top_k` most likely ones. 0 (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
-            repetition_penalty: 0.01 to 100: divides the positive logits of tokens that prompt or answer have, and
-                multiplies the negative ones. 1 (default) leaves them alone.
-            stop: texts that end the answer, which does not contain them. Default: none.
-            max_length: most tokens of prompt and answer together, at least 1. Default: the model's context.
+            repetition_penalty: 0.01 to 100: for tokens in prompt or answer, divides positive logits and multiplies
+                negative ones. 1 (default) changes nothing.
+            stop: texts that end the answer; they are not part of it. Default: none.
+            max_length: maximum number of tokens of prompt and answer together, at least 1. Default: the model's
+                context.
             max_prompt_tokens: a longer prompt keeps its first token and its end, and its answer has
                 `details["prompt_tokens_cut"]`. Default: None, a prompt longer than the context raises.
 
-        Raises, before anything is computed, TypeError for what is no picture or prompt, ValueError for arguments out of
-        range or counts that do not match, PromptTooLongError for a prompt longer than the context, PromptError for one
-        that cannot be encoded, and ImportError for `progress` without tqdm.
+        Errors are raised before anything is computed: TypeError for a value that is not a picture or prompt, ValueError
+        for arguments out of range or counts that do not match, PromptTooLongError for a prompt longer than the context,
+        PromptError for a prompt that cannot be encoded, and ImportError for `progress` without tqdm.
         """
         events = self.stream(pictures, prompts, choices=choices, task=task, clock=clock, progress=progress, **sampling)
         return _in_order([event for event in events if isinstance(event, Answer)])
@@ -348,7 +351,7 @@ class Captioner:
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
         **options: Unpack[AskOptions],
     ) -> list[Answer]:
-        """As `generate`, for an event loop. Calls are answered one after the other; cancelling one ends it."""
+        """As `generate`, for an event loop. Calls are answered one after the other. Cancelling a call ends it."""
         async with aclosing(self.astream(pictures, prompts, **options)) as events:
             return _in_order([event async for event in events if isinstance(event, Answer)])
 
@@ -360,7 +363,7 @@ class Captioner:
     ) -> AsyncGenerator[Event]:
         """As `stream`, for an event loop: `stream` runs in a thread, one call after the other.
 
-        A loop that is left early should close it, as with `contextlib.aclosing`.
+        If you leave the loop early, close the generator, for example with `contextlib.aclosing`.
         """
         return self._in_worker(lambda: self.stream(pictures, prompts, **options))
 
@@ -402,7 +405,8 @@ class Captioner:
         """As `generate`, token by token: yields a `TextDelta` for each new piece of text, and each complete `Answer`.
 
         The parameters are those of `generate`. `index` says which picture an event belongs to. Read the stream to its
-        end, or close it: calls of other threads wait for that, and one of the same thread raises RuntimeError.
+        end, or close it. Until then, calls from other threads wait, and a call from the same thread raises
+        RuntimeError.
         """
         self.info.require_adapter()
         task = _task_of(task, choices)
@@ -423,14 +427,14 @@ class Captioner:
         """Answer prompts without a picture; returns the answers in the order of the prompts.
 
         Parameters:
-            prompts: one or several. A text is an instruction; a tuple (instruction, input), a `Dialogue`, a `RawPrompt`
-                and a list of token ids are one prompt too. Several come in a list or another iterable.
-            text_prefix: what the model attends to in place of a picture. `"zeros"`: a picture of zeros, as in the
+            prompts: one or several. One prompt is a text (an instruction), a tuple (instruction, input), a `Dialogue`,
+                a `RawPrompt` or a list of token ids. Several are passed as a list or another iterable.
+            text_prefix: what the model attends to instead of a picture. `"zeros"`: a picture of zeros, as in the
                 training of LLaMA-Adapter V2 on texts. `"none"`: nothing; adapter attention adds exactly zero.
-                `"learned"`: what an adapter of LLaMA-Adapter V1 learned. Default: what the model was trained with.
+                `"learned"`: the learned prompt of a LLaMA-Adapter V1 adapter. Default: as in the model's training.
 
-        The other parameters are those of `generate`. Raises, before anything is computed, ValueError, TypeError,
-        PromptTooLongError, PromptError and ImportError as `generate`.
+        The other parameters are those of `generate`. As in `generate`, ValueError, TypeError, PromptTooLongError,
+        PromptError and ImportError are raised before anything is computed.
         """
         events = self.stream_text(
             prompts, text_prefix=text_prefix, choices=choices, task=task, clock=clock, progress=progress, **sampling
@@ -448,7 +452,7 @@ class Captioner:
         progress: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[Event]:
-        """As `generate_text`, token by token: `generate_text` is to it as `generate` is to `stream`."""
+        """As `generate_text`, token by token: yields a `TextDelta` for each new text, and each complete `Answer`."""
         items = text_items(prompts, text_prefix=self.info.text_prefix(text_prefix), task=_task_of(task, choices))
         return self._stream_items(items, clock=clock, progress=progress, **sampling)
 
@@ -488,23 +492,23 @@ class Captioner:
         may_wait: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
-        """Answer a stream of work items; yields events in completion order. Memory does not grow with their number.
+        """Answer a stream of work items; yields events in order of completion.
 
-        Closing the iterator drops the questions in flight.
+        Memory use does not depend on the number of items. Closing the iterator drops the questions in flight.
 
         Parameters:
-            items: pictures with their questions. Each question gives one answer, at the least one with `error`.
+            items: pictures with their questions. Each question gets one answer; if it fails, the answer has `error`.
             sampling: for all questions.
             clock: measures stage times, see `profile_clock`.
-            reader: reads pictures, and stays open. Default: `self.reader`.
-            wants: called with an item and its picture's digest, in reading threads; returns the questions to answer.
-                A picture without any is not decoded.
-            may_wait: whether `items` may block. It is then iterated in its own thread, and questions that came are
-                answered meanwhile; else it is iterated in the caller's thread.
+            reader: reads pictures; it is not closed. Default: `self.reader`.
+            wants: called with an item and its picture's digest, in reading threads; returns the questions to answer. If
+                it returns none, the picture is not decoded.
+            may_wait: whether `items` may block. If so, it is iterated in its own thread, and questions already read are
+                answered meanwhile. Otherwise it is iterated in the caller's thread.
             stop: once it returns True, no more pictures are begun.
 
-        Waits while another thread's run is open; raises RuntimeError while one of this thread is. What `items` raises
-        comes after all earlier answers.
+        Waits while another thread's run is open. Raises RuntimeError if a run of this thread is open. An exception of
+        `items` is raised after all earlier answers were yielded.
         """
         clock = clock or StageClock()
         look = partial(look_at, reader=reader or self.reader, wants=wants)
@@ -521,7 +525,7 @@ class Captioner:
             ) as prefetcher,
         ):
             while True:
-                # Large batches for the encoder, and little work lost when the run is interrupted.
+                # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.
                 while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
                     # Do not wait for a picture while there are questions to answer.
@@ -541,7 +545,7 @@ class Captioner:
     def open_loop(self, clock: StageClock) -> Iterator[CaptionLoop]:
         """The loop through this captioner's encoder and engine, closed at the end of the context.
 
-        Waits while another thread's loop is open. Raises RuntimeError while one of this thread is.
+        Waits while another thread's loop is open. Raises RuntimeError if a loop of this thread is open.
         """
         self._refuse_own_thread()
         with self._turn:
@@ -559,7 +563,7 @@ class Captioner:
             try:
                 yield loop
             except BaseException:
-                with suppress(RankError):  # it fails too if ranks have
+                with suppress(RankError):  # if ranks have failed, closing fails too
                     loop.close()
                 raise
             else:
@@ -568,12 +572,12 @@ class Captioner:
                 self._running_in = None
 
     def _refuse_own_thread(self) -> None:
-        """Raise RuntimeError while a stream of this thread is open, which waiting would never end."""
+        """Raise RuntimeError if a stream of this thread is open: waiting for it would never end."""
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
     def _admit(self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
-        """Encode pictures and submit their questions; returns the answers of questions that failed before."""
+        """Encode pictures and submit their questions; returns the answers of questions that failed before that."""
         errors: list[Answer] = []
         asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
@@ -593,12 +597,12 @@ class Captioner:
     def _begin(
         self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams
     ) -> tuple[ActiveRequest, AnswerError | None]:
-        """The request of a question, and the error that prevents its answer. Its times start with the reading."""
+        """The request for a question, and the error that prevents an answer, if any. Its times include reading."""
         picture, error = reading.picture, reading.picture.error
         try:
             prompt = self.encode_prompt(question.prompt, question.task, max_tokens=sampling.max_prompt_tokens)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
-            # Only this question fails: it may be one line of a long manifest.
+            # Only this question fails: it may be one line of many in a manifest.
             prompt = EncodedPrompt(text=shown_prompt(question.prompt))
             error = error or AnswerError(code="prompt", message=str(refusal))
         request = ActiveRequest(
@@ -619,10 +623,10 @@ class Captioner:
 
         Parameters:
             prompt: a prompt as long as those to come. None: the model's own caption prompt.
-            max_new_tokens: most tokens of an answer, at least 0.
+            max_new_tokens: maximum number of tokens of an answer, at least 0.
 
-        After an out-of-memory error nothing is compiled and the rows are halved. Raises as `encode_prompt`, and
-        RuntimeError while questions are being answered.
+        After an out-of-memory error, nothing is compiled and the number of rows is halved. Raises the errors of
+        `encode_prompt`, and RuntimeError while questions are being answered.
         """
         encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
         engine = self._engine
@@ -634,15 +638,16 @@ class Captioner:
         return done
 
     def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT, *, max_tokens: int | None = None) -> EncodedPrompt:
-        """A prompt, with the continuations of its task, as token ids; a longer one loses its beginning. Thread-safe.
+        """Encode a prompt and the continuations of its task as token ids. Thread-safe.
 
-        Raises PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
+        A prompt of more than `max_tokens` tokens keeps its first token and its end. Raises PromptTooLongError,
+        PromptError or ValueError for a prompt that cannot be answered.
         """
         return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:
-    """Raises ValueError for both, and as `choosing`."""
+    """Raises ValueError if both are given, and the errors of `choosing`."""
     if task is not None and choices is not None:
         raise ValueError("choices and task exclude each other")
     return choosing(choices) if task is None else task
@@ -653,7 +658,7 @@ def _in_order(answers: list[Answer]) -> list[Answer]:
 
 
 def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Event]:
-    """The events, with a progress bar that counts answers."""
+    """Pass events on, and show a progress bar that counts answers."""
     with closing(events), bar() as shown:
         for event in events:
             if isinstance(event, Answer):

@@ -1,4 +1,4 @@
-"""Keys and values of a text, kept as a past in front of prompts."""
+"""Computes keys and values of a text, and stores them as a past to be put in front of prompts."""
 
 import dataclasses
 from pathlib import Path
@@ -13,11 +13,11 @@ from llama_adapter.vision.backends.base import NoEncoder
 
 
 def encode_text(spec: CaptionerSpec, text: str, path: Path) -> int:
-    """Write the keys and values of a text without a picture as PaddleNLP's `pre_caches.npy`; the number of tokens.
+    """Write the keys and values of a text, without a picture, as PaddleNLP's `pre_caches.npy`; returns the token count.
 
-    A past of the spec stands in front of the text. What an adapter for texts learned takes part, as in the answers of
-    `generate`. Raises PromptTooLongError for a text that fills the context, ValueError for one that cannot be encoded,
-    CheckpointError, DeviceError and OSError.
+    If the spec has a past, it is put in front of the text. The learned prompt of an adapter for texts is attended to,
+    as in `generate`. Raises PromptTooLongError for a text that fills the context, ValueError for a text that cannot be
+    encoded, CheckpointError, DeviceError and OSError.
     """
     parts = assemble_parts(dataclasses.replace(spec, batch_size=1), vision=NoEncoder())
     runner = parts.runner

@@ -12,7 +12,7 @@ from llama_adapter.llm.prefix import Prefix
 
 
 class EncodedPicture(NamedTuple):
-    """A picture as the decoder takes it."""
+    """An encoded picture, ready for the decoder."""
 
     prefix: Prefix  # (A, 1, N, Q, H)
     unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
@@ -20,7 +20,7 @@ class EncodedPicture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPrefixes:
-    """What texts without a picture attend to, encoded when first needed."""
+    """The prefixes of prompts without a picture, encoded when first needed."""
 
     zeros: np.ndarray  # (S, S, 3), a picture of zeros after normalisation
     encoded: dict[TextPrefix, EncodedPicture] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class EncodedPictures:
         return picture
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all pictures."""
         with self._lock:
             self._pictures.clear()
             self._num_bytes = 0

@@ -1,4 +1,4 @@
-"""Reads a work item's picture, as far as its questions need it; runs in the threads that read ahead."""
+"""Reads a work item's picture, as far as its questions need it. Runs in the threads that read ahead."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,10 +41,10 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
 
 
 def carried_bytes(item: WorkItem) -> int:
-    """Bytes of a picture that is in memory before it is read, such as a member of a compressed archive."""
+    """Size in bytes of a picture file that is already in memory, such as a member of a compressed archive; else 0."""
     return len(item.picture) if isinstance(item.picture, bytes) else 0
 
 
 def is_shareable(item: WorkItem) -> bool:
-    """Whether another thread may read the picture: an image object may be in use, or in several items."""
+    """Whether another thread may read the picture. An image object may be in use, or belong to several items."""
     return not hasattr(item.picture, "getpixel")

@@ -1,4 +1,4 @@
-"""From a spec to the parts of a captioner: who assembles them. Torch is imported only for models that need it."""
+"""Chooses the module that makes a captioner's parts from a spec. Torch is imported only for models that need it."""
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.spec import CaptionerSpec

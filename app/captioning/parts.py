@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelParts(Protocol):
-    """What a captioner keeps of a model beside its halves."""
+    """What a captioner keeps of a model, apart from encoder and decoder."""
 
     @property
     def tokenizer(self) -> "Tokenizer": ...
@@ -25,16 +25,16 @@ class ModelParts(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The parts of a captioner, on their device. The spec is complete."""
+    """The parts of a captioner, on their device. The spec has all values resolved."""
 
     spec: CaptionerSpec
     info: ModelInfo
     model: Any  # ModelParts; from checkpoints a LoadedModel without its weights
-    backend: Any  # a `runtime.devices.Backend`, or what stands for one without torch
+    backend: Any  # a `runtime.devices.Backend`, or a `GraphBackend` without torch
     vision: "VisionBackend"
     runner: Runner
-    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: the user chose the size
-    end_ranks: Callable[[], None] = lambda: None  # ends the other ranks of a decoder that is split
+    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: user's choice
+    end_ranks: Callable[[], None] = lambda: None  # ends the other ranks of a split decoder
 
     def close(self) -> None:
         """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""

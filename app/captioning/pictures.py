@@ -1,4 +1,4 @@
-"""What users pass as pictures -> a source for each picture."""
+"""Turns the values that users pass as pictures into one source per picture."""
 
 import os
 import re
@@ -37,7 +37,7 @@ class RemotePicture:
     allowed: tuple[AllowedHost, ...]
 
     def read(self, reader: Reader, *, name: str) -> PictureReading:
-        """Download and read it. Blocks; what is wrong comes back as `error`."""
+        """Download the picture and read it. Blocks. A failure is returned as `error`."""
         from llama_adapter.app.inputs.fetching import fetch_in_thread
 
         started = time.perf_counter()
@@ -126,9 +126,9 @@ def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture 
 
 
 def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
-    """Pixels of one picture (H, W) or (H, W, 3 or 4), or of several (B, H, W, 3 or 4); channels may stand first.
+    """Pixels of one picture, (H, W) or (H, W, 3 or 4), or of several, (B, H, W, 3 or 4); channels may come first.
 
-    They are RGB, uint8 or floats of 0..1 or 0..255, which are rounded to whole levels.
+    Pixels are RGB, as uint8 or as floats of 0..1 or 0..255. Floats are rounded to whole levels.
     """
     if pixels.dtype != np.uint8 and not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An array of pixels has the type uint8 or a float, got {pixels.dtype}")
@@ -143,7 +143,7 @@ def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
 
 
 def _levels(pixels: np.ndarray) -> np.ndarray:
-    """Floats as uint8; the largest value of the whole array tells 0..1 from 0..255."""
+    """Convert floats to uint8. If the largest value of the whole array is at most 1, the range is 0..1, else 0..255."""
     low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
     if not (low >= 0 and high <= 255):  # written so that NaN is refused too
         raise ValueError(

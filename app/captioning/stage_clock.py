@@ -1,14 +1,14 @@
-"""Stage times: where the wall time of a run goes."""
+"""Stage times: how the wall time of a run is divided among its stages."""
 
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # which imports torch
+if TYPE_CHECKING:  # this module imports torch
     from llama_adapter.app.captioning.trace import Trace
 
-# In the order of a picture's way. The reference demo uses the names from clip to decode.
+# In the order in which a picture passes them. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
 
 _MAX_MARKS = 512
@@ -23,8 +23,8 @@ class Mark(Protocol):
 class StageClock:
     """Assigns all time between the first `enter` and `stop` to stages, one at a time.
 
-    `synchronise` waits for the device at each boundary; without it, stage times are the host's. `mark` sets a marker in
-    the device's queue instead, for device times by stage.
+    `synchronise` waits for the device at each boundary; without it, stage times are host times. `mark` puts a marker
+    into the device's queue instead, to measure device times by stage.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class StageClock:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.trace: Trace | None = None  # has the same stages as spans
+        self.trace: Trace | None = None  # records the same stages as spans
         self._synchronise, self._mark, self._now = synchronise, mark, now
         self._device_seconds = dict.fromkeys(STAGES, 0.0)
         self._marks: list[tuple[str | None, Mark]] = []  # with the stage that begins at the marker
@@ -55,7 +55,7 @@ class StageClock:
             self.trace.enter(stage)
 
     def stop(self) -> None:
-        """End the stage."""
+        """End the current stage."""
         self._settle()
         self._stage = None
         self._note(None)
@@ -63,7 +63,7 @@ class StageClock:
             self.trace.enter(None)
 
     def take(self) -> dict[str, float]:
-        """Seconds by stage since the last call, or the start. The current stage goes on."""
+        """Seconds by stage since the last call, or since the start. The current stage continues."""
         self._since = self._settle()
         taken, self.seconds = self.seconds, dict.fromkeys(STAGES, 0.0)
         return taken

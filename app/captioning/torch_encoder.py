@@ -1,4 +1,4 @@
-"""The picture half of a model in torch, beside an exported decoder of the same model."""
+"""A model's picture encoder in torch, used with an exported decoder of the same model."""
 
 import torch
 
@@ -14,7 +14,7 @@ from llama_adapter.vision.backends.torch import TorchVisionBackend
 
 
 def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> TorchVisionBackend:
-    """The encoder of the model that `spec` names. Raises CheckpointError without CLIP, GraphError for another model."""
+    """Load the encoder of the model in `spec`. Raises CheckpointError without CLIP, GraphError for another model."""
     model, _ = stream_model(spec, dtype=torch.float32)
     if not has_clip(model):
         raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")

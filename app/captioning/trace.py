@@ -8,16 +8,16 @@ from typing import Any, Final
 
 from llama_adapter.runtime.problems import describe
 
-MAX_SPANS: Final = 1000  # some seconds of a large model; a trace of a whole folder is too large to open
+MAX_SPANS: Final = 1000  # some seconds of a large model; viewers cannot open a trace of a whole folder
 PREFIX: Final = "stage "
 
 
 class Trace:
-    """Records the device's operators, with each stage as a span, from the first stage on.
+    """Records the device's operators from the first stage on, with each stage as a span.
 
-    After `max_spans` stages, or at `close`, the trace is written, and the run goes on without. A trace that cannot be
-    written is reported by `tell`: answers are worth more. Only stages of the thread that made the trace are in it: a
-    profiler that ends in another thread than it began crashes torch.
+    After `max_spans` stages, or at `close`, the trace is written, and the run continues without tracing. If the trace
+    cannot be written, `tell` reports it and the run continues. Only stages of the thread that made the trace are
+    recorded: torch crashes if a profiler ends in another thread than the one it began in.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Trace:
         tell: Callable[[str], None],
         max_spans: int = MAX_SPANS,
     ) -> None:
-        """`profiler` is that of a backend."""
+        """`profiler` is the profiler of a backend. `tell` is called with notes for the user."""
         self._profiler, self._folder, self._tell = profiler, folder, tell
         self._left = max_spans
         self._thread, self._is_elsewhere = threading.get_ident(), False
@@ -36,7 +36,7 @@ class Trace:
         self._span: Any = None
 
     def enter(self, stage: str | None) -> None:
-        """End the current span and begin that of `stage`; None begins no other."""
+        """End the current span and begin one for `stage`; with None, no span begins."""
         if threading.get_ident() != self._thread:
             self._is_elsewhere = True
             return
@@ -52,7 +52,7 @@ class Trace:
         if self._running is None:
             self._running = ExitStack()
             self._running.enter_context(self._profiler(self._folder))
-        import torch  # here: exported models run without it, and without a trace
+        import torch  # imported here: exported models run without torch, and without a trace
 
         self._span = torch.profiler.record_function(PREFIX + stage)
         self._span.__enter__()
@@ -68,7 +68,7 @@ class Trace:
             return
         try:
             running.close()
-        except Exception as error:  # of the profiler, or a full disk
+        except Exception as error:  # raised by the profiler, or by a full disk
             self._tell(f"note: no trace was written to `{self._folder}`: {describe(error).sentence}")
         else:
             self._tell(f"trace in `{self._folder}`: open it with https://ui.perfetto.dev or chrome://tracing")

@@ -1,4 +1,4 @@
-"""The work of a captioner, as plain values: pictures and the questions about them, or prompts alone."""
+"""The work of a captioner, as plain values: pictures with the questions about them, or prompts without a picture."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkQuestion:
-    """One prompt; its answer carries its index."""
+    """One prompt; its answer has the same index."""
 
     index: int
     prompt: Prompt
     task: Task = FREE_TEXT
-    tag: Any = None  # the caller's own data, for the answer
+    tag: Any = None  # the caller's own data, copied to the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkItem:
-    """One picture, read and encoded once for all its questions; or a reading of none, see `text_items`."""
+    """One picture, read and encoded once for all its questions. Without a picture, see `text_items`."""
 
     picture: Source | RemotePicture | PictureReading  # to read, to download and read, or read already
     label: str
@@ -40,9 +40,10 @@ def work_items(
     task: Task = FREE_TEXT,
     allowed: tuple[AllowedHost, ...] = (),
 ) -> list[WorkItem]:
-    """Pair pictures with prompts; a single prompt serves all pictures. `allowed`: hosts to download pictures from.
+    """Pair pictures with prompts; a single prompt is used for all pictures.
 
-    Raises ValueError when the counts differ, and as `given_pictures`.
+    `allowed` are the hosts from which pictures may be downloaded. Raises ValueError if the counts differ, and the
+    errors of `given_pictures`.
     """
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
         prompts = [default_prompt if prompts is None else prompts]
@@ -64,10 +65,10 @@ def work_items(
 def text_items(
     prompts: Prompt | Iterable[Prompt], *, text_prefix: TextPrefix, task: Task = FREE_TEXT
 ) -> list[WorkItem]:
-    """An item without a picture for each prompt.
+    """Make one item without a picture for each prompt.
 
-    Text, a `RawPrompt`, a `Dialogue`, a pair (instruction, input) as a tuple and a list of token ids are one prompt;
-    anything else is iterated.
+    A text, a `RawPrompt`, a `Dialogue`, a tuple (instruction, input) or a list of token ids is one prompt. Any other
+    value is iterated.
     """
     several: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
     return [
@@ -81,7 +82,7 @@ def text_items(
 
 
 def is_token_id(value: Any) -> bool:
-    """Whether a value is one whole number; arrays have `__index__` too."""
+    """Whether a value is a single integer. Arrays have `__index__` too, so their shape is checked."""
     return hasattr(value, "__index__") and not getattr(value, "shape", ())
 
 

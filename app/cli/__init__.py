@@ -67,7 +67,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _follow(options: argparse.Namespace, place: Launched) -> int:
-    """Be one rank of the model of a command that `torchrun` started several times; the first one runs it."""
+    """Run as one rank of the model. `torchrun` started the command once per rank; the first rank runs the command."""
     from llama_adapter.app.parallel.rank_process import run_launched
 
     return run_launched(place, spec_from(options, sees_pictures=False))
@@ -81,9 +81,9 @@ def load_settings(
     Parameters:
         path: a YAML file, or the manifest of a run. None: no file.
         command: `caption`, `ask`, `serve`, `export onnx`, ...
-        overrides: such as `batch_size=4`; None is no value.
+        overrides: such as `batch_size=4`; a value of None is ignored.
 
-    Raises UsageError for what is not valid, and OSError.
+    Raises UsageError for invalid settings, and OSError.
     """
     return load(build_parser(), None if path is None else os.fspath(path), command=command, given=overrides)
 
@@ -100,7 +100,7 @@ def _check_current_folder() -> None:
 
 
 def build_parser() -> Parser:
-    """All commands and flags. Their defaults are those of the dataclasses that take them."""
+    """The parser of all commands and flags. Defaults come from the dataclasses that receive the values."""
     parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"llama-adapter {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

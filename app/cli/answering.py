@@ -28,16 +28,16 @@ _DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", 
 
 
 def add_tasks(commands: Any) -> None:
-    """A command for each one that the task registry names."""
+    """Add a command for each command name in the task registry."""
     for name, entries in entries_by_command().items():
         if entries[0].name not in installed():
             _add_task(commands, name, entries)
 
 
 def add_installed_tasks(commands: Any) -> None:
-    """The commands of tasks of installed packages. One that does not go with the other flags and commands is left out.
+    """Add the commands of tasks of installed packages; called after all other commands were added.
 
-    Comes after all other commands.
+    A command whose name or flags conflict with existing ones is left out, with a note.
     """
     for name, entries in entries_by_command().items():
         if entries[0].name in installed():
@@ -85,7 +85,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
         add_deciding(
             parser.add_argument_group("decisions, with --choices; records keep the probabilities", section="output")
         )
-        _add_calibrating(parser.add_argument_group("calibration, in place of answering", section="output"))
+        _add_calibrating(parser.add_argument_group("calibration, instead of answering", section="output"))
     _add_output(parser)
     add_model(parser)
     _add_sampling(parser.add_argument_group("answer", section="generation"))
@@ -113,15 +113,15 @@ def _add_prompt_files(group: Any) -> None:
     group.add_argument(
         "--text-prefix",
         choices=("none", "zeros", "learned"),
-        help="what the model attends to in place of a picture: nothing, a picture of zeros, as in the training of "
-        "LLaMA-Adapter V2 on texts, or what an adapter of LLaMA-Adapter V1 learned (default: what the model was "
-        "trained with)",
+        help="what the model attends to instead of a picture: nothing, a picture of zeros (as in the training of "
+        "LLaMA-Adapter V2 on texts), or the learned prompt of a LLaMA-Adapter V1 adapter (default: as in the model's "
+        "training)",
     )
     group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
 
 
 def add_listing(commands: Any) -> None:
-    """`tasks`."""
+    """Add `tasks`."""
     description = "List the tasks: what each takes and answers.\n"
     command(commands, "tasks", _list_tasks, help="list the tasks", description=description)
 
@@ -174,7 +174,7 @@ def add_pictures(parser: Parser) -> None:
 
 
 def add_reading(group: Any) -> None:
-    """The flags of how pictures are read."""
+    """Add the flags for reading pictures."""
     group.add_argument(
         "--reader",
         choices=("process", "thread"),
@@ -201,10 +201,10 @@ def _add_output(parser: Parser) -> None:
     )
     add_resuming(output)
     output.add_argument(
-        "--output-ids", action="store_true", help="records have the token ids of their text, as `output_ids`"
+        "--output-ids", action="store_true", help="add the token ids of the text to each record, as `output_ids`"
     )
     output.add_argument(
-        "--format", choices=("text", "jsonl"), help="on stdout (default: text on a terminal, jsonl in a pipe)"
+        "--format", choices=("text", "jsonl"), help="format on stdout (default: text on a terminal, jsonl in a pipe)"
     )
     profiling = parser.add_argument_group("profiling", section="profiling")
     profile = profiling.add_mutually_exclusive_group()
@@ -230,7 +230,7 @@ def _add_output(parser: Parser) -> None:
 
 
 def add_resuming(output: Any) -> None:
-    """The flags of what a later run does with the records of earlier ones."""
+    """Add the flags that say what to do with the records of earlier runs."""
     earlier = output.add_mutually_exclusive_group()
     earlier.add_argument(
         "--resume",
@@ -247,11 +247,11 @@ def add_resuming(output: Any) -> None:
 
 def _add_sampling(group: Any) -> None:
     for flag, metavar, kind, text in (
-        ("--max-new-tokens", "N", int, "most tokens of an answer"),
-        ("--temperature", "T", float, "0 takes the likeliest token"),
-        ("--top-p", "P", float, "with a temperature above 0"),
-        ("--top-k", "K", int, "0 keeps every token"),
-        ("--repetition-penalty", "X", float, "of tokens that prompt or answer have; 1 is none"),
+        ("--max-new-tokens", "N", int, "maximum number of tokens of an answer"),
+        ("--temperature", "T", float, "0 takes the most likely token"),
+        ("--top-p", "P", float, "probability of the smallest token set to draw from, with a temperature above 0"),
+        ("--top-k", "K", int, "number of most likely tokens to draw from; 0 keeps all"),
+        ("--repetition-penalty", "X", float, "for tokens in prompt or answer; 1 is no penalty"),
     ):
         usual = getattr(SAMPLING, flag.removeprefix("--").replace("-", "_"))
         group.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
@@ -259,12 +259,14 @@ def _add_sampling(group: Any) -> None:
     group.add_argument(
         "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; may be given several times"
     )
-    group.add_argument("--max-length", metavar="N", type=int, help="most tokens of prompt and answer together")
+    group.add_argument(
+        "--max-length", metavar="N", type=int, help="maximum number of tokens of prompt and answer together"
+    )
     group.add_argument(
         "--max-prompt-tokens",
         metavar="N",
         type=int,
-        help="a longer prompt loses its beginning, and its record says how many tokens, as `prompt_tokens_cut`",
+        help="cut the beginning of a longer prompt; its record has the number of tokens cut, as `prompt_tokens_cut`",
     )
 
 
@@ -321,7 +323,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         "settings": to_run_again(options.effective, command=entries[0].command),
     }
     if not sees_pictures or is_encoded:
-        values["reader"] = "thread"  # no processes for reading pictures
+        values["reader"] = "thread"  # no pictures are read, so no reading processes are needed
     job = settings(Job, {**vars(options), **values})
     from llama_adapter.app.jobs.run import run_job
 
@@ -342,12 +344,16 @@ def _add_calibrating(group: Any) -> None:
     group.add_argument(
         "--calibrate",
         metavar="DATA",
-        help="pictures with their right answers, each one of --choices: a table, a folder of folders by class or "
-        "another form that `eval` takes; fit a temperature and a threshold to them; PICTURES restrict them",
+        help="fit a temperature and a threshold to labelled pictures, whose answers are among --choices: a table, a "
+        "folder of folders by class or another form that `eval` takes; with PICTURES, only those of them are used",
     )
     group.add_argument("--calibration-out", metavar="FILE.json", help="where to write the calibration")
     group.add_argument(
-        "--target-precision", metavar="P", type=float, default=0.95, help=default("of answers above the threshold")
+        "--target-precision",
+        metavar="P",
+        type=float,
+        default=0.95,
+        help=default("wanted precision of answers above the threshold"),
     )
     group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
     group.add_argument("--force", action="store_true", help="replace existing files")
@@ -357,7 +363,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     for name in ("questions", "lists", "manifests", "shard", "out", "threshold", "abstain", "calibration"):
         if getattr(options, name):
             flag = "--" + name.rstrip("s" if name in ("lists", "manifests") else "").replace("_", "-")
-            raise UsageError(f"--calibrate takes its own pictures, and {flag} has no meaning beside it")
+            raise UsageError(f"--calibrate takes its own pictures, so {flag} cannot be used with it")
     for name in ("calibration_out", "choices"):
         if getattr(options, name) is None:
             raise UsageError(f"--calibrate goes with --{name.replace('_', '-')}, which is missing")
@@ -380,7 +386,7 @@ def are_encoded(inputs: "InputSpec") -> bool:
 
 
 def _for_prefixes(spec: CaptionerSpec, inputs: "InputSpec", options: argparse.Namespace) -> CaptionerSpec:
-    """The spec of a decoder without its encoder."""
+    """The spec for answering from prefix files, without an encoder."""
     if options.engine == "ray":
         raise UsageError("Encoded pictures do not go with --engine ray", hint="one process answers for them")
     if options.encoder is not None or options.vision is not None or options.encoder_process:
@@ -389,7 +395,7 @@ def _for_prefixes(spec: CaptionerSpec, inputs: "InputSpec", options: argparse.Na
 
 
 def _check_out(out: str | None) -> None:
-    """Raise UsageError for a file name that promises another format than records, and for a folder of prefixes."""
+    """Raise UsageError for a file name with the suffix of another format, and for a folder of prefixes."""
     if out is not None and os.path.isdir(out) and is_prefixes(out):
         raise UsageError(f"`{out}` holds encoded pictures and their records", hint="name another place for the answers")
     kind = _DERIVED.get(os.path.splitext(out or "")[1].lower())

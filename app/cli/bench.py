@@ -43,7 +43,11 @@ def _declare(bench: Parser) -> None:
         help=default("yesno: a choice of two in one pass; caption: 64 new tokens"),
     )
     work.add_argument(
-        "--question", section="prompt", metavar="TEXT", type=parse_text, help="of yesno (default: about a person)"
+        "--question",
+        section="prompt",
+        metavar="TEXT",
+        type=parse_text,
+        help="question of workload yesno (default: about a person)",
     )
     work.add_argument(
         "--batch-sizes",
@@ -53,7 +57,7 @@ def _declare(bench: Parser) -> None:
         separator=",",
         default="1,5,16",
         first=True,
-        help=default("in turn"),
+        help=default("measured one after the other"),
     )
     work.add_argument(
         "--pictures",
@@ -71,7 +75,7 @@ def _declare(bench: Parser) -> None:
     output.add_argument(
         "--trace", section="profiling", metavar="FOLDER", help="write a trace of one more round of each batch size"
     )
-    output.add_argument("--json", action="store_true", help="JSON on stdout in place of the table")
+    output.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 

@@ -30,7 +30,7 @@ the file, and the file over the default.
 
 _SHOW = """\
 Print the settings that a command would use, as a file for --config; a comment says where each comes from. Without
-COMMAND, it is the command that the file is for, or `caption`.
+COMMAND, the command of the file is used, or `caption`.
 
   llama-adapter config show caption photos --batch-size 4
   llama-adapter config show --config run.yaml
@@ -44,7 +44,7 @@ Print a JSON schema (draft 2020-12) of files of settings: editors complete and c
 
 _IMPORT = """\
 Translate a file of MindFormers, ModelRunner or PaddleNLP to settings of this program. The settings go to stdout or
---out; stderr says what became of each key. --config takes such files directly, too.
+--out; stderr says how each key was translated. --config takes such files directly, too.
 """
 
 _COMPLETION = """\
@@ -78,7 +78,7 @@ class Settings(Mapping[str, Any]):
         return len(self.effective)
 
     def of(self, kind: type[T]) -> T:
-        """The dataclass `kind` with those of the settings that it has fields for. Raises UsageError."""
+        """An instance of the dataclass `kind`, made from the settings that are its fields. Raises UsageError."""
         values = {
             one.setting.dest: tuple(one.value) if isinstance(one.value, list) else one.value for one in self.effective
         }
@@ -95,7 +95,7 @@ class Settings(Mapping[str, Any]):
         return dataclasses.asdict(self.of(SamplingParams))
 
     def to_yaml(self) -> str:
-        """A file of these settings; comments say where each comes from."""
+        """These settings as the text of a YAML file; comments give the source of each."""
         from llama_adapter.app.settings.shown import format_settings
         from llama_adapter.app.settings.sources import by_section
 
@@ -104,7 +104,7 @@ class Settings(Mapping[str, Any]):
 
 
 def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, Any]) -> Settings:
-    """The settings of a command, with `given` values by key in place of all others. Raises UsageError, and OSError."""
+    """The settings of a command; `given` values, by key, take precedence. Raises UsageError, and OSError."""
     from llama_adapter.app.settings.yaml_file import as_given
 
     parser = _command(root, command)
@@ -124,7 +124,7 @@ def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, An
 
 
 def add_config_commands(commands: Any) -> None:
-    """`config show`, `config schema`, `config import` and `completion`."""
+    """Add `config show`, `config schema`, `config import` and `completion`."""
     text = "show, describe and import settings"
     config = commands.add_parser("config", help=text, description=_CONFIG, epilog=EXIT_CODES)
     kinds = config.add_subparsers(metavar="KIND", required=True)

@@ -11,7 +11,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 _DOCTOR = """\
-Check this installation and a model, and say how to mend what is wrong. Without model flags, the embedded model is
+Check this installation and a model, and say how to fix what is wrong. Without model flags, the embedded model is
 checked. Packages that the intended use does not need may be missing. Exit code 0 if everything is right, else 1.
 
   llama-adapter doctor --plan 65B --devices 4,8 --device-memory 32GB,64GB      will it fit?
@@ -19,7 +19,7 @@ checked. Packages that the intended use does not need may be missing. Exit code 
 
 
 def add_doctor(commands: Any) -> None:
-    """`doctor`."""
+    """Add `doctor`."""
     text = "check the installation and a model"
     command(commands, "doctor", _run_doctor, declare=_declare, help=text, description=_DOCTOR)
 
@@ -36,7 +36,7 @@ def _declare(doctor: Parser) -> None:
         "--environment", section="computation", action="store_true", help="only the installation, no model"
     )
 
-    plan = doctor.add_argument_group("memory plan, in place of checking")
+    plan = doctor.add_argument_group("memory plan, instead of checking")
     plan.add_argument(
         "--plan",
         metavar="SIZE",
@@ -51,8 +51,8 @@ def _declare(doctor: Parser) -> None:
     plan.add_argument(
         "--device-memory", metavar="GB,GB", type=parse_bytes, help="memory of a device (default: 21GB,32GB,64GB)"
     )
-    plan.add_argument("--batch-size", metavar="N", type=int, help="rows at once (default: 8)")
-    plan.add_argument("--json", action="store_true", help="JSON on stdout in place of the table, sizes in bytes")
+    plan.add_argument("--batch-size", metavar="N", type=int, help="rows computed at once (default: 8)")
+    plan.add_argument("--json", action="store_true", help="JSON on stdout instead of the table, sizes in bytes")
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
     for flag, value in alone.items():
         if options.encoder is None and options.decoder is None and value is not None:
             raise UsageError(f"{flag} goes with --encoder, which is missing")
-    # What `caption` would refuse; what --vision needs may be asked about before an encoder is exported.
+    # Checks what `caption` would refuse. --vision may be checked before an encoder is exported, so it is left out then.
     values = vars(options) | {"batch_size": SPEC.batch_size} | ({"vision": None} if options.encoder is None else {})
     spec = check_adapter(settings(CaptionerSpec, values))
     from llama_adapter.app.doctor.command import run_checkup
@@ -97,7 +97,10 @@ def _run_plan(options: argparse.Namespace) -> int:
 
 
 def _model_flags(options: argparse.Namespace) -> list[str]:
-    """The given flags of the model and its encoder. Variables may be set for other commands."""
+    """The flags of model and encoder that the command line or file gives.
+
+    Environment variables are left out: they may be meant for other commands.
+    """
     fields = {field.name for field in dataclasses.fields(CaptionerSpec)} - {"device", "vision"}
     given = (one for one in options.effective if one.setting.dest in fields and one.kind in ("flag", "file"))
     return [one.name for one in given]

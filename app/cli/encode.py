@@ -14,12 +14,12 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 _ENCODE = """\
-Encode pictures once and keep the result in a folder, which `caption` and `ask` take in place of the pictures: one
-machine encodes, another one answers and needs no encoder. Only the picture half of the model is read: a bundle's, an
-adapter's with CLIP, or an exported encoder alone. The same command continues an earlier run.
+Encode pictures once and store the result in a folder, which `caption` and `ask` take instead of the pictures: one
+machine encodes, another one answers and needs no encoder. Only the picture encoder of the model is read: from a bundle,
+from an adapter with CLIP, or from an exported encoder. The same command continues an earlier run.
 
-With --text, the keys and values of a text are kept in a .npy file instead, which --past-key-values puts in front of
-every prompt; then the language model is read.
+With --text, the keys and values of a text are stored in a .npy file instead, which --past-key-values puts in front of
+every prompt. This reads the language model.
 
   llama-adapter encode photos --recursive --adapter BIAS-7B.pth --clip ViT-L-14.pt --out prefixes
   llama-adapter encode photos --encoder clip.onnx --out prefixes
@@ -29,7 +29,7 @@ every prompt; then the language model is read.
 
 
 def add_encode(commands: Any) -> None:
-    """`encode`."""
+    """Add `encode`."""
     command(
         commands, "encode", _run, declare=_declare, help="encode pictures for a decoder elsewhere", description=_ENCODE
     )
@@ -43,7 +43,7 @@ def _declare(parser: Parser) -> None:
         metavar="FOLDER|FILE",
         first=True,
         required=True,
-        help="folder for prefixes-*.safetensors and records of them; pictures with a record there are skipped. With "
+        help="folder for prefixes-*.safetensors and their records; pictures with a record there are skipped. With "
         "--text, a .npy file in the form of PaddleNLP's pre_caches.npy",
     )
     output.add_argument("--text", metavar="TEXT", first=True, help="encode this text, and no pictures")
@@ -51,12 +51,14 @@ def _declare(parser: Parser) -> None:
         "--keys-values",
         action="store_true",
         first=True,
-        help="keep the adapter keys and values too: the decoder projects nothing, the files are many times larger, and "
-        "the whole model is needed here",
+        help="also store the adapter's keys and values: the decoder then need not project them, the files are many "
+        "times larger, and the whole model is needed here",
     )
     add_resuming(output)
     output.add_argument(
-        "--format", choices=("text", "jsonl"), help="on stdout (default: nothing, as records are in --out)"
+        "--format",
+        choices=("text", "jsonl"),
+        help="format on stdout (default: nothing is printed, as records are in --out)",
     )
     output.add_argument(
         "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
@@ -103,9 +105,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _encode_text(options: argparse.Namespace) -> int:
     if options.paths or options.lists or options.manifests or options.keys_values:
-        raise UsageError("--text goes without pictures and --keys-values", hint="leave them out, or --text")
+        raise UsageError("--text excludes pictures and --keys-values", hint="leave these out, or leave out --text")
     if not options.out.endswith(".npy"):
-        raise UsageError(f"--out is a .npy file beside --text, and `{options.out}` is none")
+        raise UsageError(f"With --text, --out must be a .npy file, got `{options.out}`")
     if os.path.exists(options.out) and not options.overwrite:
         raise UsageError(f"`{options.out}` exists already", hint="replace it with --overwrite")
     spec = spec_from(options, sees_pictures=False)

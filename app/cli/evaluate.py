@@ -16,8 +16,8 @@ Ask labelled examples and say how good the answers are: accuracy, F1, confusion 
 choices; exact matches of open answers; BLEU, ROUGE-L and CIDEr-D of captions. Each figure has a 95 % interval.
 
 DATA is a table, a folder of folders by class, a webdataset archive or a known set: docs/labelled-data.md. The figures
-are printed as Markdown, and --out gets the answers, the reports and a page with the worst answers' pictures. The same
-command continues an interrupted run.
+are printed as Markdown. --out receives the answers, the reports and a page with the pictures of the worst answers. The
+same command continues an interrupted run.
 
   llama-adapter eval photos --question "Which animal is this?" --out scores-a
   llama-adapter eval photos --question "Which animal is this?" --model tuned --out scores-b --against scores-a
@@ -25,7 +25,7 @@ command continues an interrupted run.
 
 
 def add_eval(commands: Any) -> None:
-    """`eval`."""
+    """Add `eval`."""
     command(commands, "eval", _run, declare=_declare, help="score answers about labelled pictures", description=_EVAL)
 
 
@@ -46,7 +46,7 @@ def _declare(parser: Parser) -> None:
         metavar="TEXT",
         type=parse_text,
         first=True,
-        help="of examples without one; {name} stands for a column",
+        help="question for examples without one; {name} is replaced by that column",
     )
     group.add_argument(
         "--choices",
@@ -55,13 +55,13 @@ def _declare(parser: Parser) -> None:
         type=value_of(parse_choices),
         separator=",",
         first=True,
-        help="the possible answers, of all examples (default: their own)",
+        help="possible answers for all examples (default: each example's own)",
     )
     group.add_argument(
         "--task",
         choices=("choices", "open", "captions"),
         first=True,
-        help="choices scores the given choices; open and captions generate answers (default: what the data show)",
+        help="choices scores the given choices; open and captions generate answers (default: depends on the data)",
     )
     group.add_argument("--answer-column", metavar="NAME", help="column of the right answers (default: the usual ones)")
     group.add_argument(
@@ -82,7 +82,7 @@ def _declare(parser: Parser) -> None:
         metavar="S",
         type=int,
         default=0,
-        help=default("of that draw and of the intervals"),
+        help=default("seed of this draw and of the intervals"),
     )
     add_reading(group)
     output = parser.add_argument_group("output", section="output")
@@ -91,14 +91,14 @@ def _declare(parser: Parser) -> None:
         metavar="FOLDER",
         first=True,
         required=True,
-        help="gets answers.jsonl, outcomes.jsonl, scores.json, scores.md and scores.html; examples with an answer "
+        help="receives answers.jsonl, outcomes.jsonl, scores.json, scores.md and scores.html; examples with an answer "
         "there are not asked again",
     )
     output.add_argument(
         "--against",
         metavar="FOLDER",
         first=True,
-        help="the --out of another model, or of another question, to compare with on the same data",
+        help="the --out folder of another model or question on the same data, to compare with",
     )
     add_resuming(output)
     output.add_argument("--quiet", action="store_true", help="no progress and no notes on stderr")
@@ -109,7 +109,7 @@ def _declare(parser: Parser) -> None:
         metavar="N",
         type=int,
         default=SAMPLING.max_new_tokens,
-        help=default("most tokens of an answer"),
+        help=default("maximum number of tokens of an answer"),
     )
     compute = parser.add_argument_group("computation", section="computation")
     add_batch_size(compute)

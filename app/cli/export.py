@@ -22,12 +22,12 @@ _EXPORT_ONNX = """\
 Export the encoder, including normalisation, to ONNX. It maps `input` (B, S, S, 3), RGB pixels in 0..255, to `output`
 (B, Q, D). Before the file is saved, its outputs are compared with the encoder's on pictures, and its operators are
 checked against those that Ascend's ATC supports. With --adapter, no LLaMA is needed. Without --clip, ViT-L-14.pt is
-searched beside the adapter, in the current folder and in ~/.cache/clip.
+searched next to the adapter, in the current folder and in ~/.cache/clip.
 """
 
 _EXPORT_DECODER = """\
 Export the decoder as static graphs into a folder, with the tokenizer and the picture encoder. `caption`, `ask`,
-`generate` and `serve` run it with --decoder FOLDER, without torch. Before the folder appears, its logits are compared
+`generate` and `serve` run it with --decoder FOLDER, without torch. The folder appears after its logits were compared
 with torch's.
 
   llama-adapter export decoder --out exported
@@ -99,7 +99,9 @@ def _declare_decoder(parser: Parser) -> None:
         help=default("number format of the weights; int8 and int4 with --format onnx only"),
     )
     out.add_argument(
-        "--without-sampling", action="store_true", help="draw tokens on the host; the graph takes the likeliest"
+        "--without-sampling",
+        action="store_true",
+        help="draw tokens on the host; the graph only takes the most likely token",
     )
     out.add_argument("--without-encoder", action="store_true", help="leave out the picture encoder")
     out.add_argument("--without-comparison", action="store_true", help="skip the comparison with torch")
@@ -177,7 +179,7 @@ def _declare_om(parser: Parser) -> None:
         "--optypelist-for-implmode",
         "--optypelist_for_implmode",
         metavar="OPS",
-        help="operators it is for (default: Sigmoid,Gelu on a 310P, else all)",
+        help="operators that --op-select-implmode is for (default: Sigmoid,Gelu on a 310P, else all)",
     )
     om.add_argument(
         "--device", key="atc_device", metavar="N", type=int, help="device number for ATC; a conversion needs no device"

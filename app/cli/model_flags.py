@@ -1,4 +1,4 @@
-"""Flags that most commands share: the model, and how it is computed."""
+"""Flags that most commands share: the model, and how to compute it."""
 
 import argparse
 from typing import Any
@@ -15,7 +15,7 @@ BUNDLE = "bundle written by `convert` (default: the embedded model)"
 
 
 def add_model(parser: Parser, *, bundle_help: str = BUNDLE, llama: bool = True) -> None:
-    """Add the flags of a model. Without `llama`, those of the language model are accepted but hidden from the help."""
+    """Add the flags of a model. Without `llama`, flags of the language model are accepted but hidden from the help."""
 
     def shown(text: str) -> str:
         return text if llama else argparse.SUPPRESS
@@ -60,7 +60,7 @@ def add_batch_size(group: Any) -> None:
 
 
 def add_computation(compute: Any, *, decoder: bool = True) -> None:
-    """Add the flags of how a model is computed. Without `decoder`, those of an encoder alone."""
+    """Add the flags that say how to compute a model. Without `decoder`, only those for an encoder."""
     compute.add_argument(
         "--device",
         metavar="D",
@@ -72,20 +72,18 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
         "--dtype",
         metavar="T",
         default=SPEC.dtype,
-        help=default("float32, bfloat16 or float16, as the device allows; auto: what it computes best"),
+        help=default("float32, bfloat16 or float16, as the device allows; auto: the dtype that it computes best"),
     )
     if decoder:
         add_precision(compute)
         compute.add_argument(
             "--past-key-values",
             metavar="PATH",
-            help="keys and values in front of every prompt, of prefix tuning or P-Tuning v2: PaddleNLP's "
+            help="keys and values in front of every prompt, from prefix tuning or P-Tuning v2: PaddleNLP's "
             "pre_caches.npy, or a folder with it or with a PEFT adapter",
         )
     add_encoder(compute, decoder=decoder)
-    compute.add_argument(
-        "--encoder-process", action="store_true", help="run an exported encoder in a process of its own"
-    )
+    compute.add_argument("--encoder-process", action="store_true", help="run an exported encoder in its own process")
     if decoder:
         compute.add_argument(
             "--mode",
@@ -105,16 +103,14 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
             metavar="N",
             type=int,
             default=SPEC.tensor_parallel,
-            help=default(
-                "ranks that share the decoder, each a process on a device of its own (docs/tensor-parallel.md)"
-            ),
+            help=default("ranks that share the decoder, each a process with its own device (docs/tensor-parallel.md)"),
         )
         compute.add_argument(
             "--parallel-timeout",
             metavar="S",
             type=float,
             default=SPEC.parallel_timeout,
-            help=default("seconds that a rank waits for the others in a step, before all end"),
+            help=default("seconds that a rank waits for the others in a step before all ranks end"),
         )
     compute.add_argument(
         "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("the orientation stored by cameras")
@@ -141,7 +137,7 @@ def add_encoder(group: Any, *, decoder: bool = True) -> None:
         group.add_argument(
             "--decoder",
             metavar="FOLDER",
-            help="folder written by `export decoder`, run without torch in place of a model (docs/exported-decoder.md)",
+            help="folder written by `export decoder`, run without torch instead of a model (docs/exported-decoder.md)",
         )
         group.add_argument(
             "--decoder-backend",
@@ -175,15 +171,15 @@ def add_encoder(group: Any, *, decoder: bool = True) -> None:
     group.add_argument(
         "--provider-config",
         metavar="FILE.ini",
-        help="the same from a file, in sections such as [CANNExecutionProvider] and [session]",
+        help="such options from a file, in sections such as [CANNExecutionProvider] and [session]",
     )
 
 
 def add_cluster(group: Any, *, ray: str) -> None:
-    """`--engine` and `--ray-address`; `ray` says what that engine does."""
+    """Add `--engine` and `--ray-address`; `ray` completes the help: what the engine ray does."""
     group.add_argument("--engine", choices=("local", "ray"), default="local", help=default(f"ray {ray}"))
     group.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help="of a running cluster (default: RAY_ADDRESS, or else a new one on this machine)",
+        help="address of a running cluster (default: RAY_ADDRESS, else a new cluster on this machine)",
     )

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _CONVERT = """\
 Read LLaMA, adapter and CLIP as they were downloaded, check that they fit together, and write them as one bundle that
 loads fast: `--model BUNDLE` in the other commands. Then caption a sample picture with it, and store the answer in the
-bundle: `doctor` repeats it.
+bundle, so that `doctor` can check it.
 
-With --tensor-parallel the decoder is split into a file for each rank, and a machine needs those of its ranks alone. A
-bundle of any precision can be split too.
+With --tensor-parallel the decoder is split into a file for each rank, and a machine needs only the files of its ranks.
+A bundle of any precision can be split too.
 
   llama-adapter convert --llama-dir LLaMA --llama-type 65B --adapter ADAPTER.pth --tensor-parallel 8 --out SPLIT
   llama-adapter convert --model BUNDLE-int8 --tensor-parallel 2 --out BUNDLE-int8-split
@@ -32,8 +32,8 @@ _QUANTIZE = """\
 Round the weights of all linear layers of a bundle: to 8 bits, with a scale for each output, or to 4 bits, with a scale
 for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes faster with fewer bits
 (see `doctor --environment`); elsewhere weights are widened at load. docs/bits.md has the accuracy. With --calibrate,
-4-bit weights are rounded such that the outputs of layers stay for pictures like those given, which about halves the
-error at the same size.
+4-bit weights are rounded so that the outputs of layers change little for pictures like those given. This about halves
+the error at the same size.
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
   llama-adapter quantize --model BUNDLE --out BUNDLE-int4 --precision int4 --calibrate PICTURES
@@ -41,9 +41,9 @@ error at the same size.
 
 
 _PACK = """\
-Lay out the weights of a bundle as the kernels of this processor compute with them. Such a bundle is mapped and used as
-it is: it starts in seconds, and processes share its memory. Other processors and devices take it too, but lay out the
-weights again at every start; the numbers are the same. `doctor --model` tells the form.
+Store the weights of a bundle in the layout that the kernels of this processor use. Such a bundle is mapped into memory
+and used as it is: it starts in seconds, and processes share its memory. Other processors and devices take it too, but
+convert the layout at every start; the values are the same. `doctor --model` shows the layout.
 
   llama-adapter pack --model BUNDLE-int8 --out BUNDLE-int8-packed
   llama-adapter pack --model BUNDLE --precision int4 --out BUNDLE-int4-packed
@@ -51,7 +51,7 @@ weights again at every start; the numbers are the same. `doctor --model` tells t
 
 
 def add_convert(commands: Any) -> None:
-    """`convert`."""
+    """Add `convert`."""
     text = "convert checkpoints to a bundle"
     command(commands, "convert", _run_convert, declare=_declare_convert, help=text, description=_CONVERT)
 
@@ -65,7 +65,7 @@ def _declare_convert(convert: Parser) -> None:
         key="stored_dtype",
         metavar="T",
         default="float16",
-        help=default("precision to store, unless a bundle is split"),
+        help=default("precision to store; not for splitting a bundle"),
     )
     output.add_argument(
         "--tensor-parallel",
@@ -94,7 +94,11 @@ def _declare_quantize(quantize: Parser) -> None:
     output = quantize.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     output.add_argument(
-        "--precision", key="stored_precision", choices=QUANTISED, default="int8", help=default("of the weights")
+        "--precision",
+        key="stored_precision",
+        choices=QUANTISED,
+        default="int8",
+        help=default("number format of the weights"),
     )
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
     calibration = quantize.add_argument_group("calibration of 4-bit weights", section="input")
@@ -110,7 +114,7 @@ def _declare_quantize(quantize: Parser) -> None:
         "--questions",
         key="calibration_questions",
         metavar="FILE",
-        help="what the job asks, a question for each picture in turn: .txt with one per line, or .jsonl, .csv or .tsv "
+        help="questions of the job, asked about the pictures in turn: .txt with one per line, or .jsonl, .csv or .tsv "
         "with columns question, input, choices (default: the caption prompt)",
     )
 
@@ -135,7 +139,7 @@ def _declare_pack(pack: Parser) -> None:
         key="packed_dtype",
         metavar="T",
         default="auto",
-        help=default("float32 or bfloat16, of all other numbers; auto: what the CPU computes best"),
+        help=default("float32 or bfloat16, for all other values; auto: what the CPU computes best"),
     )
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
 
@@ -194,7 +198,7 @@ def _answer(bundle: Path) -> None:
 
     try:
         say(f"known answer for `doctor`: {write_known_answer(bundle)!r}")
-    except Exception as error:  # the bundle is written, and this machine may be too small to run it
+    except Exception as error:  # not an error: the bundle is written, and this machine may be too small to run it
         say(f"note: the bundle has no known answer for `doctor`: {describe(error).sentence}")
 
 

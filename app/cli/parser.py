@@ -16,7 +16,7 @@ exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finishe
 
 DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
 
-_MOST_SHOWN = 24  # flags in the help of a command that is shown whole
+_MOST_SHOWN = 24  # commands with at most this many flags show all of them in their help
 
 _ELSEWHERE = {
     "--prompt": "--question",
@@ -37,7 +37,10 @@ A = TypeVar("A", bound=argparse.Action)
 
 
 class Group(argparse._ArgumentGroup):
-    """Flags under one heading of the help. `section` is that of their settings; without one they are no settings."""
+    """Flags under one heading of the help. `section` is the section of their settings in files.
+
+    Flags without a section are not settings: they come from the command line only.
+    """
 
     section: str | None = None
 
@@ -51,10 +54,10 @@ class Group(argparse._ArgumentGroup):
         required: bool = False,
         **declared: Any,
     ) -> argparse.Action:
-        """Declare a setting, as argparse does.
+        """Declare a flag and its setting, with the parameters of argparse and these:
 
-        `key` is its name in files (default: `dest`); with a `separator` between its items, files may give a list.
-        `first` flags are in the short help. A required one may come from any source.
+        `key` is the setting's name in files (default: `dest`). With a `separator` between items, files may give a list.
+        `first` flags are shown in the short help. A `required` setting may come from any source.
         """
         if required and declared.get("help"):
             declared["help"] += " (required)"
@@ -75,7 +78,7 @@ class Group(argparse._ArgumentGroup):
 class Parser(argparse.ArgumentParser):
     """Parses a command line; its settings may also come from the environment and a file. Raises UsageError.
 
-    `declare` adds the flags when they are needed: the list of commands does not wait for all flags of all of them.
+    `declare` adds the flags when they are needed, so that listing the commands does not build every flag.
     """
 
     def __init__(self, *, declare: Callable[["Parser"], None] | None = None, **texts: Any) -> None:
@@ -84,12 +87,12 @@ class Parser(argparse.ArgumentParser):
         )
         self._declare = declare
         self.root = self
-        self.takes_words = False  # all arguments are `words`, which another parser takes
-        self.variables: dict[str, str] = {}  # environment variables of another name, by `dest`
+        self.takes_words = False  # whether all arguments are collected as `words`, for another parser
+        self.variables: dict[str, str] = {}  # by `dest`: environment variables with another name than usual
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help="this help, or a part of it")
 
     def add_argument_group(self, title: Any = None, description: Any = None, section: Any = None, **more: Any) -> Group:
-        """As argparse; `section` is that of the group's settings in files."""
+        """As argparse; `section` is the section of the group's settings in files."""
         group = Group(self, title, description, **more)
         group.section = section
         self._action_groups.append(group)
@@ -102,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def name(self) -> str:
-        """The command: `caption`, `export onnx`."""
+        """The command, such as `caption` or `export onnx`."""
         return self.prog.partition(" ")[2] or self.prog
 
     def fill(self) -> None:
@@ -121,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         return [_setting(actions) for actions in by_dest.values()]
 
     def commands(self) -> dict[str, "Parser"]:
-        """All commands below this one, by name, or this one alone."""
+        """All sub-commands of this command, by name; without any, the command itself."""
         if self._subparsers is None:
             return {self.name: self}
         found: dict[str, Parser] = {}
@@ -138,8 +141,8 @@ class Parser(argparse.ArgumentParser):
         """Accept positional names between flags; argparse alone accepts only one group of them.
 
         Unknown arguments raise here, so that the hint names the help of the sub-command. A command that needs a
-        sub-command and gets nothing prints its help on stderr. The namespace gets the values of all sources, and
-        `effective`, which says where each comes from.
+        sub-command and gets no arguments prints its help on stderr. The namespace holds the values of all sources, and
+        `effective`, which gives the source of each.
         """
         if self._subparsers is not None:
             if not (sys.argv[1:] if args is None else args):
@@ -149,11 +152,11 @@ class Parser(argparse.ArgumentParser):
         settings = self.settings()
         if self.takes_words and not set(args or ()) & {"-h", "--help"}:
             return argparse.Namespace(**self._defaults, words=list(args), effective=[]), []
-        # None is no value of a flag: what is None afterwards was not on the command line.
+        # No flag has the value None, so a setting that is None after parsing was not on the command line.
         given = argparse.Namespace(**{setting.dest: None for setting in settings})
         options, unknown = super().parse_known_args(args, given)
         names = next((action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")), None)
-        at = unknown.index("--") if "--" in unknown else len(unknown)  # everything behind it is a name
+        at = unknown.index("--") if "--" in unknown else len(unknown)  # everything after it is a name
         if names is not None and not any(text.startswith("-") for text in unknown[:at]):
             setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
@@ -166,7 +169,7 @@ class Parser(argparse.ArgumentParser):
         return options, []
 
     def resolve(self, options: argparse.Namespace, settings: Sequence[Setting]) -> None:
-        """Set what the command line does not: values of the environment and of the file `config`, and defaults."""
+        """Set values that the command line does not give: from the environment, the file `config`, and defaults."""
         from llama_adapter.app.settings.sources import resolve
         from llama_adapter.app.settings.yaml_file import read_settings
 
@@ -187,7 +190,10 @@ class Parser(argparse.ArgumentParser):
             setattr(options, one.setting.dest, one.value)
 
     def format_help(self, group: str | None = None) -> str:
-        """The flags of the first day, those of a group (a section of settings, or `all`), or all of a short command."""
+        """The help text: the most common flags, or those of a group (a section of settings, or `all`).
+
+        A command with few flags shows all of them.
+        """
         shown, names = self._shown(group)
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, shown, self._mutually_exclusive_groups)
@@ -203,7 +209,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def _shown(self, group: str | None) -> tuple[list[argparse.Action], list[str]]:
-        """The actions that the help shows, and the groups to name for the others."""
+        """The actions that the help shows, and the names of the groups that have the others."""
         self.fill()
         sections = {vars(action).get("section"): None for action in self._actions}
         names = [str(name) for name in SECTIONS if name in sections]
@@ -216,7 +222,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if vars(action).get("section") == group], names
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse; for a misspelled value, the hint names the similar one."""
+        """As argparse; for a misspelled value, the hint names a similar one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -225,7 +231,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(str(error), hint=hint) from None
 
     def _meant(self, text: str) -> str | None:
-        """The flag that is similar to what was typed, or has this name in other programs."""
+        """The flag that the user may have meant: a similar one, or the equivalent of another program's flag."""
         typed, known = text.split("=")[0].replace("_", "-"), list(self._option_string_actions)
         if not typed.startswith("-"):
             return None
@@ -235,7 +241,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Prints the help, or a part of it; of a list of commands, the help of one."""
+    """Prints the help, or one group of it. For a list of commands, its value is a command, whose help is printed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if parser._subparsers is not None and values is not None:
@@ -247,7 +253,7 @@ class _Help(argparse.Action):
 
 
 def _setting(actions: Sequence[Any]) -> Setting:
-    """The setting of a flag, or of several with the same `dest`."""
+    """The setting of one flag, or of several flags with the same `dest`."""
     first = actions[0]
     flags = {action.const: action.option_strings[-1] for action in actions if action.nargs == 0}
     is_switch = all(isinstance(value, bool) for value in flags)
@@ -277,7 +283,7 @@ def command(
     declare: Callable[[Parser], None] = lambda parser: None,
     **texts: str,
 ) -> Parser:
-    """Add a command; `declare` adds its flags once they are needed."""
+    """Add a command; `declare` adds its flags when they are needed."""
 
     def everything(parser: Parser) -> None:
         declare(parser)

@@ -20,16 +20,16 @@ def add_deciding(group: Any) -> None:
         "--threshold",
         metavar="P",
         type=float,
-        help="of two choices, the first from this probability on, else the second; of more, the likeliest if it "
-        "reaches this probability",
+        help="with two choices: take the first if its probability is at least P, else the second; with more: take the "
+        "most likely one if its probability is at least P, else none",
     )
     group.add_argument(
         "--abstain",
         metavar="LOW,HIGH",
         type=parse_band,
         separator=",",
-        help="undecided while the first of two choices is between these; of more, the likeliest must reach HIGH, or "
-        "--threshold",
+        help="with two choices: undecided while the probability of the first is between these; with more: undecided "
+        "unless the most likely one reaches --threshold (default: HIGH)",
     )
     group.add_argument(
         "--calibration", metavar="FILE.json", help="apply the temperature and threshold that --calibrate found"
@@ -63,14 +63,14 @@ def _declare(parser: Parser) -> None:
         "--out",
         metavar="PATH",
         help="csv, jsonl: file to write (default: stdout); parquet: file to write; sidecars: folder for the texts "
-        "(default: beside the pictures); metadata: the pictures' folder",
+        "(default: next to the pictures); metadata: the pictures' folder",
     )
     export.add_argument(
         "--below",
         metavar="FOLDER",
         action="append",
         default=[],
-        help="sidecars: write texts beside pictures in this folder and the folders in it; may be given several times "
+        help="sidecars: write texts next to pictures in this folder and its sub-folders; may be given several times "
         "(default: the current folder and that of the records)",
     )
     export.add_argument(
@@ -94,7 +94,7 @@ def _declare(parser: Parser) -> None:
         action="store_true",
         help="leave out pictures that the model marked as unlike its training pictures",
     )
-    add_deciding(parser.add_argument_group("deciding, where records have choices", section="output"))
+    add_deciding(parser.add_argument_group("decisions, for records with choices", section="output"))
     export.add_argument("--force", action="store_true", help="replace files, and texts with other content")
     export.add_argument("--quiet", action="store_true", help="no notes on stderr")
 

@@ -11,8 +11,8 @@ from llama_adapter.app.models.spec import CaptionerSpec
 
 _REFERENCE = """\
 Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), or of the Ascend guide, unchanged: its module
-`llama` is then this project's. Flags before SCRIPT.py replace what the program chooses, such as its paths; arguments
-behind it are the program's own. Nothing is downloaded.
+`llama` is replaced by this project's. Flags before SCRIPT.py replace values that the program sets, such as its paths;
+arguments after it are passed to the program. Nothing is downloaded.
 
   llama-adapter run-reference --llama-dir weights/LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt demo.py
   llama-adapter run-reference util/evaluate_mme.py --llama_path weights/LLaMA --pretrained_path LORA-BIAS-7B-v21.pth
@@ -20,7 +20,7 @@ behind it are the program's own. Nothing is downloaded.
 
 
 class _Unset:
-    """The default of a flag: the program decides."""
+    """The default of a flag whose value the program chooses."""
 
     def __repr__(self) -> str:
         return "the program's, else that of `caption`"
@@ -30,7 +30,7 @@ _UNSET = _Unset()
 
 
 def add_reference(commands: Any) -> None:
-    """`run-reference`."""
+    """Add `run-reference`."""
     text = "run a program of LLaMA-Adapter's repository"
     command(commands, "run-reference", _run_reference, declare=_declare, help=text, description=_REFERENCE)
 
@@ -48,7 +48,7 @@ def _declare(reference: Parser) -> None:
 def _run_reference(options: argparse.Namespace) -> int:
     given = {one.setting.dest: one.value for one in options.effective if one.value is not _UNSET}
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
-    settings(CaptionerSpec, program | given)  # refuses flags that exclude each other
+    settings(CaptionerSpec, program | given)  # raises UsageError for flags that exclude each other
     from llama_adapter.app.reference.run import run_program
 
     return run_program(options.script, options.arguments, overrides=given)

@@ -1,4 +1,4 @@
-"""`serve` and `web`: a service behind HTTP, with or without a page."""
+"""`serve` and `web`: run a service over HTTP, with or without a page."""
 
 import dataclasses
 import importlib
@@ -48,14 +48,14 @@ class ServeJob:
     has_page: bool
     host: str = "127.0.0.1"
     port: int = 8000
-    host_names: tuple[str, ...] = ()  # in addition to `host`
-    model_names: tuple[str, ...] = ()  # of the model, in place of its own
-    cors_origins: tuple[str, ...] = ()  # of web pages that may ask the API
-    allowed_hosts: tuple[str, ...] = ()  # that pictures are fetched from
+    host_names: tuple[str, ...] = ()  # accepted in addition to `host`
+    model_names: tuple[str, ...] = ()  # names of the model for clients, instead of its own
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the API
+    allowed_hosts: tuple[str, ...] = ()  # from which pictures may be downloaded
     api_key_file: str | None = None
     max_body_mib: int = 48
-    scores: tuple[str, ...] = ()  # folders of evaluations, whose reports the page shows
-    batch_folder: str | None = None  # None: no files and no batches
+    scores: tuple[str, ...] = ()  # folders of `eval` whose reports the page shows
+    batch_folder: str | None = None  # None: the API has no files and no batches
     max_file_mib: int = 200
     max_files: int = 1000
     max_files_mib: int = 4096
@@ -79,7 +79,7 @@ class ServeJob:
 def run_serve(job: ServeJob) -> int:
     """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
 
-    Raises LlamaAdapterError: for the model, the address, the keys, or missing packages.
+    Raises LlamaAdapterError for problems with the model, the address or the keys, and for missing packages.
     """
     check_packages(has_page=job.has_page)
     from llama_adapter.app.http_api.api import create_api, open_batches
@@ -94,7 +94,7 @@ def run_serve(job: ServeJob) -> int:
     if job.has_page and keys:
         tell("note: the API asks for keys, the page does not")
     with ExitStack() as stack:
-        # Before the model, which may take minutes to load: an unavailable address fails at once.
+        # Bound before the model is loaded, which may take minutes, so that an unavailable address fails immediately.
         listener = stack.enter_context(closing(bind(job.host, job.port)))
         address = address_of(listener)
         metrics = Metrics()
@@ -121,7 +121,7 @@ def run_serve(job: ServeJob) -> int:
             service=service,
             drain_s=job.drain_s,
             tell=tell,
-            # Also when quiet: with port 0, this is the only source of the port.
+            # Printed even with `quiet`: with port 0, only this message tells the port.
             on_start=lambda: say(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
@@ -129,7 +129,7 @@ def run_serve(job: ServeJob) -> int:
 
 @contextmanager
 def _opened(job: ServeJob, *, observer: Observer, tell: Callable[[str], None]) -> Iterator[Service]:
-    """A service of this process that is ready."""
+    """A service in this process, once it is ready."""
     with closing(Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=observer)) as service:
         service.start()
         service.wait_until_ready()
@@ -140,7 +140,7 @@ def _opened(job: ServeJob, *, observer: Observer, tell: Callable[[str], None]) -
 def _opened_replicas(
     job: ServeJob, *, address: str, metrics: "Metrics", tell: Callable[[str], None]
 ) -> Iterator[OnlineService]:
-    """A service over replicas that is ready. The application of Ray Serve has the name of the address."""
+    """A service over replicas, once it is ready. The name of the Ray Serve application contains host and port."""
     from llama_adapter.app.replicas.opening import ReplicatedSettings, open_replicas
 
     assert job.deployment is not None, "the job asks for replicas"
@@ -191,7 +191,7 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
 
 
 def _read_reports(folders: tuple[str, ...]) -> "tuple[SavedReport, ...]":
-    """The reports of evaluations; none without folders, so that `serve` imports no page."""
+    """The reports of evaluations. Without folders, no module of the page is imported, which `serve` does not need."""
     if not folders:
         return ()
     from llama_adapter.app.web.scores import read_report

@@ -59,7 +59,7 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         metavar="S",
         type=float,
         default=60.0,
-        help=default("time to answer accepted requests at the end, in seconds"),
+        help=default("time to finish accepted requests at shutdown, in seconds"),
     )
     group.add_argument("--quiet", section="output", action="store_true", help="no notes and no access log on stderr")
     api = parser.add_argument_group("API", section="server")
@@ -75,7 +75,7 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         dest="model_names",
         action="append",
         default=[],
-        help="name of the model for clients, in place of its own; may be repeated",
+        help="name of the model for clients, instead of its own; may be repeated",
     )
     api.add_argument(
         "--cors-origin",
@@ -83,7 +83,7 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         dest="cors_origins",
         action="append",
         default=[],
-        help="web pages that may ask the API, such as https://example.com, or * for any; may be repeated",
+        help="web pages that may call the API, such as https://example.com, or * for any; may be repeated",
     )
     api.add_argument(
         "--allow-url-host",
@@ -99,12 +99,12 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
     batches.add_argument(
         "--batch-folder",
         metavar="FOLDER",
-        help="keep files and batches in this private folder; unfinished batches in it go on",
+        help="keep files and batches in this private folder; unfinished batches in it are continued",
     )
     for name, usual, text in (
-        ("max_file_mib", 200, "of an uploaded file, in MiB"),
+        ("max_file_mib", 200, "size of an uploaded file, in MiB"),
         ("max_files", 1000, "number of kept files; more uploads are refused"),
-        ("max_files_mib", 4096, "of all files and the answers of unfinished batches, in MiB"),
+        ("max_files_mib", 4096, "size of all files and the answers of unfinished batches, in MiB"),
     ):
         flag = "--" + name.replace("_", "-")
         batches.add_argument(flag, metavar="N", type=int, default=usual, help=default(text))
@@ -112,25 +112,25 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
     for name, kind, text in (
         ("max_waiting", int, "requests in the queue; more are refused"),
         ("max_waiting_per_client", int, "requests of one client in the queue"),
-        ("timeout_s", float, "from a request to its complete answer, in seconds"),
-        ("max_pixels", int, "of a picture"),
-        ("max_picture_bytes", int, "of a picture's file"),
+        ("timeout_s", float, "time from a request to its complete answer, in seconds"),
+        ("max_pixels", int, "pixels of a picture"),
+        ("max_picture_bytes", int, "bytes of a picture file"),
         ("picture_timeout_s", float, "read timeout per picture, in seconds"),
         (
             "reading_memory_bytes",
             int,
             "bytes of memory to read one picture; 20 per pixel of --max-pixels are enough",
         ),
-        ("slow_after_s", float, "processor seconds to read a picture, before it counts as slow"),
+        ("slow_after_s", float, "processor seconds to read a picture after which it counts as slow"),
         ("max_slow_pictures", int, "slow pictures read at once"),
         ("max_slow_waiting", int, "waiting slow pictures; more are refused"),
-        ("max_prompt_chars", int, "of a prompt"),
-        ("encoded_bytes", int, "of the cache of encoded pictures, for more questions about them"),
+        ("max_prompt_chars", int, "characters of a prompt"),
+        ("encoded_bytes", int, "bytes of the cache of encoded pictures, reused for further questions"),
     ):
         usual = getattr(usual_limits, name)
         metavar = "S" if kind is float else "N"
         flag = "--" + name.replace("_", "-")
-        section = "input" if name == "picture_timeout_s" else "server"  # where `caption` has it
+        section = "input" if name == "picture_timeout_s" else "server"  # the same section as for `caption`
         limits.add_argument(flag, section=section, metavar=metavar, type=kind, default=usual, help=default(text))
     if has_replicas:
         _add_replicas(parser)
@@ -154,18 +154,18 @@ def _add_reports(parser: Parser) -> None:
 
 def _add_replicas(parser: Parser) -> None:
     group = parser.add_argument_group("replicas (extra `replicas`)", section="parallel")
-    add_cluster(group, ray="has the model in replicas on a cluster; this process listens, queues and routes")
+    add_cluster(group, ray="runs the model in replicas on a cluster; this process listens, queues and routes")
     group.add_argument("--replicas", metavar="N", type=int, help="number of replicas (default: 1)")
     group.add_argument(
         "--max-replicas",
         metavar="N",
         type=int,
-        help="most replicas: their number follows the load, from --replicas up (default: it stays)",
+        help="maximum number of replicas: their number follows the load, from --replicas up (default: it is fixed)",
     )
 
 
 def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
-    spec = spec_from(options, sees_pictures=False)  # LLaMA alone is served, too
+    spec = spec_from(options, sees_pictures=False)  # LLaMA without an adapter can be served too
     from llama_adapter.app.cli.run_server import ServeJob, run_serve
     from llama_adapter.app.online.types import ServiceLimits
 
@@ -178,7 +178,7 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
 
 
 def _replicas(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a job that say where the model is; empty for this process."""
+    """The fields of a job that place the model on a cluster; empty if the model is in this process."""
     from llama_adapter.app.replicas.types import DeploymentSettings
     from llama_adapter.app.scale.cluster import RayOptions
 

@@ -19,10 +19,10 @@ test. The results are OUT.pth and a folder OUT.training with curves, scores and 
 
   llama-adapter train photos --out animals.pth              a folder for each class
   llama-adapter train questions.jsonl --out mine.pth --sets bias,lora
-  llama-adapter train photos --out animals.pth --resume     go on after Ctrl-C
+  llama-adapter train photos --out animals.pth --resume     continue after Ctrl-C
   torchrun --nproc-per-node 8 -m llama_adapter train ...    on several devices
 
-Ctrl-C ends the run after its present step and keeps the best weights so far; the exit code is then 130.
+Ctrl-C ends the run after the current step and keeps the best weights so far; the exit code is then 130.
 """
 _JOB = TrainJob(data=("DATA",), out="OUT.pth")
 _OPTIMISATION = Optimisation()
@@ -30,7 +30,7 @@ _CHOICE = TrainingChoice()
 
 
 def add_train(commands: Any) -> None:
-    """`train`."""
+    """Add `train`."""
     text = "train an adapter on your own pictures"
     command(commands, "train", _run_train, declare=_declare, help=text, description=_TRAIN)
 
@@ -42,8 +42,10 @@ def _declare(train: Parser) -> None:
     output = train.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="FILE.pth", first=True, help="the adapter to write")
     output.add_argument("--force", action="store_true", help="replace the results of an earlier run")
-    output.add_argument("--resume", action="store_true", first=True, help="go on from the last checkpoint")
-    output.add_argument("--bundle", action="store_true", help="write a bundle too, as is done anyway over a bundle")
+    output.add_argument("--resume", action="store_true", first=True, help="continue from the last checkpoint")
+    output.add_argument(
+        "--bundle", action="store_true", help="also write a bundle; always done if the model is a bundle"
+    )
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_model(train)
     _add_data(train.add_argument_group("data", section="input"))
@@ -51,7 +53,7 @@ def _declare(train: Parser) -> None:
     _add_optimisation(train.add_argument_group("optimisation", section="training"))
     _add_run(train.add_argument_group("run", section="training"))
     _add_plan(
-        train.add_argument_group("plan, in place of training"),
+        train.add_argument_group("plan, instead of training"),
         details=train.add_argument_group("what is planned", section="profiling"),
     )
     compute = train.add_argument_group("computation", section="computation")
@@ -67,8 +69,8 @@ def _declare(train: Parser) -> None:
         metavar="T",
         default=SPEC.dtype,
         help=default(
-            "of frozen weights and activations: float32, bfloat16 or float16; auto: float32 on a CPU, else "
-            "bfloat16. What is trained is float32"
+            "dtype of frozen weights and activations: float32, bfloat16 or float16; auto: float32 on a CPU, else "
+            "bfloat16. Trained parameters are float32"
         ),
     )
     compute.add_argument("--exif", choices=("upright", "ignore"), default=SPEC.exif, help=argparse.SUPPRESS)
@@ -82,7 +84,8 @@ def _add_data(group: Any) -> None:
         metavar="TEXT",
         type=parse_text,
         first=True,
-        help="of examples without one (default: for classes it names them, for captions it is the model's prompt)",
+        help="question for examples without one (default: for classes, it lists them; for captions, the model's"
+        " prompt)",
     )
     group.add_argument(
         "--picture-folder",
@@ -92,24 +95,28 @@ def _add_data(group: Any) -> None:
         help="pictures of a known set (default: where they usually lie)",
     )
     group.add_argument(
-        "--validation", metavar="SHARE", type=float, default=_JOB.validation, help=default("of the pictures")
+        "--validation", metavar="SHARE", type=float, default=_JOB.validation, help=default("share of the pictures")
     )
     group.add_argument(
-        "--test", metavar="SHARE", type=float, default=_JOB.test, help=default("of the pictures, for the final scores")
+        "--test",
+        metavar="SHARE",
+        type=float,
+        default=_JOB.test,
+        help=default("share of the pictures, for the final scores"),
     )
     group.add_argument(
         "--most-unreadable",
         metavar="SHARE",
         type=float,
         default=_JOB.most_unreadable,
-        help=default("of the pictures that may be unreadable; they are named and left out"),
+        help=default("share of the pictures that may be unreadable; these are named and left out"),
     )
     group.add_argument(
         "--encoded",
         dest="cache",
         key="encoded",
         metavar="FOLDER",
-        help="encoded pictures (default: in the user's cache folder)",
+        help="folder for encoded pictures (default: in the user's cache folder)",
     )
 
 
@@ -124,7 +131,9 @@ def _add_choice(group: Any) -> None:
         first=True,
         help=default(f"sets of parameters: {meanings}"),
     )
-    group.add_argument("--lora-rank", metavar="N", type=int, default=_CHOICE.lora_rank, help=default("of new factors"))
+    group.add_argument(
+        "--lora-rank", metavar="N", type=int, default=_CHOICE.lora_rank, help=default("rank of new factors")
+    )
     new = "of a new adapter, for a LLaMA without one"
     group.add_argument(
         "--num-queries", metavar="N", type=int, default=_CHOICE.num_queries, help=default(f"queries {new}")
@@ -156,7 +165,7 @@ def _add_optimisation(group: Any) -> None:
         type=int,
         default=_OPTIMISATION.batch_size,
         first=True,
-        help=default("examples of a step, of all devices together"),
+        help=default("examples of a step, all devices together"),
     )
     group.add_argument(
         "--rows", metavar="N", type=int, help="examples that a device computes at once (default: its share of a step)"
@@ -171,8 +180,8 @@ def _add_optimisation(group: Any) -> None:
     for flag, what in (
         ("warmup", "share of the steps over which the learning rate rises"),
         ("final-lr", "share of the highest learning rate at the end"),
-        ("weight-decay", "of matrices"),
-        ("max-norm", "largest norm of the gradient; 0: any"),
+        ("weight-decay", "weight decay of matrices"),
+        ("max-norm", "the gradient is scaled down to this norm; 0: no limit"),
     ):
         group.add_argument(
             f"--{flag}",
@@ -198,13 +207,16 @@ def _add_run(group: Any) -> None:
         help="compute activations twice, which takes less memory and a third more time",
     )
     group.add_argument(
-        "--evaluate-every", metavar="STEPS", type=int, help="(default: an epoch, and at most 20 times in a run)"
+        "--evaluate-every",
+        metavar="STEPS",
+        type=int,
+        help="steps between evaluations (default: an epoch, and at most 20 evaluations in a run)",
     )
     group.add_argument(
         "--score",
         choices=("auto", "answers", "loss"),
         default=_JOB.score,
-        help=default("what early stopping looks at; auto: answers, unless the model is large"),
+        help=default("score that early stopping uses; auto: answers, unless the model is large"),
     )
     group.add_argument(
         "--patience",
@@ -235,7 +247,7 @@ def _add_run(group: Any) -> None:
         metavar="S",
         type=float,
         default=_JOB.timeout_s,
-        help=default("seconds that a rank waits for the others, before all end"),
+        help=default("seconds that a rank waits for the others before all ranks end"),
     )
 
 
@@ -249,15 +261,15 @@ def _add_plan(group: Any, *, details: Any) -> None:
         "30B, 65B or DIMxLAYERSxHEADSxFFN",
     )
     details.add_argument("--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices (default: 1,8)")
-    details.add_argument("--tokens", metavar="N", type=int, help="of a row (default: the context)")
+    details.add_argument("--tokens", metavar="N", type=int, help="tokens of a row (default: the context)")
     details.add_argument("--device-type", metavar="TYPE", help="cpu, cuda or npu (default: that of --device)")
     details.add_argument(
         "--device-tflops", metavar="X", type=float, help="rate of matrix products (default: measured on this machine)"
     )
     details.add_argument(
-        "--device-bandwidth", metavar="GB/S", type=float, help="of memory (default: measured on this machine)"
+        "--device-bandwidth", metavar="GB/S", type=float, help="memory bandwidth (default: measured on this machine)"
     )
-    details.add_argument("--json", section="output", action="store_true", help="JSON on stdout in place of the table")
+    details.add_argument("--json", section="output", action="store_true", help="JSON on stdout instead of the table")
 
 
 _PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")

@@ -1,4 +1,4 @@
-"""Texts of a command line -> values, or a usage error."""
+"""Converts texts of a command line to values, or raises a usage error."""
 
 import argparse
 import dataclasses
@@ -53,7 +53,7 @@ def parse_band(text: str) -> tuple[float, float]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`0/4` -> (0, 4): a part, from 0, and the number of parts."""
+    """`0/4` -> (0, 4): the index of a part, counted from 0, and the number of parts."""
     part, _, parts = text.partition("/")
     try:
         shard = int(part), int(parts)
@@ -101,26 +101,26 @@ def parse_bytes(text: str) -> tuple[int, ...]:
 
 
 def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> CaptionerSpec:
-    """The spec of the flags; raises UsageError for flags that exclude each other.
+    """The spec that the flags describe. Raises UsageError for flags that exclude each other.
 
-    With `sees_pictures`, LLaMA alone is refused.
+    With `sees_pictures`, LLaMA without an adapter is an error too.
     """
     spec = settings(CaptionerSpec, vars(options))
     return check_adapter(spec) if sees_pictures else spec
 
 
 def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
-    """The spec itself; raises UsageError for LLaMA alone."""
+    """The spec itself. Raises UsageError for LLaMA without an adapter."""
     if spec.is_llama_alone:
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     return spec
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
-    """The dataclass `kind` with those of the values that it has fields for.
+    """An instance of the dataclass `kind`, made from the values that are its fields.
 
-    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`. A value of
-    the environment or of a file is named with its place.
+    A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`. For a value
+    from the environment or a file, the error names the variable, or the file and line.
     """
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     flags = {name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})
@@ -130,7 +130,7 @@ def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mappin
 
 @contextmanager
 def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ()) -> Iterator[None]:
-    """Turns a ValueError into a UsageError, with the names of values replaced by their flags, variables or places."""
+    """Turns a ValueError into a UsageError that names flags, variables or places in files instead of fields."""
     try:
         yield
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The command `doctor`: the table of the environment, the findings about a model, and the exit code.
 
-`environment.py`, `model.py`, `encoder.py` and `decoder.py` do the checks; here they are weighed by what the user's
-flags need, and printed. torch is imported only after the table says that it is usable.
+`environment.py`, `model.py`, `encoder.py` and `decoder.py` do the checks. This module rates the results by what the
+user's flags need, and prints them. torch is imported only after the table shows that it is usable.
 """
 
 import shutil
@@ -24,13 +24,13 @@ from llama_adapter.runtime.text import shown_text
 
 Level = Literal["ok", "absent", "warning", "error"]
 
-# Without a terminal, as wide as the narrowest that is common; wider than the last, lines are hard to read.
+# Width without a terminal (that of the narrowest common terminal), and limits: longer lines are hard to read.
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
 NAME_WIDTH, LEVEL_WIDTH = 19, 9
 
 
 def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:
-    """How bad a part's state is for these uses. A part that no use needs may be absent; if broken, it is a warning."""
+    """The level of a part for these uses. A part that no use needs may be absent; if broken, it is a warning."""
     if probe.state == "ok":
         return "ok"
     if is_needed(probe.name, uses=uses):
@@ -39,7 +39,7 @@ def weigh(probe: Probe, *, uses: frozenset[str]) -> Level:
 
 
 def environment_table(probes: Iterable[Probe], *, uses: frozenset[str], width: int) -> list[str]:
-    """The lines: part, state, what was found, and the hint below. Only unbreakable words exceed `width`."""
+    """The lines of the table: part, state, what was found, and a hint below. Only unbreakable words exceed `width`."""
     lines = [f"{'part':<{NAME_WIDTH}}{'state':<{LEVEL_WIDTH}}found"]
     for probe in probes:
         start = f"{probe.name:<{NAME_WIDTH}}{weigh(probe, uses=uses):<{LEVEL_WIDTH}}"
@@ -51,7 +51,7 @@ def environment_table(probes: Iterable[Probe], *, uses: frozenset[str], width: i
 
 
 def _found(probe: Probe, *, uses: frozenset[str]) -> str:
-    """What was found. For an absent part also what needs it: of these uses, else of all."""
+    """What was found. For an absent part, also the uses that need it: those among `uses`, or else all."""
     if probe.state != "absent":
         return probe.found or "there"
     found = probe.found or ("none" if probe.name.endswith("devices") else "not installed")
@@ -85,12 +85,12 @@ def finding_lines(findings: Iterable[Finding], *, width: int) -> list[str]:
 
 
 def terminal_width() -> int:
-    """Columns to use: those of the terminal, within limits; a fixed number for a pipe."""
+    """The number of columns to use: those of the terminal, within limits; a fixed number for a pipe."""
     return min(max(shutil.get_terminal_size((PIPE_WIDTH, 1)).columns, MIN_WIDTH), MAX_WIDTH)
 
 
 def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """The last line for pairs (part, level), and the number of errors."""
+    """The last line of the output, for pairs (part, level), and the number of errors."""
     levels = [level for _, level in checks]
     failed = list(dict.fromkeys(name for name, level in checks if level == "error"))
     counts = {level: levels.count(level) for level in ("error", "warning") if level == "error" or level in levels}
@@ -104,7 +104,7 @@ def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
 def run_checkup(spec: CaptionerSpec | None, *, uses: frozenset[str]) -> int:
     """Print the environment's table, then the findings about the model of `spec` and its exported encoder, if any.
 
-    Returns the exit code. The table is printed first, since reading a large model takes minutes.
+    Returns the exit code. The table is printed first, because reading a large model takes minutes.
     """
     width = terminal_width()
     probes = look_at_environment()

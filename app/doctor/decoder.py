@@ -1,4 +1,4 @@
-"""Checks an exported decoder before it is used: whether its folder is whole, its graphs open, and it answers."""
+"""Checks an exported decoder before use: whether its folder is complete, its graphs open, and it answers."""
 
 from contextlib import closing
 
@@ -9,11 +9,11 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 
 _WHAT = "decoder"
-_NUM_TOKENS = 24  # of the answer that is tried
+_NUM_TOKENS = 24  # maximum length of the test answer
 
 
 def diagnose_decoder(spec: CaptionerSpec) -> list[Finding]:
-    """Check the folder `spec.decoder`, and the picture encoder that goes with it. Faults are returned, never raised."""
+    """Check the folder `spec.decoder` and its picture encoder. Faults are returned as findings, never raised."""
     assert spec.decoder is not None, "the caller asks"
     report, folder = Report(), spec.decoder
     exported = report.attempt(_WHAT, lambda: read_exported_model(folder))

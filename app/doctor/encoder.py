@@ -1,4 +1,4 @@
-"""Checks an exported encoder before it is used: whether it opens, is whole, and belongs to the model beside it."""
+"""Checks an exported encoder before use: whether it opens, is undamaged, and belongs to the model it is used with."""
 
 import dataclasses
 import os
@@ -35,16 +35,16 @@ Target = ModelSources | str | os.PathLike[str]
 
 
 class _Part(NamedTuple):
-    """One file of an encoder: the spec that names it alone, and its card."""
+    """One file of an encoder: a spec that names only this file, and its card."""
 
     spec: CaptionerSpec
     card: EncoderCard | None
 
 
 def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
-    """Check a model as `diagnose` does, and the exported encoder of `spec` beside it.
+    """Check a model as `diagnose` does, and the exported encoder of `spec`.
 
-    An OM is loaded only if `spec.device` is a device that runs it. Faults are returned, never raised.
+    An OM is loaded only if `spec.device` is a device that runs it. Faults are returned as findings, never raised.
     """
     of_files, of_both = Report(), Report()
     with ExitStack() as stack:
@@ -57,7 +57,7 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
 
 
 def om_device_of(spec: CaptionerSpec) -> int | None:
-    """The device on which the OM of `spec` is loaded; None if the decoder's device is of another kind."""
+    """The device on which the OM of `spec` is loaded; None if the decoder's device cannot run OMs."""
     beside = om_device((accelerator_kind() or "") if spec.device == AUTO else spec.device)
     return beside if beside is None or spec.encoder_device is None else om_device_id(spec.encoder_device)
 
@@ -87,7 +87,7 @@ def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple
 def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: int) -> ExportedEncoder | None:
     assert spec.encoder is not None
     is_om = spec.vision_kind == "om"
-    # A device may take the process down with it.
+    # An OM runs in its own process, because a device fault may end the process.
     kind: GraphKind = "om" if is_om else "onnx"
     graph = GraphSpec(
         kind=kind, path=spec.encoder, device_id=device_id, provider=encoder_provider(spec), own_process=is_om
@@ -101,7 +101,7 @@ def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: i
 
 
 def _check_om(report: Report, spec: CaptionerSpec, file: Path) -> _Part | None:
-    """Check the rules of InferSession, the side-car and the digest, without loading the OM. None after an error."""
+    """Check InferSession's rules, the side-car and the digest, without loading the OM. Returns None after an error."""
     spec = dataclasses.replace(spec, encoder=str(file))
 
     def check() -> _Part:
@@ -122,9 +122,9 @@ def _check_om(report: Report, spec: CaptionerSpec, file: Path) -> _Part | None:
 
 
 def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None, target: Target) -> None:
-    """Check that the files are those of the model."""
+    """Check that the encoder's files belong to the model."""
     model = Report().attempt(_WHAT, lambda: _load(target, parts[0]))
-    if model is None:  # `diagnose` says why
+    if model is None:  # the findings of `diagnose` have the reason
         sentence = "The model cannot be read, so it is not known whether the encoder is its own"
         report.add("not tried", _WHAT, sentence)
         return
@@ -143,7 +143,7 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
 
 
 def _load(target: Target, part: _Part) -> LoadedModel:
-    """The model without its decoder's tensors, which may be larger than the memory."""
+    """The model without its decoder's tensors, which may not fit into memory."""
     if isinstance(target, ModelSources):
         return stream_sources(target, dtype=torch.float16, exported=True, encoder=part.card)[0]
     order = part.spec.channel_order

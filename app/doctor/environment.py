@@ -1,7 +1,8 @@
-"""Checks what is installed around this project, part by part, and which uses need each part.
+"""Checks the software that this project uses, part by part, and which uses need each part.
 
-Parts are imported in child processes with a time limit: a broken driver, toolkit or extension can end its process, and
-torch cannot be imported again after a failed import. `probes.py` asks the questions, `command.py` prints the answers.
+Parts are imported in child processes with a time limit, because a broken driver, toolkit or extension can end its
+process, and torch cannot be imported again after a failed import. `probes.py` examines each part, and `command.py`
+prints the results.
 """
 
 import importlib.metadata
@@ -24,11 +25,11 @@ from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 PROJECT_PACKAGES = ("numpy", "pillow", "pyyaml", "safetensors", "sentencepiece")
 SERVER_PACKAGES = ("fastapi", "fastapi-offline", "httpcore", "prometheus-client", "python-multipart", "uvicorn")
 PAGE_PACKAGES = ("gradio",)
-# Generous: the first import of torch from a network disk takes long.
+# Large limits, because the first import of torch from a network disk takes long.
 TORCH_S, OTHERS_S = 180.0, 60.0
 
 WITH_TORCH = "commands without --decoder"  # an exported decoder with its encoder runs without torch
-# The parts that a use needs, under the flag or command that asks for it; "always" is every command.
+# The parts that a use needs, by the flag or command of the use; "always" is for every command.
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "always": ("python", *PROJECT_PACKAGES),
     WITH_TORCH: ("torch",),
@@ -41,11 +42,11 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "export onnx": EXPORT_PACKAGES,
     "export om": ("CANN", "atc"),
 }
-# Parts for Ascend devices only; where all are absent and not asked for, one line stands for them.
+# Parts that only Ascend devices need. Absent ones that no use needs are shown as one line.
 ASCEND = ("NPU devices", "CANN", "atc", "torch_npu", "NPU operators", "aclruntime", "ais_bench")
 ASCEND_USES = frozenset({"--device npu", "--vision om"})
 _DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
-# Hints for a part that is absent or broken; a check's own hint comes first.
+# Hints for a part that is absent or broken; a hint of the check itself takes precedence.
 ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("torch", *PROJECT_PACKAGES), f"install this project's packages: {INSTALL_PROJECT}"),
     "torch_npu": f"after torch's CPU build (docs/ascend.md), {install_hint('npu')}",
@@ -61,9 +62,9 @@ ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One part: whether it is installed and usable, what was found, and what to do about a gap.
+    """One part: whether it is installed and usable, what was found, and a hint on how to fix it.
 
-    `absent` is not installed; `broken` is installed and unusable as it is.
+    `absent` means not installed; `broken` means installed but unusable.
     """
 
     name: str
@@ -73,18 +74,18 @@ class Probe:
 
 
 def is_device(name: str) -> bool:
-    """Whether this is the name of a device, on any machine."""
+    """Whether this is a valid device name, regardless of this machine's devices."""
     return _DEVICE.fullmatch(name) is not None
 
 
 def om_device(name: str) -> int | None:
-    """The number of the device that runs OM files, None where `name` is a device of another kind."""
+    """The number of the device that runs OM files; None if `name` is a device of another kind."""
     kind, _, number = name.partition(":")
     return int(number or 0) if kind == "npu" else None
 
 
 def uses_of(*, device: str = "cpu", vision: str = "torch", has_decoder: bool = False) -> frozenset[str]:
-    """The keys of NEEDED for a command with these flags. What an exported decoder needs is found by opening it."""
+    """The keys of NEEDED for a command with these flags. For an exported decoder, opening it checks its needs."""
     kind = device.partition(":")[0]
     if has_decoder:
         return frozenset({"always"} | ({WITH_TORCH} if vision == "torch" else set()))
@@ -92,19 +93,19 @@ def uses_of(*, device: str = "cpu", vision: str = "torch", has_decoder: bool = F
 
 
 def is_needed(name: str, *, uses: frozenset[str]) -> bool:
-    """Whether the part of this name is needed for one of these uses."""
+    """Whether one of these uses needs the part with this name."""
     return any(name in NEEDED[use] for use in uses)
 
 
 def purposes(name: str) -> tuple[str, ...]:
-    """What the part of this name is needed for."""
+    """The uses that need the part with this name."""
     return tuple(use for use, names in NEEDED.items() if name in names)
 
 
 def look_at_environment() -> list[Probe]:
-    """All parts, in the order of their installation. Takes seconds, in several child processes at once.
+    """Examine all parts, in the order in which they are installed.
 
-    Faults of the environment are returned and never raised.
+    This takes seconds, with several child processes at once. Faults of the environment are returned, never raised.
     """
     quiet = {**os.environ, NO_TELEMETRY: "1"}
     extensions = [entry.name for entry in importlib.metadata.entry_points(group="torch.backends")]
@@ -115,20 +116,20 @@ def look_at_environment() -> list[Probe]:
             question = f"{probes.__name__}:look_at_{name}"
             return pool.submit(ask_child, question, *arguments, environ=environ, seconds=seconds)
 
-        # The longest first, so that no core waits at the end.
+        # The slowest checks start first, so that no core is idle at the end.
         groups = (*PROJECT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES), EXPORT_PACKAGES
         grouped = [ask("packages", *names) for names in groups]
         torch_npu, both = ask("torch_npu", seconds=TORCH_S), ask("torch_and_kernels", seconds=TORCH_S)
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
-        # Where one ends the process of both, each is asked in a process of its own.
+        # If one of both ends their common process, each is examined in a separate process.
         host = {
             name: both.result()[name] if name in both.result() else ask(name, seconds=TORCH_S).result()
             for name in ("torch", "kernels")
         }
         answers = {name: said for group in grouped for name, said in group.result().get("packages", {}).items()}
-        # A package that fails beside others, or ends their process, is asked in a process of its own.
+        # A package that fails together with others, or ends their process, is examined in a separate process.
         alone = {name: ask("package", name) for names in groups for name in names if name not in answers}
     packages = answers | {name: said.result() for name, said in alone.items()}
     return [
@@ -150,7 +151,7 @@ def look_at_environment() -> list[Probe]:
 
 
 def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
-    """Replace Ascend's absent parts that no use asks for by one last line."""
+    """Replace absent Ascend parts by one last line, if no use needs Ascend."""
     gone = [probe.name for probe in probes if probe.name in ASCEND and probe.state == "absent"]
     if not gone or uses & ASCEND_USES:
         return probes
@@ -159,7 +160,7 @@ def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
     return [*kept, Probe(name="Ascend", state="absent", found=f"{names} installed (docs/ascend.md)")]
 
 
-# From answers to rows of the table.
+# Functions that turn answers of child processes into rows of the table.
 
 
 def _probe(name: str, said: Mapping[str, Any]) -> Probe:
@@ -211,7 +212,7 @@ def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Pr
 
 
 def _operators(torch_npu: Mapping[str, Any]) -> list[Probe]:
-    """The operators that the decoder would use; no row without a device."""
+    """A row on the operators that the decoder would use; none without a device."""
     found = torch_npu.get("operators")
     return [Probe(name="NPU operators", state="ok", found=found)] if found else []
 

@@ -1,4 +1,4 @@
-"""What the doctor found out about a model and its encoder."""
+"""The findings of `doctor` on a model and its encoder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was looked at, what was seen in one sentence, and what to do about it."""
+    """One result of a check: `what` was checked, the result in one `sentence`, and a `hint` on what to do."""
 
     level: Level
     what: str
@@ -21,7 +21,7 @@ class Finding:
 
 
 class Report:
-    """Findings in the order of the checks. A check that raises becomes a finding, and the next one is still made."""
+    """Findings in the order of the checks. An error in a check becomes a finding, and later checks still run."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -35,12 +35,12 @@ class Report:
         try:
             return action()
         except (CheckpointError, GraphError) as fault:
-            # By default the hint is to run the doctor.
+            # The default hint, to run `doctor`, is left out.
             self.add("error", what, fault.message, "" if fault.hint == CheckpointError.default_hint else fault.hint)
             return None
 
     def passes(self, what: str, check: Callable[[], object]) -> bool:
-        """Whether `check` raises neither error; if it does, that becomes a finding."""
+        """Whether `check` raises neither error. An error that it raises becomes a finding."""
         before = len(self.findings)
         self.attempt(what, check)
         return len(self.findings) == before

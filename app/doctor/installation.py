@@ -1,6 +1,6 @@
-"""Which copy of this project runs, the checkout or one that pip installed, and whether that is intended.
+"""Checks which copy of this project runs (a checkout or an installed one), and whether that is intended.
 
-Only files are read, nothing is imported.
+It only reads files, and imports nothing.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ _HOME = Path(llama_adapter.__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installed:
-    """What pip installed: its version, how, and the folder that holds its packages."""
+    """The installation by pip: version, kind, and the folder that contains its packages."""
 
     version: str
     kind: Literal["editable", "copy"]
@@ -30,7 +30,7 @@ class Installed:
 
 
 def find_installed() -> Installed | None:
-    """What pip knows of this project; None where it runs from a checkout and is not installed."""
+    """The installation of this project by pip; None if the project is not installed."""
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -44,7 +44,7 @@ def find_installed() -> Installed | None:
 
 
 def find_checkout(folder: Path) -> Path | None:
-    """The checkout of this project that `folder` is in."""
+    """The checkout of this project that contains `folder`; None if there is none."""
     for place in (folder, *folder.parents):
         try:
             project = tomllib.loads((place / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
@@ -56,12 +56,15 @@ def find_checkout(folder: Path) -> Path | None:
 
 
 def judge_installation(installed: Installed | None, *, running: Path, checkout: Path | None) -> dict[str, Any]:
-    """The answer for the doctor's table. `running` holds the packages in use, `checkout` the current folder."""
+    """The answer for the table of `doctor`.
+
+    `running` is the folder of the packages in use. `checkout` is the checkout that contains the current folder.
+    """
     if installed is None:
         return ok(f"not installed, run from {running}")
     found = f"{installed.version}, {installed.kind}, {installed.place}"
     if installed.place != running:
-        # As `python -m llama_adapter` does it in a checkout.
+        # Happens with `python -m llama_adapter` in a checkout.
         return broken(f"{found}, while {running} is what runs here", hint=f"{_INSTALL} in {running}")
     if checkout not in (None, running):
         hint = f"changes in {checkout} have no effect; there: {_INSTALL}"

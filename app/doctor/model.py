@@ -1,4 +1,4 @@
-"""Checks a model before it is used, tensor by tensor, and says in sentences what is wrong with it."""
+"""Checks a model before use, tensor by tensor, and describes faults in sentences."""
 
 import hashlib
 import os
@@ -65,14 +65,14 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.weights import ClipSource, build_vision, read_query
 
-KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every decoder gives the same pixels
+KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
 KNOWN_TOKENS = 16
 
 
 def write_known_answer(place: Path) -> str:
-    """Caption a sample picture with a bundle and store the answer in it, for `diagnose` to repeat; returns the text.
+    """Caption a sample picture with a bundle, and store the answer in it, for `diagnose` to check; returns the text.
 
-    Raises as `Captioner.load`, and CheckpointError if the model gives no answer.
+    Raises the errors of `Captioner.load`, and CheckpointError if the model gives no answer.
     """
     picture = sample_pictures() / KNOWN_PICTURE
     with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(read_manifest(place))) as captioner:
@@ -93,13 +93,13 @@ def diagnose(
     precision: Precision | None = None,
     device: str = AUTO,
 ) -> list[Finding]:
-    """Check a model: a bundle's folder, or the checkpoints it would be made of.
+    """Check a model: a bundle's folder, or the checkpoints for a bundle.
 
-    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one. A bundle's known answer is
-    replayed on `device` in `precision`, by default the bundle's own.
+    With an `exported` encoder, CLIP may be missing; `encoder` is the encoder's card, if it has one. The question of a
+    bundle's known answer is asked again on `device` in `precision`, by default the bundle's own.
 
-    A failed check does not stop the later ones. Files are read completely and compared with their known digests.
-    Faults of the model are returned, never raised.
+    After a failed check, later checks still run. Files are read completely and compared with their known digests.
+    Faults of the model are returned as findings, never raised.
     """
     report = Report()
     if isinstance(target, ModelSources):
@@ -165,7 +165,7 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     if adapter.clip:
         parts.append("with a CLIP of its own, which is used")
     report.add("ok", "adapter", f"The adapter has {', '.join(parts)}")
-    tensors = {**adapter.llama, **adapter.visual}  # CLIP is checked as CLIP
+    tensors = {**adapter.llama, **adapter.visual}  # CLIP is checked separately
     if not adapter.is_chat:
         tensors["adapter_query.weight"] = adapter.queries
     _check_finite(report, "adapter", adapter.name, tensors.items())
@@ -176,7 +176,7 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):
         num_tensors = len(tensors) + len(adapter.clip)
         report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")
-    claimed = claimed_digest(adapter.name)  # in a release's file name
+    claimed = claimed_digest(adapter.name)  # from the file name of a release
     if claimed is None:
         return
     if (actual := file_digest(adapter.name)) != claimed:
@@ -198,7 +198,7 @@ def _check_vision(
     heads: int | None,
 ) -> None:
     if clip is None and (sources.clip is not None or exported):
-        # The fault of CLIP is reported, or CLIP is in the encoder; the rest is still checked.
+        # CLIP's fault is reported already, or CLIP is in the exported encoder. The visual blocks are still checked.
         is_read = report.passes("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
         if is_read and sources.clip is None:
             report.add("ok", "vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
@@ -230,7 +230,7 @@ def _check_swapped(report: Report, *, adapter: str | os.PathLike[str], clip: str
 
 
 def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
-    """Compare with the MD5 sums that Meta ships beside its weights. Only files beside the checklist are read."""
+    """Compare files with the MD5 sums that Meta ships with its weights. Only files next to the checklist are read."""
     listed: dict[Path, str] = {}
     checklists = [place.folder / "checklist.chk"]
     if place.tokenizer is not None:
@@ -309,7 +309,7 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
 
 
 def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> None:
-    """Whether this processor takes the packed weights as they are."""
+    """Report whether this processor uses the packed weights as they are."""
     found = find_library()
     if found.library is not None and layout.fits(found.library.layout, precision):
         sentence = f"The kernels here ({found.library.instruction_set}) use its packed weights as they are"
@@ -358,7 +358,7 @@ def _check_known_answer(
             closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
-    except Exception as fault:  # every failure is the finding
+    except Exception as fault:  # any failure becomes the finding
         sentence = f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}"
         report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
@@ -371,7 +371,7 @@ def _check_known_answer(
         report.add(
             "ok", what, f"The model answers {answer.text!r} about its own picture {where}{numbers}, as it should"
         )
-    # A dequantised model keeps its rounding errors.
+    # Also if quantised weights were dequantised: rounding errors remain.
     elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
         report.add(
             "warning",
@@ -394,7 +394,7 @@ def _check_known_answer(
 
 
 def _check_foreign(report: Report, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Quantised weights with values that `quantize` never writes: the kernels may compute wrong results with them."""
+    """Report quantised weights with values that `quantize` never writes: kernels may compute wrong results."""
     found: dict[str, list[str]] = {}
     for key, tensor in tensors:
         for fault, keys in foreign_weights({key: tensor}).items():

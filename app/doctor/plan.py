@@ -1,4 +1,4 @@
-"""`doctor --plan`: the memory that a model needs on each of several devices, by number type. No weights are read."""
+"""`doctor --plan`: the memory that a model needs on each of several devices, by number format. Reads no weights."""
 
 import dataclasses
 import json
@@ -22,19 +22,20 @@ from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.config import VisionConfig
 
-# Rows of the table: numbers of everything else, and of the linear layers' weights. bfloat16 takes what float16 does.
+# Rows of the table: the dtype in general, and the precision of linear layers' weights. bfloat16 needs the same memory
+# as float16.
 NUMBERS: Final[tuple[tuple[torch.dtype, Precision], ...]] = (
     (torch.float32, FLOAT),
     (torch.float16, FLOAT),
     *((torch.float16, precision) for precision in QUANTISED),
 )
-MOST_ROWS: Final = 64  # that `--batch-size auto` takes on an accelerator
+MOST_ROWS: Final = 64  # the maximum of `--batch-size auto` on an accelerator
 _GB: Final = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanJob:
-    """What to plan for. The model is that of `spec`, or of `size` if it is named."""
+    """The input of a plan. The model is that of `spec`, or a model of `size` if that is given."""
 
     spec: CaptionerSpec
     size: str = ""  # such as 65B
@@ -53,30 +54,30 @@ class PlannedModel:
 
     name: str
     decoder: DecoderConfig
-    vision: VisionConfig | None  # None where it sees no pictures
+    vision: VisionConfig | None  # None if the model takes no pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlan:
-    """Memory of a model in some numbers, split over some devices. Bytes are those of one device."""
+    """Memory of a model in one number format, split over some devices. Bytes are per device."""
 
     dtype: str
     precision: Precision
     num_devices: int
-    refusal: str = ""  # why it cannot be split so; the rest is then zero
-    encoder: int = 0  # on the first device alone
+    refusal: str = ""  # why the model cannot be split; other fields are then zero
+    encoder: int = 0  # only on the first device
     weights: int = 0  # of the decoder
-    keys_and_values: int = 0  # of all rows
-    prefix: int = 0  # of all rows: keys and values of the pictures
+    keys_and_values: int = 0  # the KV cache of all rows
+    prefix: int = 0  # keys and values of pictures, of all rows
     computing: int = 0
-    loading: int = 0  # beside the weights, while they come
-    first: int = 0  # all of it
-    others: int = 0  # without the encoder; 0 for a single device
-    rows: Mapping[int, int] = dataclasses.field(default_factory=dict)  # bytes of a device -> rows that fit, up to 64
+    loading: int = 0  # additional memory while weights are loaded
+    first: int = 0  # total of the first device
+    others: int = 0  # total of each other device, without encoder; 0 for a single device
+    rows: Mapping[int, int] = dataclasses.field(default_factory=dict)  # device bytes -> rows that fit, up to 64
 
     @property
     def numbers(self) -> str:
-        """How people call them."""
+        """The common name of the number format."""
         if self.precision != FLOAT:
             return self.precision
         return "float16, bfloat16" if self.dtype == "float16" else self.dtype
@@ -109,9 +110,9 @@ def planned_model(job: PlanJob) -> PlannedModel:
 def device_plans(
     model: PlannedModel, *, num_devices: Sequence[int], device_bytes: Sequence[int], num_rows: int, padding: int = 2
 ) -> Iterator[DevicePlan]:
-    """A plan for each kind of numbers and number of devices.
+    """A plan for each number format and number of devices.
 
-    `padding` is that of `plan_memory`: 2 for devices that round shapes up, the more cautious assumption.
+    `padding` is passed to `plan_memory`: 2 is for devices that round shapes up, which is the more cautious assumption.
     """
     for dtype, precision in NUMBERS:
         for parts in num_devices:
@@ -138,7 +139,7 @@ def _device_plan(
 ) -> DevicePlan:
     empty = DevicePlan(dtype=dtype_name(dtype), precision=precision, num_devices=parts)
     try:
-        share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first has no less than the others
+        share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first share is the largest
     except ValueError as error:
         return dataclasses.replace(empty, refusal=str(error))
     encoder = 0
@@ -170,14 +171,14 @@ def _device_plan(
 
 
 def _most_rows(planned: Callable[[int], MemoryPlan], free: int) -> int:
-    """As `--batch-size auto` would take, which leaves a tenth of the memory; 0 where a single row does not fit."""
+    """The batch size of `--batch-size auto`, which leaves a tenth of the memory free; 0 if not even one row fits."""
     if planned(1).total > free:
         return 0
     return fitting_rows(planned, free=free, most=MOST_ROWS, unknown=1)
 
 
 def plan_lines(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> list[str]:
-    """The table, in GB of a device."""
+    """The table as lines, in GB per device."""
     config, plans = model.decoder, list(plans)
     limits = list(plans[0].rows) if not plans[0].refusal else next((list(one.rows) for one in plans if one.rows), [])
     rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
@@ -224,7 +225,7 @@ def run_plan(job: PlanJob, *, as_json: bool) -> int:
 
 
 def plan_json(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> dict[str, Any]:
-    """The plan as JSON values; sizes are bytes of a device."""
+    """The plan as JSON values; sizes are bytes per device."""
     return {
         "model": model.name,
         "decoder": model.decoder.to_dict(),

@@ -1,7 +1,7 @@
-"""The questions about the environment, one per part. `environment.py` judges the answers.
+"""Examines the environment, with one function per part. `environment.py` rates the answers.
 
-The first half runs in child processes (runtime/child_process.py). The second half reads files and runs programs with a
-time limit. The checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those of torch_npu 2.13 at import.
+The first half runs in child processes (runtime/child_process.py). The second half reads files, and runs programs with a
+time limit. The checks of ASCEND_HOME_PATH and ASCEND_OPP_PATH are those that torch_npu 2.13 does at import.
 """
 
 import importlib
@@ -38,16 +38,16 @@ LIBRARY = "libascendcl.so"
 PROGRAM_S = 60.0
 
 
-# Asked in a child process.
+# These functions run in a child process.
 
 
 def look_at_torch_and_kernels() -> dict[str, Any]:
-    """Facts: both answers, of one process, as importing torch takes longer than all that is asked of it."""
+    """Facts: the answers on `torch` and `kernels`. One process gives both, because importing torch takes longest."""
     return ok("", torch=look_at_torch(), kernels=look_at_kernels())
 
 
 def look_at_torch() -> dict[str, Any]:
-    """torch without its extensions; facts: `gpus`, their names, and `has_gpu_build`."""
+    """Examine torch without its extensions. Facts: `gpus` (their names) and `has_gpu_build`."""
     if importlib.util.find_spec("torch") is None:
         return absent()
     import torch
@@ -61,7 +61,7 @@ def look_at_torch() -> dict[str, Any]:
 
 
 def look_at_kernels() -> dict[str, Any]:
-    """The decoder's own kernels for this processor; compiled now if they were not before."""
+    """Examine this program's kernels for this processor. They are compiled now if they were not before."""
     if importlib.util.find_spec("torch") is None:
         return absent()
     from llama_adapter.runtime.kernels.library import find_library
@@ -73,7 +73,7 @@ def look_at_kernels() -> dict[str, Any]:
 
 
 def look_at_autoload() -> dict[str, Any]:
-    """`import torch` as in any other program, with the extensions that torch imports by itself."""
+    """Try `import torch` as other programs do, with the extensions that torch imports by itself."""
     try:
         import torch  # noqa: F401
     except Exception as error:
@@ -83,10 +83,10 @@ def look_at_autoload() -> dict[str, Any]:
 
 
 def look_at_torch_npu() -> dict[str, Any]:
-    """torch_npu as `--device npu` loads it.
+    """Examine torch_npu, loaded as for `--device npu`.
 
-    Facts: `devices`, name and family of each, and `operators`, those of LLaMA-7B on the first; or `no_device`, why
-    there is none, and `no_device_hint`.
+    Facts: `devices` (name and family of each) and `operators` (those of LLaMA-7B on the first device). Without a
+    device: `no_device` (the reason) and `no_device_hint`.
     """
     if importlib.util.find_spec("torch_npu") is None:
         return absent()
@@ -109,7 +109,7 @@ def look_at_torch_npu() -> dict[str, Any]:
 
 
 def _operators_of_7b(backend: "NpuBackend") -> str:
-    """Which operators are fused, and why others are not. Tables decide; nothing is computed."""
+    """Which operators are fused, and why others are not. This is looked up in tables; nothing is computed."""
     from llama_adapter.llm.config import DecoderConfig
     from llama_adapter.runtime.devices import DTYPES, EAGER
     from llama_adapter.runtime.schemes import QUANTISED
@@ -127,14 +127,14 @@ def _operators_of_7b(backend: "NpuBackend") -> str:
 
 
 def look_at_aclruntime() -> dict[str, Any]:
-    """The half of ais_bench that is compiled against CANN."""
+    """Examine the part of ais_bench that is compiled against CANN."""
     if importlib.util.find_spec("aclruntime") is None:
         return absent()
     return _import_for_om("aclruntime")[0]
 
 
 def look_at_ais_bench() -> dict[str, Any]:
-    """The Python half and its generation. Another package on PyPI has the same name."""
+    """Examine the Python part of ais_bench, and its generation. Another package on PyPI has the same name."""
     if importlib.util.find_spec("ais_bench") is None:
         return absent()
     said, interface = _import_for_om("ais_bench.infer.interface")
@@ -157,7 +157,7 @@ def _import_for_om(module_name: str) -> tuple[dict[str, Any], ModuleType | None]
 
 
 def look_at_packages(*names: str) -> dict[str, Any]:
-    """Facts: `packages`, the answers about those that import here. They share what they import."""
+    """Facts: `packages`, the answers on packages that can be imported in this process. They share common imports."""
     packages = {}
     for name in names:
         with suppress(Exception):
@@ -166,7 +166,7 @@ def look_at_packages(*names: str) -> dict[str, Any]:
 
 
 def look_at_package(name: str) -> dict[str, Any]:
-    """A package by its name for pip; for onnxruntime also its providers."""
+    """Examine a package, by its pip name; for onnxruntime, also its execution providers."""
     module_name = IMPORT_NAMES.get(name, name)
     if importlib.util.find_spec(module_name) is None:
         return absent()
@@ -182,11 +182,11 @@ def look_at_package(name: str) -> dict[str, Any]:
     return ok(", ".join([version, *(name for name in BY_NAME if name in registered)]))
 
 
-# Asked in this process: files, and programs with a time limit.
+# These functions run in this process: they read files, and run programs with a time limit.
 
 
 def list_devices() -> dict[str, Any]:
-    """The devices in the driver's own tool. Facts: `names` as in its table, and `locked` device files."""
+    """Examine the NPUs with the driver's tool. Facts: `names` as in its table, and `locked` device files."""
     facts = {"names": [], "locked": [str(file) for file in sorted(DEVICE_FILES[0].glob(DEVICE_FILES[1]))]}
     facts["locked"] = [file for file in facts["locked"] if not os.access(file, os.R_OK | os.W_OK)]
     tool = shutil.which("npu-smi")
@@ -203,7 +203,7 @@ def list_devices() -> dict[str, Any]:
 
 
 def look_at_cann(environ: Mapping[str, str], *, works: bool) -> dict[str, Any]:
-    """CANN, by its variables, scripts and versions. `works`: torch_npu found all libraries that it needs."""
+    """Examine CANN: variables, scripts and versions. `works` means that torch_npu found all libraries that it needs."""
     scripts = [file for folder in installed_folders(environ) if (file := folder / "set_env.sh").exists()]
     folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     libraries = next((folder for folder in folders if Path(folder, LIBRARY).exists()), "the system" if works else "")
@@ -221,7 +221,7 @@ def look_at_cann(environ: Mapping[str, str], *, works: bool) -> dict[str, Any]:
 
 
 def _setup_fault(home: str, operators: str | None, *, variable: str, has_libraries: bool) -> str:
-    """What is wrong with the variables of this shell; empty if they are right."""
+    """What is wrong with the variables of this shell; "" if they are right."""
     if not Path(home).is_dir():
         return f"{variable} is {home}, which does not exist"
     if operators is None:
@@ -242,7 +242,7 @@ def _package_versions(home: Path) -> list[str]:
 
 
 def look_at_atc() -> dict[str, Any]:
-    """ATC, and whether it starts."""
+    """Examine ATC, and whether it starts."""
     try:
         tool = str(find_atc())
     except GraphError:
@@ -256,7 +256,7 @@ def look_at_atc() -> dict[str, Any]:
 
 
 def version_of(distribution: str) -> str:
-    """The version that pip knows, empty for what it did not install."""
+    """The version of an installed distribution; "" if pip did not install it."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Exports of records: text files, tables, metadata, Parquet. The records stay unchanged."""
+"""Exports of records: text files, tables, metadata, Parquet. The records are not changed."""

@@ -1,4 +1,4 @@
-"""Records -> JSON lines, a table for spreadsheets, and a zip of text files."""
+"""Formats records as JSON lines, as a table for spreadsheets, and as a zip of text files."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ FAILED_NAME: Final = "failed.txt"
 
 Cell = str | int | float | None
 
-# Spreadsheets take a cell that begins so for a formula, also with the full-width forms of these characters:
+# Spreadsheets treat a cell that begins with one of these, or with its full-width form, as a formula:
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NOT_IN_NAMES: Final = re.compile(r'[<>:"|?*\x00-\x1f\x7f\ud800-\udfff]')
@@ -39,8 +39,8 @@ def to_jsonl(records: Iterable[Record]) -> bytes:
 def to_csv(records: Sequence[Record]) -> bytes:
     """A table for spreadsheets: UTF-8 with a byte order mark, every cell quoted, one column for each choice.
 
-    A text that a spreadsheet would take for a formula, also behind spaces, gets an apostrophe in front. Programs should
-    read `to_jsonl`, which changes nothing.
+    A text that a spreadsheet would treat as a formula, also after leading spaces, gets an apostrophe in front. Programs
+    should read `to_jsonl`, which changes nothing.
     """
     choices = list(dict.fromkeys(text for record in records for text in record["choice"] or ()))
     head = [*CSV_COLUMNS, *(f"probability of {text}" for text in choices)]
@@ -71,15 +71,15 @@ def csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[bytes]:
 
 
 def defused(cell: str) -> str:
-    """The text of a cell, which no spreadsheet computes."""
+    """The text of a cell, changed so that no spreadsheet evaluates it as a formula."""
     is_formula = cell.startswith(_FORMULA_STARTS) or cell.lstrip().startswith(_FORMULA_STARTS)
     return f"'{cell}" if is_formula else cell
 
 
 def to_sidecars(records: Iterable[Record]) -> bytes:
-    """A zip with the text of each picture in a `.txt` of its name, as trainers of captioning models read it.
+    """A zip with a `.txt` file for each picture, named after it, as programs that train captioning models expect.
 
-    Folders are kept; names are made unique and safe for any system. `FAILED_NAME` lists pictures without an answer,
+    Folders are kept. Names are made unique and valid on any system. `FAILED_NAME` lists pictures without an answer,
     with the reasons.
     """
     failures = []
@@ -102,16 +102,16 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
 
 
 def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:
-    entry = zipfile.ZipInfo(name)  # dated 1980: equal records give equal files
+    entry = zipfile.ZipInfo(name)  # dated 1980, so that equal records give equal files
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     archive.writestr(entry, text.encode(errors="backslashreplace"))
 
 
 def safe_path(name: str) -> str:
-    """A relative path that is valid on every system, without `..` and names of devices.
+    """A relative path that is valid on every system, without `..` and without reserved device names.
 
-    A byte that is not UTF-8 becomes its number, such as `%FF`.
+    A byte that is not UTF-8 is replaced by its number, such as `%FF`.
     """
     parts = [_safe_part(part) for part in name.replace("\\", "/").split("/") if part.strip(". ")]
     return "/".join(parts) or "picture"
@@ -128,16 +128,16 @@ def _safe_part(part: str) -> str:
 
 
 class SidecarNames:
-    """Gives out unique names of text files; none is also the name of a folder."""
+    """Assigns unique names to text files. No name is also the name of a folder."""
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
-        """`paths` of all pictures, whose folders are avoided."""
+        """`paths` are the pictures whose folders' names must not be used."""
         self._taken: set[int] = set()  # digests, as there may be millions of names
         for path in paths:
             self.avoid_folders_of(path)
 
     def avoid_folders_of(self, path: str) -> None:
-        """Give no file the name of a folder that this picture is in. Call it before the first `take`."""
+        """Never assign the name of a folder that contains this picture. Call it before the first `take`."""
         parts = path.split("/")[:-1]
         self._taken.update(name_key("/".join(parts[:depth]).casefold()) for depth in range(1, len(parts) + 1))
 

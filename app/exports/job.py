@@ -1,4 +1,4 @@
-"""`export-records`: files of records in, files for people and other programs out."""
+"""`export-records`: converts files of records to files for people and other programs."""
 
 import dataclasses
 import os
@@ -47,15 +47,15 @@ class ExportRecordsJob:
 
     records: tuple[str, ...]  # files, or folders of .jsonl files
     to: RecordTarget
-    out: str | None = None  # None: beside the pictures (sidecars), or stdout (csv, jsonl, paddlenlp), as "-" does
+    out: str | None = None  # None: next to the pictures (sidecars); None or "-": stdout (csv, jsonl, paddlenlp)
     prompt: str | None = None
     only_answers: bool = False
     skip_unfamiliar: bool = False
     calibration: str | None = None
     threshold: float | None = None
     abstain: tuple[float, float] | None = None
-    below: tuple[str, ...] = ()  # folders that texts beside pictures may be written to; empty: see `_writable`
-    rows_per_file: int | None = None  # then `out` is a folder of files with this many rows
+    below: tuple[str, ...] = ()  # folders in which texts may be written next to pictures; empty: see `_writable`
+    rows_per_file: int | None = None  # if given, `out` is a folder of files with this number of rows
     force: bool = False
     quiet: bool = False
 
@@ -71,7 +71,7 @@ class ExportRecordsJob:
 
 
 def run_export_records(job: ExportRecordsJob) -> int:
-    """Write the files that `job.to` names; the exit code is `FAILED` if texts of some pictures were not written.
+    """Write the files that `job.to` names. The exit code is `FAILED` if texts of some pictures were not written.
 
     The files of records are read twice. Raises UsageError before anything is written, and the errors that
     runtime/problems.py lists.
@@ -122,9 +122,10 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
 
 
 def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
-    """The folders that texts beside pictures may be written to, as records may name any file of the system.
+    """The folders in which texts may be written next to pictures.
 
-    By default the current folder and those of the records, but never `/`. Raises UsageError for a missing folder.
+    They are limited because records may name any file of the system. By default, they are the current folder and the
+    folders of the records, but never `/`. Raises UsageError for a missing folder.
     """
     for folder in job.below:
         if not os.path.isdir(folder):
@@ -138,7 +139,7 @@ def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
 def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
 ) -> Callable[[Iterable[Decided], BinaryIO], object]:
-    """What writes rows to one file; `refusals` collects the pictures that it leaves out."""
+    """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
     match job.to:
         case "csv":
             columns = _columns(job, found, decider)
@@ -176,7 +177,7 @@ def _opened(place: str | None) -> Iterator[BinaryIO]:
 
 
 def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
-    """The file or folder to write; None for stdout and for sidecars. Raises UsageError if that is not possible."""
+    """The file or folder to write; None for stdout and for sidecars. Raises UsageError if it cannot be used."""
     if not paths:
         raise UsageError(f"No .jsonl file in {', '.join(f'`{name}`' for name in job.records)}")
     if job.to == "sidecars":
@@ -211,12 +212,12 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
 
 
 def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
-    """Check the job against the records. Raises UsageError, and notes what may surprise."""
+    """Check the job against the records. Raises UsageError, and prints notes on what may be unexpected."""
     if job.prompt is not None and not found.num_taken + found.num_failed + found.num_unfamiliar and found.prompts:
         raise UsageError(f"No record has the prompt {job.prompt!r}", hint=f"there are: {_shown(found.prompts)}")
     if job.to in _ONE_A_PICTURE and found.has_several_prompts:
         raise UsageError(
-            f"--to {job.to} has place for one text of each picture, and some have answers to several prompts",
+            f"--to {job.to} stores one text for each picture, and some pictures have answers to several prompts",
             hint=f"choose one with --prompt; there are: {_shown(found.prompts)}",
         )
     if found.num_repeated:
@@ -230,8 +231,8 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, decider: Decider, c
     for choices in found.choices:
         if not calibration.fits(dict.fromkeys(choices)):
             raise UsageError(
-                f"`{job.calibration}` is of the choices {', '.join(calibration.choices)}, and there are records of "
-                f"{', '.join(choices)}",
+                f"`{job.calibration}` is for the choices {', '.join(calibration.choices)}, and there are records "
+                f"with the choices {', '.join(choices)}",
                 hint="choose records by --prompt, or calibrate these choices",
             )
     runs = [run for run in runs_behind(found.paths) if run.run in found.runs]

@@ -1,4 +1,4 @@
-"""Records and the decisions on them -> exported files."""
+"""Writes records, and the decisions on them, to exported files."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def text_of(record: Record, decision: Decision | None) -> str:
 
 
 def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]:
-    """The records unchanged; if a rule or calibration is given, with `decision` and `probability`."""
+    """The records as JSON lines. If a rule or calibration is given, `decision` and `probability` are added."""
     for record, decision in rows:
         if decision is None or decider.is_plain:
             line = json_line(record)
@@ -49,7 +49,7 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
 
 
 def source_lines(rows: Iterable[Decided]) -> Iterator[bytes]:
-    """`{"src", "tgt", "output"}` of each record, as PaddleNLP's predictor writes answers; `tgt`, a target, is empty."""
+    """`{"src", "tgt", "output"}` for each record, as PaddleNLP's predictor writes answers. `tgt` (target) is empty."""
     for record, decision in rows:
         line = {"src": record["prompt"], "tgt": "", "output": text_of(record, decision)}
         yield json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
@@ -75,8 +75,8 @@ def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Dec
 def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, refusals: Refusals) -> Iterator[bytes]:
     """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
 
-    Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are refused, as
-    the whole folder could not be loaded with them. Raises UsageError for a picture outside of the folder.
+    Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are left out as
+    refused, because the whole folder could not be loaded with them. Raises UsageError for a picture outside the folder.
     """
     for record, decision in rows:
         picture = file_name(record)
@@ -96,11 +96,11 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
 
 
 def name_in_folder(picture: str, *, folder: str) -> str:
-    """The path of a picture relative to a folder, with slashes. Raises UsageError for one outside of it."""
+    """The path of a picture relative to a folder, with slashes. Raises UsageError for a picture outside the folder."""
     for resolve in (os.path.abspath, os.path.realpath):
         try:
             name = os.path.relpath(resolve(picture), resolve(folder))
-        except ValueError:  # a null character in it
+        except ValueError:  # the name has a null character
             continue
         if name != os.pardir and not name.startswith(os.pardir + os.sep):
             return name.replace(os.sep, "/")
@@ -126,9 +126,9 @@ def write_parts(
     rows_in_a_part: int,
     write: Callable[[Iterator[Decided], BinaryIO], object],
 ) -> None:
-    """Write part-00000.suffix and so on, each whole or not at all.
+    """Write part-00000.suffix and so on, each completely or not at all.
 
-    Other parts, of an earlier export, are removed at the end. Raises OSError.
+    Remaining parts of an earlier export are removed at the end. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     old, written, rest = _old_parts(folder), set(), iter(rows)

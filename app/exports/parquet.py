@@ -1,4 +1,4 @@
-"""Records -> one Parquet file with a fixed schema. Imports pyarrow when it is needed."""
+"""Writes records to a Parquet file with a fixed schema. Imports pyarrow when it is needed."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,10 @@ def check_pyarrow() -> None:
 def write_parquet(
     rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO, *, runs: list[dict[str, Any]] | None = None
 ) -> None:
-    """Write the columns of `parquet_schema` in row groups, in bounded memory. The metadata has the manifests' `runs`.
+    """Write the columns of `parquet_schema` in row groups, in bounded memory. The metadata contains `runs`.
 
-    The schema does not depend on the records, so that the files of all shards of a job fit together.
+    `runs` are the runs in the manifests. The schema does not depend on the records, so that the files of all shards of
+    a job can be combined.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -52,11 +53,11 @@ def parquet_schema() -> Any:
             pa.field("prompt", pa.string(), nullable=False),
             pa.field("text", pa.string(), nullable=False),
             pa.field("finish", pa.string(), nullable=False),
-            pa.field("choice", numbers),  # probabilities as the model gave them
+            pa.field("choice", numbers),  # probabilities before calibration
             pa.field("decision", pa.string()),
             pa.field("probability", pa.float64()),
             pa.field("tokens", pa.int64(), nullable=False),
-            pa.field("unfamiliar", pa.bool_()),  # null where the model cannot tell
+            pa.field("unfamiliar", pa.bool_()),  # null if the model cannot tell
             pa.field("error_code", pa.string()),
             pa.field("error_message", pa.string()),
             pa.field("ms", numbers, nullable=False),
@@ -85,5 +86,5 @@ def _pairs(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | No
 
 
 def _text(text: str) -> str:
-    """Text as valid UTF-8: lone surrogates, which a record may hold, become escapes."""
+    """Text as valid UTF-8: lone surrogates, which a record may contain, become escapes."""
     return text.encode(errors="backslashreplace").decode()

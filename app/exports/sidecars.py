@@ -1,4 +1,4 @@
-"""Text files for pictures, beside them or in a folder. The pictures' names come from records and are not trusted."""
+"""Text files for pictures, next to them or in a folder. Picture names come from records and are not trusted."""
 
 import errno
 import os
@@ -13,8 +13,8 @@ from llama_adapter.app.exports.formats import SidecarNames, safe_path
 from llama_adapter.app.records.picture_names import place_of
 from llama_adapter.runtime.text import shown_name
 
-MAX_TOLD: Final = 10  # files that were not written, by name
-# Errors of one file or folder, unlike a full disk: others can still be written.
+MAX_TOLD: Final = 10  # number of files that are named if they were not written
+# Errors that concern one file or folder, unlike a full disk. Other files can still be written.
 _OF_ONE_FILE: Final = {
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EEXIST),
     *(errno.EINVAL, errno.ENOENT),
@@ -22,18 +22,18 @@ _OF_ONE_FILE: Final = {
 
 
 class _RefusedError(Exception):
-    """Why one text is not written."""
+    """The reason why a text is not written."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Refusals:
-    """Pictures for which nothing was written, and why; all are counted, the first `MAX_TOLD` are named."""
+    """Pictures for which nothing was written, with reasons. All are counted; only the first `MAX_TOLD` are named."""
 
     count: int = 0
     told: list[str] = field(default_factory=list)
 
     def add(self, picture: str, why: str) -> None:
-        """Count one more."""
+        """Count a picture, with the reason."""
         self.count += 1
         if len(self.told) < MAX_TOLD:
             self.told.append(f"{shown_name(picture)}: {why}")
@@ -45,27 +45,28 @@ class Refusals:
 
 
 class SidecarFiles:
-    """Writes one text file for each picture: `a/b.png` -> `a/b.txt`; if two pictures share that, `a/b.png.txt`.
+    """Writes one text file for each picture: `a/b.png` -> `a/b.txt`, or `a/b.png.txt` if that name is taken.
 
-    Files are written under another name and renamed, so that they are whole or missing. A file that holds the text
-    already is not touched; one with other content is replaced only with `force`. Links are replaced, not followed.
+    Files are written under a temporary name and then renamed, so that a file is complete or missing. A file that has
+    the text already is not touched. A file with other content is replaced only with `force`. Links are replaced, not
+    followed.
     """
 
     def __init__(self, out: str | None, *, force: bool, below: Sequence[str] = ()) -> None:
-        """Write into the folder `out`, by `safe_path`, following no link; None: beside the pictures.
+        """With `out`, texts are written into this folder, by `safe_path`, without following links.
 
-        Beside pictures, texts are written only for existing pictures below one of the folders `below`, with all links
-        to them resolved.
+        With None, texts are written next to the pictures, but only for existing pictures that lie below one of the
+        folders `below` after all links are resolved.
         """
-        self.num_written = self.num_same = 0  # same: existed with this text
+        self.num_written = self.num_same = 0  # same: the file existed with this text
         self.refusals = Refusals()
-        self.num_outside = 0  # pictures outside of all folders
-        self.outside: str | None = None  # the common folder of those
+        self.num_outside = 0  # number of pictures outside of all allowed folders
+        self.outside: str | None = None  # the common folder of these pictures
         self._force, self._names, self._is_beside = force, SidecarNames(), out is None
         if out is not None:
             os.makedirs(out, exist_ok=True)
         self._roots = tuple(dict.fromkeys(map(os.path.realpath, below if out is None else [out])))
-        self._folder: int | None = None  # open: the one written to last
+        self._folder: int | None = None  # descriptor of the folder written to last
         self._folder_name: str | None = None
 
     def __enter__(self) -> Self:
@@ -75,7 +76,7 @@ class SidecarFiles:
         self._close_folder()
 
     def see(self, picture: str) -> None:
-        """Call it for every picture before the first `write`, so that no text takes the name of a folder."""
+        """Call it for every picture before the first `write`, so that no text gets the name of a folder."""
         self._names.avoid_folders_of(self._place(picture))
 
     def write(self, picture: str, text: str) -> None:
@@ -105,7 +106,7 @@ class SidecarFiles:
             return picture
 
     def _check(self, place: str) -> None:
-        """Raise if nothing may be written beside that picture."""
+        """Raise `_RefusedError` if no text may be written next to this picture."""
         folder = os.path.dirname(place)
         if _root_of(folder, self._roots) is None and os.path.isabs(folder):
             self.num_outside += 1
@@ -115,7 +116,7 @@ class SidecarFiles:
             raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, data: bytes) -> bool:
-        """Write one file; False if it existed with this text."""
+        """Write one file; returns False if it existed with this text already."""
         self._open_folder(folder)
         there = _content(name, self._folder, at_most=len(data))
         if there == data:
@@ -151,12 +152,12 @@ class SidecarFiles:
 
 
 def _root_of(folder: str, roots: Iterable[str]) -> str | None:
-    """The root that contains a folder."""
+    """The root that contains a folder; None if there is none."""
     return next((root for root in roots if folder == root or folder.startswith(root.rstrip("/") + "/")), None)
 
 
 def _open_below(root: str, name: str, *, make: bool) -> int:
-    """Open a folder below `root`, part by part and through no link; `make` missing ones."""
+    """Open a folder below `root`, part by part and without following links. `make` creates missing folders."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in name.split("/") if name != os.curdir else ():
@@ -173,7 +174,7 @@ def _open_below(root: str, name: str, *, make: bool) -> int:
 
 
 def _content(name: str, folder: int | None, *, at_most: int) -> bytes | None:
-    """The content of a file; None if missing; b"" for links, folders and files of another size than `at_most`."""
+    """The content of a file; None if it is missing; b"" for links, folders and files of another size than `at_most`."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Finds in a first reading which records of some files count; a second one streams them."""
+"""A first pass over files finds the records that count; a second pass streams these records."""
 
 import itertools
 import os
@@ -16,16 +16,16 @@ from llama_adapter.app.records.picture_names import escaped_name, find_escaped, 
 from llama_adapter.app.records.record import Record, RecordFileError, may_be_escaped, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
 
-MAX_REMEMBERED: Final = 100  # prompts, choices and runs, for messages and columns
+MAX_REMEMBERED: Final = 100  # limit for each of prompts, choices and runs, which are used in messages and columns
 
 _Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which records are selected, apart from superseded ones."""
+    """Selects records, in addition to dropping superseded ones."""
 
-    prompt: str | None = None  # only those of this prompt
+    prompt: str | None = None  # only records with this prompt
     only_answers: bool = False  # no records with an error
     skip_unfamiliar: bool = False  # no records of pictures that are unlike the training data
 
@@ -42,16 +42,16 @@ class Selection:
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """The result of a first reading, in 26 bytes for each record."""
+    """The result of the first pass. It takes 26 bytes for each record."""
 
     paths: tuple[str, ...]
     selection: Selection
-    num_lines: list[int] = field(default_factory=list)  # records of each file; later ones do not count
+    num_lines: list[int] = field(default_factory=list)  # records of each file; records added later are ignored
     num_taken: int = 0
     num_failed: int = 0  # records with an error that are not superseded
     num_superseded: int = 0
     num_unfamiliar: int = 0  # left out by `skip_unfamiliar`
-    # Up to `MAX_REMEMBERED` of each: prompts of all records, choices and runs of selected ones.
+    # At most `MAX_REMEMBERED` of each: prompts of all records, choices and runs of selected records.
     prompts: dict[str, None] = field(default_factory=dict)
     choices: dict[tuple[str, ...], None] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
@@ -61,9 +61,10 @@ class Survey:
     _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def records(self) -> Iterator[Record]:
-        """The records that count, in their order. Raises as `read_records`.
+        """The records that count, in their order. Raises the errors of `read_records`.
 
-        Also raises RecordFileError if a file has fewer records than before, as another run overwrote it.
+        Also raises RecordFileError if a file has fewer records than in the first pass, because another run overwrote
+        it.
         """
         start = 0
         for path, num_lines in zip(self.paths, self.num_lines, strict=True):
@@ -81,12 +82,12 @@ class Survey:
 
     @property
     def num_pictures(self) -> int:
-        """Number of pictures, by name, that have records that count."""
+        """Number of pictures, by name, with records that count."""
         return len(np.unique(self._pictures[self._kept]))
 
     @property
     def num_repeated(self) -> int:
-        """Number of records whose picture and prompt have a later answer too, by another model or settings."""
+        """Number of records whose picture and prompt also have a later answer, by another model or settings."""
         pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)
         return len(pairs) - len(np.unique(pairs, axis=0))
 
@@ -97,7 +98,7 @@ class Survey:
         return len(np.unique(pairs[:, 0])) < len(pairs)
 
     def last_of_pictures(self) -> Iterator[Record]:
-        """The last record that counts of each picture."""
+        """For each picture, the last record that counts."""
         is_last = _is_last(self._pictures[self._kept])
         return itertools.compress(self.records(), is_last)
 
@@ -106,14 +107,14 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     """Read all files once. `see` is called with each selected record, including superseded ones.
 
     A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
-    `supersedes`. Records of the same run belong to another question or picture (other choices, or a member of the same
-    name in an archive). Of several records of one id and picture the last answer counts, or the last failure if none is
-    an answer. Raises RecordFileError and OSError.
+    `supersedes`. A record of the same run does not supersede it, because it belongs to another question or picture
+    (other choices, or a member with the same name in an archive). Among records with the same id and picture, the last
+    answer counts, or the last failure if there is no answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
     failed, meant, unfamiliar, old_names = bytearray(), bytearray(), bytearray(), OldNames()
-    superseded: dict[int, tuple[int, int]] = {}  # by name: the place and the run of the last record that says so
+    superseded: dict[int, tuple[int, int]] = {}  # by name: position and run of the last superseding record
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
@@ -151,9 +152,9 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
 
 
 def record_files(names: Sequence[str]) -> list[str]:
-    """Files as they are named; for a folder, the .jsonl files in it, in natural order.
+    """The named files; for a folder, the .jsonl files in it, in natural order.
 
-    Raises UsageError for pipes, as records are read twice.
+    Raises UsageError for pipes, because records are read twice.
     """
     files: list[str] = []
     for name in names:
@@ -168,13 +169,13 @@ def record_files(names: Sequence[str]) -> list[str]:
 
 
 def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Which places are the last of their keys; places marked in `first` sort behind the others of their keys."""
+    """Whether each row is the last one with its keys. Rows marked in `first` sort after others with the same keys."""
     is_last: NDArray[np.bool_] = _last_places(*keys, first=first) == np.arange(len(keys[0]))
     return is_last
 
 
 def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """For each place, the last one with the same keys; see `_is_last`."""
+    """For each row, the last row with the same keys; see `_is_last`."""
     count = len(keys[0])
     rank = np.zeros(count, dtype=np.bool_) if first is None else first
     order = np.lexsort((np.arange(count), rank, *keys))
@@ -204,22 +205,22 @@ def is_unfamiliar(record: Record) -> bool:
 
 
 def file_name(record: Record) -> str:
-    """The name of a record's picture; for an escaped one, that of the existing file."""
+    """The name of a record's picture; for an escaped name, the name of the existing file."""
     return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
 
 
 class OldNames:
-    """Finds records under escaped names whose pictures have later records under their own name; 16 bytes for each.
+    """Finds records with escaped names whose pictures have later records with their true names; 16 bytes per record.
 
-    Names are compared by their keys. A name that looks escaped counts as is if a file has it.
+    Names are compared by their keys. If a file with an escaped-looking name exists, the name is not treated as escaped.
     """
 
     def __init__(self) -> None:
-        self._rows, self._keys = array("Q"), array("Q")  # of records whose names may be escaped
-        self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None where two share it
+        self._rows, self._keys = array("Q"), array("Q")  # for records whose names may be escaped
+        self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None if two names share it
 
     def see(self, row: int, record: Record, *, key: Callable[[str], int]) -> None:
-        """Take the record in this row. Call it for all records in their order."""
+        """Examine the record in this row. Call it for all records in their order."""
         name = record["picture"]
         if may_be_escaped(record):
             self._rows.append(row)
@@ -230,7 +231,7 @@ class OldNames:
                 self._own[key(escaped)] = None
 
     def rename(self, pictures: _Keys) -> None:
-        """Replace the keys of escaped names in `pictures` by those of the pictures' own names."""
+        """Replace the keys of escaped names in `pictures` by the keys of the true names."""
         for row, old in zip(self._rows, self._keys, strict=True):
             own = self._own.get(old)
             if own is not None:

@@ -47,12 +47,12 @@ from llama_adapter.vision.export import compare as compare_encoders
 from llama_adapter.vision.export import export_onnx
 
 DecoderFormat = Literal["onnx", "onnx-atc", "mindir"]
-_ROOM: Final = 1.2  # times torch's model in float32, and twice the export, which onnxruntime repacks
+_ROOM: Final = 1.2  # memory for a comparison: this factor times torch's float32 model plus twice the export
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderJob:
-    """One `export decoder`. The model is named as in `CaptionerSpec`."""
+    """One run of `export decoder`. The fields of the model are those of `CaptionerSpec`."""
 
     out: str
     format: DecoderFormat = "onnx"
@@ -65,9 +65,9 @@ class DecoderJob:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None
-    sampling: bool = True  # whether the graph draws tokens; else the host does
-    encoder: bool = True  # whether the folder has the picture encoder too
-    compare: bool = True  # with torch, where memory is enough for both
+    sampling: bool = True  # whether the graph draws tokens; if False, the host does
+    encoder: bool = True  # whether to export the picture encoder too
+    compare: bool = True  # whether to compare with torch, if memory is sufficient for both
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -77,20 +77,20 @@ class DecoderJob:
             raise ValueError(f"precision must be {' or '.join(get_args(ExportPrecision))}, got {self.precision!r}")
         if self.format != "onnx" and self.precision not in ("float32", "float16"):
             raise ValueError("precision int8 and int4 are onnxruntime's: other formats take float32 or float16")
-        self.spec  # noqa: B018 - checks what excludes what
+        self.spec  # noqa: B018 - checks for fields that exclude each other
 
     @property
     def spec(self) -> CaptionerSpec:
-        """The model as a spec; raises ValueError for fields that exclude each other."""
+        """The model as a spec. Raises ValueError for fields that exclude each other."""
         known = {field.name for field in fields(self)} & {field.name for field in fields(CaptionerSpec)}
         return CaptionerSpec(**{name: getattr(self, name) for name in known - {"encoder", "precision"}})
 
 
 def run_export_decoder(job: DecoderJob) -> None:
-    """Export into a folder that appears complete or not at all.
+    """Export into a folder, which is created completely or not at all.
 
-    Raises UsageError where it exists or holds more than an export, CheckpointError, and GraphError where the graphs
-    differ from torch's decoder.
+    Raises UsageError if the folder exists or contains other files than an export, CheckpointError, and GraphError if
+    the graphs differ from torch's decoder.
     """
     out = Path(os.path.realpath(job.out))  # the target of a link is replaced, not the link
     _check_out(out, shown=job.out, force=job.force)
@@ -108,7 +108,7 @@ def run_export_decoder(job: DecoderJob) -> None:
             _compare(job, card, partial)
         card.write(partial)
         partial.chmod(0o755)
-        _check_out(out, shown=job.out, force=job.force)  # others may have made it since
+        _check_out(out, shown=job.out, force=job.force)  # another process may have created it meanwhile
         replace_folder(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -118,12 +118,12 @@ def run_export_decoder(job: DecoderJob) -> None:
         tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
         file = shlex.quote(os.path.join(job.out, DECODER_FILE))
-        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # an example: a prompt, and a token of an answer
+        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # gears for a prompt and for a token
         tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
 def _check_out(out: Path, *, shown: str, force: bool) -> None:
-    """Raise UsageError unless `out` is free, or `force` is set and it is an empty folder or an export and no more."""
+    """Raise UsageError unless `out` is free, or `force` is set and it is an empty folder or only an export."""
     refuse_to_replace([out], force=force)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -133,7 +133,7 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
     except GraphError:
         raise UsageError(f"`{shown}` is no exported decoder, so it is not replaced", hint=hint) from None
     owned = {CARD_FILE, *(Path(name).parts[0] for name in card.files)}
-    if card.format == "mindir":  # settings that users may edit have no digest
+    if card.format == "mindir":  # settings files, which users may edit, have no digest
         owned |= settings_files(card.settings or {})
     strays = sorted(entry.name for entry in out.iterdir() if entry.name not in owned)
     if strays:
@@ -141,7 +141,7 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
 
 
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
-    """The model without its decoder's tensors, and these, read one by one."""
+    """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
     if spec.llama_dir is None:
         order = None if spec.channel_order == "auto" else spec.channel_order
         model = load_bundle(bundle_folder(spec.model), context=spec.context, channel_order=order, cast_vision=False)
@@ -218,7 +218,10 @@ def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[st
 
 
 def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
-    """Print how far the graphs are from torch's decoder; raise GraphError beyond what rounding explains."""
+    """Compare the graphs with torch's decoder, and print the differences.
+
+    Raises GraphError for differences that rounding does not explain.
+    """
     backend = open_backend("cpu")
     exported_bytes = sum((folder / name).stat().st_size for name in card.files)
     needed = _ROOM * (4 * decoder_weights(card.config) + 2 * exported_bytes)

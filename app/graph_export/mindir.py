@@ -1,4 +1,4 @@
-"""A model as MindIR graphs, in the form of folder that users of MindSpore Lite have."""
+"""Exports a model as MindIR graphs, in a folder with the layout that users of MindSpore Lite know."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,16 +22,16 @@ from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import FoldedPatches
 
-_VARIABLES: Final = "{}_variables"  # weights, and graphs beside a model's own two: MindSpore Lite takes no others
+_VARIABLES: Final = "{}_variables"  # for weights and further graphs; MindSpore Lite allows two graphs outside
 _DECODER_WEIGHTS, _ENCODER_WEIGHTS = "data_0", "data_1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MindirExport:
-    """What was written."""
+    """The files that were written."""
 
     files: tuple[str, ...]
-    graphs: Mapping[str, str]  # prefill, increment, prefix, encoder -> file
+    graphs: Mapping[str, str]  # file by graph: prefill, increment, prefix, encoder
 
 
 def export_mindir(
@@ -45,17 +45,18 @@ def export_mindir(
     encoder: bool = True,
     is_a2: bool = True,
 ) -> MindirExport:
-    """Write a model with these tensors of its decoder as MindIR graphs over its weights, into an existing folder.
+    """Write a model as MindIR graphs, with its weights in separate files, into an existing folder.
 
-    `<name>_prefill_graph.mindir`, `<name>_inc_graph.mindir`, `<name>_variables` with the weights and the graphs of
-    prefix and encoder, `<name>.yaml` and `config.ini`. Decoder tensors are read one by one.
+    `tensors` are those of the decoder, which are read one by one. The files are `<name>_prefill_graph.mindir`,
+    `<name>_inc_graph.mindir`, `<name>_variables` (a folder with the weights and the graphs of prefix and encoder),
+    `<name>.yaml` and `config.ini`.
 
     Parameters:
-        name: of the files. Default: the model's.
-        dtype: of weights and cache; 8-bit weights are written as such numbers.
+        name: the name in file names. Default: the model's name.
+        dtype: dtype of weights and cache; 8-bit weights are converted to it.
         sampling: whether the graphs draw tokens themselves (`is_sample_acceleration`).
         encoder: whether to write the picture encoder too.
-        is_a2: whether `config.ini` is for an Atlas 800T A2, else for an Atlas 800.
+        is_a2: whether `config.ini` is for an Atlas 800T A2; if False, it is for an Atlas 800.
 
     Raises GraphError without MindSpore and for weights that `dtype` cannot hold.
     """
@@ -65,7 +66,7 @@ def export_mindir(
     (folder / variables).mkdir()
     weights_file = f"{variables}/{_DECODER_WEIGHTS}"
     weights = _write_weights(folder / weights_file, tensors, dtype=dtype)
-    # float32 in every model, as normalisation is
+    # The rotary table is float32 in every model, like normalisation.
     cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
     weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
@@ -87,7 +88,7 @@ def export_mindir(
 
 
 def settings_files(graphs: Mapping[str, Any]) -> set[str]:
-    """Names of the files of settings beside these graphs."""
+    """Names of the settings files of these graphs."""
     stem = str(graphs.get(PREFILL, "")).removesuffix("_prefill_graph.mindir")
     return {f"{stem}.yaml", GE_CONFIG}
 
@@ -130,7 +131,7 @@ def _append_floats(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[st
 
 
 def _settings(config: DecoderConfig, stem: str, graphs: Mapping[str, str], *, sampling: bool) -> str:
-    """A file of settings as MindFormers has them. Paths are relative to it, so that the folder can be moved."""
+    """A settings file in the format of MindFormers. Paths are relative to it, so that the folder can be moved."""
     values: dict[str, Any] = {
         "infer": {
             "prefill_model_path": graphs[PREFILL],

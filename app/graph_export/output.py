@@ -1,4 +1,4 @@
-"""What the export commands print, paths on stdout and messages on stderr, and where they may write."""
+"""Output of the export commands (paths on stdout, messages on stderr), and a check that a path is writable."""
 
 import os
 import shlex
@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # it imports torch, which `export om` does without
 
 
 def tell(line: str, since: float | None = None) -> None:
-    """A line on stderr, with the seconds since `since`, a time of `time.perf_counter`."""
+    """Print a line on stderr, with the seconds since `since`, a time of `time.perf_counter`."""
     say(line if since is None else f"{line} ({time.perf_counter() - since:.1f} s)")
 
 
 def give(line: str) -> None:
-    """A line on stdout, at once. Where nothing reads it any more, the export goes on."""
+    """Print a line on stdout and flush. If the reader of the pipe is gone, the export continues."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -31,7 +31,7 @@ def give(line: str) -> None:
 
 
 def told_complaints(complaints: Sequence[Complaint]) -> Iterator[str]:
-    """One line per complaint."""
+    """One line for each complaint of the lint."""
     if not complaints:
         yield "lint: no complaints; ATC knows the operators in this opset"
     for complaint in complaints:
@@ -39,7 +39,7 @@ def told_complaints(complaints: Sequence[Complaint]) -> Iterator[str]:
 
 
 def told_parity(parity: "Parity") -> str:
-    """One line, the verdict first."""
+    """The result of a comparison as one line, which begins with the verdict."""
     pictures = "1 picture" if parity.num_pictures == 1 else f"{parity.num_pictures} pictures"
     return (
         f"{'same results as torch' if parity.ok else 'other results than torch'}: largest difference "
@@ -49,14 +49,14 @@ def told_parity(parity: "Parity") -> str:
 
 
 def told_next(encoder: str | Path, *flags: str) -> str:
-    """The next command line for the file."""
+    """A line that suggests the next command for the file."""
     return f"next: llama-adapter caption PICTURE --encoder {shlex.join([str(encoder), *flags])}"
 
 
 def check_place(target: Path, *, shown: str, is_folder: bool = False) -> None:
-    """Raise GraphError, before minutes of work, where `target` cannot be made; nothing is left behind.
+    """Raise GraphError if `target` cannot be created. Called before minutes of work; leaves no files behind.
 
-    It is a file, or a folder, which may exist.
+    `target` is a file, or with `is_folder` a folder, which may exist.
     """
     folder = next(parent for parent in Path(os.path.abspath(target)).parents if parent.exists())
     try:

@@ -1,4 +1,4 @@
-"""`export om`: an exported encoder from ONNX to OM by ATC, or the command line for another machine and its result."""
+"""`export om`: converts ONNX to OM with ATC, or prints the command for another machine and adopts its result."""
 
 import os
 import shlex
@@ -31,12 +31,12 @@ from llama_adapter.vision.card import EncoderCard
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmJob:
-    """One `export om`. With `adopt`, an OM that ATC made elsewhere with these settings, nothing is converted."""
+    """One run of `export om`. With `adopt`, an OM that ATC made elsewhere with these settings, nothing is converted."""
 
     onnx: str
-    settings: AtcSettings  # without a chip: that of this machine
-    sizes: Sequence[str] = ()  # gears such as R=1,S=256 of a graph with several open sizes, such as a decoder's
-    out: str | None = None  # None: beside the ONNX file, under its name
+    settings: AtcSettings  # if they name no chip, the chip of this machine is used
+    sizes: Sequence[str] = ()  # gears such as R=1,S=256, for a graph with several dynamic sizes, such as a decoder
+    out: str | None = None  # None: next to the ONNX file, with its name
     print_command: bool = False
     adopt: str | None = None
     force: bool = False
@@ -61,9 +61,9 @@ class OmJob:
 
 
 def run_export_om(job: OmJob) -> None:
-    """Lint and convert, print the command lines, or adopt.
+    """Lint and convert a file, or print the command lines, or adopt an OM.
 
-    Raises UsageError when there is a file already, GraphError when the lint or ATC refuses the file.
+    Raises UsageError if an output file exists already, and GraphError if the lint or ATC refuses the file.
     """
     graph = read_graph(job.onnx)
     if graph.card is not None:
@@ -89,7 +89,7 @@ def run_export_om(job: OmJob) -> None:
     refuse_to_replace([request.output for request in requests], force=job.force)
     check_place(requests[0].output, shown=str(requests[0].output))
     atc = find_atc()
-    if not job.sizes:  # the side-car of a decoder has marks of its files
+    if not job.sizes:  # a decoder's side-car identifies its files by marks instead
         _tell_of_foreign(job.onnx, graph)
     for request in requests:
         _convert(request, atc=atc, graph=graph)
@@ -98,7 +98,7 @@ def run_export_om(job: OmJob) -> None:
 
 
 def _plan_dims(job: OmJob, graph: Graph) -> DimsRequest:
-    """The run of ATC for a graph with several open sizes."""
+    """The run of ATC for a graph with several dynamic sizes."""
     output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
     settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
     return plan_dims(graph, Path(job.onnx), output, settings, [parse_gear(text) for text in job.sizes])
@@ -123,7 +123,7 @@ def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) ->
         give(shlex.join(["atc", *command(request)]))
     for request in requests:
         if isinstance(request, DimsRequest):
-            continue  # its side-car needs the weights beside it: convert where they are
+            continue  # its side-car needs the weights, so the graph must be converted where they are
         tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
 
 
@@ -152,7 +152,7 @@ def _tell_of_foreign(onnx: str, graph: Graph) -> None:
 
 
 def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
-    """The runs of ATC. Raises GraphError without a known chip and for a graph that ATC cannot convert."""
+    """The runs of ATC. Raises GraphError if the chip is unknown, and for a graph that ATC cannot convert."""
     output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
     settings = job.settings
     if settings.soc_version is None:

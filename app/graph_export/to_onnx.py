@@ -1,4 +1,4 @@
-"""`export onnx`: a model's picture encoder as ONNX, compared with torch."""
+"""`export onnx`: exports a model's picture encoder as ONNX, and compares it with torch."""
 
 import time
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
 
-_MAX_PICTURES = 4  # of the samples; enough for two batch sizes, and a float16 encoder is slow on a CPU
+_MAX_PICTURES = 4  # sample pictures to compare with; enough for two batch sizes, as a float16 encoder is slow on a CPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnnxJob:
-    """One `export onnx`."""
+    """One run of `export onnx`."""
 
     sources: EncoderSources
     out: str
     dtype: GraphDtype = DTYPE
     opset: int = OPSET
-    pictures: tuple[str, ...] = ()  # to compare with; none means the sample pictures
+    pictures: tuple[str, ...] = ()  # pictures to compare with; empty: the sample pictures
     force: bool = False
-    debug: bool = False  # list the operators too
+    debug: bool = False  # whether to list the operators too
 
     def __post_init__(self) -> None:
         if self.opset not in OPSETS:
@@ -50,7 +50,7 @@ class OnnxJob:
 
 
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
-    """The encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
+    """Load the encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
     if sources.adapter is None:
         return _from_bundle(sources)
     return read_encoder(
@@ -61,20 +61,20 @@ def load_encoder(sources: EncoderSources) -> LoadedEncoder:
 def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     place = embedded_model() if sources.model is None else Path(sources.model)
     order = None if sources.channel_order == "auto" else sources.channel_order
-    model = load_bundle(place, channel_order=order)  # the decoder is mapped and not read
+    model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read
     if model.precision != FLOAT:
         raise CheckpointError(
             f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
-            hint="export from the bundle it was made from: the file suits both",
+            hint="export from the bundle it was made from: the exported file works with both",
         )
     state = {key: tensor.float() for key, tensor in model.vision_state.items()}
     return LoadedEncoder(name=model.name, config=model.vision_config, state=state)
 
 
 def run_export_onnx(job: OnnxJob) -> None:
-    """Export, compare and lint. The file is put in place only where it computes what the encoder does.
+    """Export, compare and lint. The file gets its final name only if its results match the encoder's.
 
-    Raises UsageError where the file exists, GraphError where the graph differs from the encoder.
+    Raises UsageError if the file exists, and GraphError if the graph's results differ from the encoder's.
     """
     out = Path(job.out).resolve()
     refuse_to_replace([out], force=job.force)
@@ -100,7 +100,7 @@ def run_export_onnx(job: OnnxJob) -> None:
 
 
 def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
-    """Print the differences; raise GraphError where the graph computes something else than the encoder."""
+    """Print the differences. Raises GraphError if the graph's results differ from the encoder's."""
     start = time.perf_counter()
     parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
     if parity.ok:
@@ -116,7 +116,7 @@ def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: 
 
 
 def _model_flags(sources: EncoderSources) -> list[str]:
-    """The flags of the encoder's model for the other commands, which also need its LLaMA."""
+    """The flags that name the encoder's model in other commands, which also need its LLaMA."""
     flags = [] if sources.model is None else ["--model", sources.model]
     if sources.adapter is not None:
         flags = ["--llama-dir", "LLAMA", "--adapter", sources.adapter]
@@ -124,7 +124,7 @@ def _model_flags(sources: EncoderSources) -> list[str]:
 
 
 def read_pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
-    """The readable pictures, as the encoder takes them. Raises GraphError where there is none."""
+    """The pixels of the readable pictures, for the encoder. Raises GraphError if no picture can be read."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []
     with closing(open_reader("process", CaptionerSpec(), size=size)) as reader:

@@ -1,4 +1,4 @@
-"""Inputs: what the user named, as one item for each picture. Opens no picture and imports no model."""
+"""Inputs: turns the names that the user gives into one item per picture. Opens no picture and imports no model."""
 
 from llama_adapter.app.inputs.folders import count_in_sub_folders, expand_inputs, natural_key
 from llama_adapter.app.inputs.items import InputsError, InputSpec, PictureInput, QuestionFields

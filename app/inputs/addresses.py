@@ -1,4 +1,4 @@
-"""Pictures at addresses such as s3://, gs://, hdfs:// and file://, by Arrow's file systems."""
+"""Pictures at addresses such as s3://, gs://, hdfs:// and file://, read through Arrow's file systems."""
 
 import os
 import re
@@ -19,23 +19,23 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_remote(name: object) -> bool:
-    """Whether a name is an address, and not also a local file."""
+    """Whether a name is an address. An existing local file with this name takes precedence."""
     return isinstance(name, str) and ADDRESS.match(name) is not None and not os.path.lexists(name)
 
 
 def address_label(address: str) -> str:
-    """An address as records have it: without user names, passwords and query, which may be secret."""
+    """An address for records: without user name, password and query, which may be secret."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path, errors='surrogateescape')}"
 
 
 def shown_address(address: str) -> str:
-    """An address as messages show it."""
+    """An address for messages: as `address_label`, with control characters escaped."""
     return shown_name(address_label(address))
 
 
 def check_remote(address: str) -> None:
-    """Raise InputsError if nothing installed reads this kind of storage."""
+    """Raise InputsError if no installed package reads this kind of storage."""
     try:
         _storage(_root(address))
     except (ImportError, ValueError) as error:
@@ -45,13 +45,14 @@ def check_remote(address: str) -> None:
             hint="what Arrow reads (s3, gs, abfs, hdfs, file) needs no package, others one for fsspec, such as adlfs",
         ) from error
     except OSError:
-        return  # not reachable now: each picture's error says so
+        return  # the storage is unreachable now; each picture gets this error when it is read
 
 
 def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
-    """A file by its address, or the pictures in a folder of that address, in natural order.
+    """The file at an address, or the pictures in the folder at this address, in natural order.
 
-    A missing file or folder, one that cannot be listed, and one without pictures stay one item with an error.
+    A folder that cannot be listed or has no pictures gives one item with an error. A missing file or folder gives one
+    item, and reading it gives the error.
     """
     label = address_label(address)
     shown = shown_name(label)
@@ -127,7 +128,7 @@ def _located(address: str) -> "tuple[FileSystem, str]":
 
 
 def _root(address: str) -> str:
-    """The address of the whole storage: opening one may cost a request, and is done once for each."""
+    """The address of the whole storage. Opening a storage may cost a request, so each storage is opened once."""
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc, "/" if not parts.netloc else "", parts.query, ""))
 
@@ -138,7 +139,7 @@ def _storage(root: str) -> "tuple[FileSystem, str]":
 
     try:
         storage, base = FileSystem.from_uri(root)
-    except ValueError:  # not a kind of Arrow's own
+    except ValueError:  # Arrow itself does not read this kind
         from fsspec.core import url_to_fs
 
         inner, base = url_to_fs(root)

@@ -1,4 +1,4 @@
-"""Tar archives in the style of webdataset: pictures, with the texts of their samples as columns."""
+"""Tar archives in the format of webdataset: pictures, with the texts of their samples as columns."""
 
 import json
 import lzma
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from llama_adapter.app.reading.sources import FileSlice
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
-MAX_TEXT_BYTES = 2**20  # of a member with columns
+MAX_TEXT_BYTES = 2**20  # limit for a member that holds columns
 _TEXTS = ("txt", "cls", "caption")
-# Samples have a few members; larger ones share their name by chance, and are split.
+# Samples have a few members. If more members share a name, it is by chance, and the sample is split.
 _MAX_PICTURES, _MAX_SAMPLE_BYTES = 64, 2**28
 _DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def is_archive_name(name: str) -> bool:
-    """Whether a file is an archive by its name."""
+    """Whether a file name has the suffix of an archive."""
     return name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[PictureInput]:
-    """The pictures in an archive, in its order; labels are `archive.tar/name/in/it.jpg`.
+    """The pictures in an archive, in the order of its members. A label is `archive.tar/name/of/member.jpg`.
 
     Consecutive members that share their name up to the first dot of its last part are one sample. The scalar values of
     its `.json` member and the texts of its `.txt`, `.cls` and `.caption` members are the columns of its pictures.
-    Malformed texts and texts above 1 MiB are ignored, and so are hidden members and `__like_this__`. In an archive
-    without compression a picture is a `FileSlice`, else its bytes. Links, sparse files and compressed pictures above
-    `max_bytes` (default: that of `vision.image`) are items with an error.
+    Malformed texts and texts above 1 MiB are ignored, and so are hidden members and `__like_this__`. The source of a
+    picture is a `FileSlice` in an uncompressed archive, and the picture's bytes in a compressed one. Links, sparse
+    files and compressed pictures above `max_bytes` (default: that of `vision.image`) are items with an error.
 
-    An archive that is unreadable, damaged or without pictures ends with one item with an error of code "archive".
+    For an archive that is unreadable, damaged or without pictures, the last item has an error of code "archive".
     """
     last = None
     for item in _pictures_in(path, max_bytes=max_bytes):
         if last is not None:
             yield last
         last = item
-    if last is not None:  # the archive did not fail
+    if last is not None:
         yield last if last.label == path else replace(last, found_in=(path,))
 
 
@@ -71,7 +71,7 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
         problem = str(error)
     except _DAMAGES as error:
         damage = str(error) or type(error).__name__
-    except OSError as error:  # of gzip and bzip2 too
+    except OSError as error:  # gzip and bzip2 raise it for damaged data too
         damage = f"the system says: {error.strerror}" if error.strerror else str(error)
     num_pictures += len(sample.pictures)
     yield from sample.inputs()
@@ -85,7 +85,7 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
 
 @dataclass(slots=True)
 class _Sample:
-    """The sample that is being read."""
+    """The sample that is currently being read."""
 
     archive: str
     max_bytes: int
@@ -144,7 +144,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The key of the sample, and the extension of the member in lower case."""
+    """The sample key of a member name, and the member's extension in lower case."""
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()

@@ -1,4 +1,4 @@
-"""Pictures that `encode` encoded: a prefix file, or a folder of them with its records."""
+"""Pictures that `encode` encoded: a prefix file, or a folder of prefix files with records."""
 
 import os
 from array import array
@@ -15,15 +15,15 @@ from llama_adapter.app.records.record import PART_NAME, Record, RecordFileError,
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
-_SUCCESS = 1 << 32  # any success counts more than a failure
+_SUCCESS = 1 << 32  # added to the rank of a success, so that it exceeds the rank of any failure
 
 
 def prefix_inputs(name: str) -> Iterator[PictureInput]:
-    """The encoded pictures of a file or folder, under the names that they were encoded under.
+    """The encoded pictures of a file or folder. Their labels are the names under which they were encoded.
 
-    A folder is read by its records: pictures that could not be encoded are items with their error. Of a picture that
-    several runs encoded under one name, the last run counts. A file or folder that is unreadable or damaged ends with
-    an item with an error of code "prefixes".
+    For a folder, the records are read: a picture that could not be encoded is an item with its error. If several runs
+    encoded a picture with the same name, the last run counts. For a file or folder that is unreadable or damaged, the
+    last item has an error of code "prefixes".
     """
     try:
         if os.path.isdir(name):
@@ -40,7 +40,7 @@ def prefix_inputs(name: str) -> Iterator[PictureInput]:
 
 
 def _current_records(folder: str) -> Iterator[Record]:
-    """The records that count, in 80 bytes of memory for each one of the folder."""
+    """The records that count. Memory use is 80 bytes for each record in the folder."""
     numbered = ((PART_NAME.fullmatch(part.name), part) for part in Path(folder).iterdir())
     parts = [part for _, part in sorted((int(match[1]), part) for match, part in numbered if match is not None)]
     if not parts:
@@ -67,7 +67,7 @@ def _item(record: Record, *, folder: str) -> PictureInput:
         failure = AnswerError(code=error["code"], message=error["message"])
         digest = digest if isinstance(digest, str) else ""
         return PictureInput(source=label, label=label, root=folder, digest=digest, error=failure)
-    # Records are not trusted: a file lies in this folder and nowhere else.
+    # Records are not trusted: only file names in this folder are accepted.
     if isinstance(file, str) and PREFIX_FILE.fullmatch(file) and type(row) is int and row >= 0 and type(digest) is str:
         return PictureInput(source=PrefixRow(os.path.join(folder, file), row, digest), label=label, root=folder)
     message = f"Wanted the place of an encoded picture in the record of `{shown_name(label)}`; encode it again."

@@ -1,6 +1,6 @@
-"""Fetches pictures from allowed hosts. Every redirect is checked, and only checked addresses are connected to.
+"""Fetches pictures from allowed hosts. Every redirect is checked, and connections go only to checked addresses.
 
-httpcore follows no redirects by itself, decodes nothing, and reads no proxies, cookies or passwords.
+httpcore itself follows no redirects, decodes no content, and uses no proxies, cookies or passwords.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # (host name, port) ->
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = ((b"accept", b"image/*"), (b"accept-encoding", b"identity"), (b"user-agent", b"llama-adapter"))
 _TIMEOUTS = {"timeout": {"connect": 3.0}}  # seconds per address, so that there is time for the next one
-# Not the event loop's threads, which decode requests: names that hang must not block those.
+# Separate from the event loop's threads, which decode requests: a name lookup that hangs must not block those.
 _RESOLVING = ThreadPoolExecutor(max_workers=4, thread_name_prefix="resolve-name")
 _turns = asyncio.Semaphore(MAX_FETCHES)
 
 
 async def resolve_name(host: str, port: int) -> list[str]:
-    """The addresses of a host name; raises OSError."""
+    """The network addresses of a host name. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.run_in_executor(_RESOLVING, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -45,7 +45,7 @@ def _default_ssl_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How names become connections; replaceable in tests."""
+    """How host names become connections; tests replace it."""
 
     resolve: Resolve = resolve_name
     is_allowed: Callable[[str], bool] = is_public  # by address
@@ -61,10 +61,10 @@ async def fetch_picture(
     network: Network | None = None,
     turns: AbstractAsyncContextManager[object] = _turns,
 ) -> bytes:
-    """Download a picture of at most `max_bytes` within `timeout_s` seconds in all, including the wait for `turns`.
+    """Download a picture of at most `max_bytes`. `timeout_s` limits the total time, including the wait for `turns`.
 
-    Raises FetchError for a host or an address that is not allowed (also after a redirect), for any answer but
-    a picture, and for network errors.
+    Raises FetchError for a host or an address that is not allowed (also after a redirect), for a response that is not a
+    picture, and for network errors.
     """
     allowed = tuple(allowed)
     network = network or Network()
@@ -83,8 +83,8 @@ async def fetch_picture(
 
 
 def fetch_in_thread(url: PictureUrl, *, allowed: Iterable[AllowedHost], max_bytes: int, timeout_s: float) -> bytes:
-    """As `fetch_picture`, for a thread without an event loop. The number of threads bounds the fetches at once."""
-    # A semaphore belongs to one event loop.
+    """As `fetch_picture`, for a thread without an event loop. Only the number of threads limits concurrent fetches."""
+    # `_turns` is not used, because a semaphore belongs to one event loop.
     fetched = fetch_picture(url, allowed=allowed, max_bytes=max_bytes, timeout_s=timeout_s, turns=nullcontext())
     return asyncio.run(fetched)
 
@@ -94,7 +94,7 @@ async def _follow(
 ) -> bytes:
     for _ in range(1 + MAX_REDIRECTS):
         check_allowed(url, allowed=allowed)
-        # Built from the checked parts, so no second parser can read it differently.
+        # Built from the checked parts, so that no second parser can interpret the URL differently.
         target = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         headers = [(b"host", url.authority.encode("ascii")), *_HEADERS]
         async with pool.stream("GET", target, headers=headers, extensions=_TIMEOUTS) as response:
@@ -148,7 +148,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             addresses = await self._network.resolve(host, port)
         except (OSError, UnicodeError):
             raise httpcore.ConnectError("no address") from None
-        # One private address is enough to refuse: which address is used would be chance.
+        # A single private address is enough to refuse the host, because any of its addresses might be used.
         if not addresses or not all(map(self._network.is_allowed, addresses)):
             raise FetchError("The picture's host is not on the public internet.", code="image_host_not_allowed")
         tried = addresses[:MAX_ADDRESSES]

@@ -1,4 +1,4 @@
-"""The columns of a row: template variables, and a question with its input and choices."""
+"""Interprets the columns of a table row: template variables, and a question with its input and choices."""
 
 import json
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
 
 
 def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:
-    """The first of the names `of` that is a column."""
+    """The first of the names `of` that is a column; None if there is none."""
     return next((name for name in of if name in values), None)
 
 
 def as_columns(values: Mapping[str, object]) -> dict[str, str]:
-    """The scalar values as text; null becomes the empty text."""
+    """The scalar values as text; null becomes the empty string."""
     return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}
 
 
@@ -27,10 +27,10 @@ def question_columns(values: Mapping[str, object]) -> frozenset[str]:
 
 
 def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
-    """The question of a row, or None; blank texts count as missing.
+    """The question of a row, None if it has none. Blank texts count as missing.
 
-    The prompt is the first of the columns `of`. Choices are a list, a JSON list as text, or a text with commas. Raises
-    ValueError with the reason for a value of the wrong type.
+    The prompt is in the first existing column of `of`. Choices are a list, a JSON list as text, or a comma-separated
+    text. Raises ValueError, which gives the reason, for a value of the wrong type.
     """
     prompt = first_column(values, of=of)
     fields = QuestionFields(
@@ -43,7 +43,7 @@ def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMP
 
 def _as_text(value: object) -> str:
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()  # JSON can write halves of characters
+        return value.encode(errors="backslashreplace").decode()  # JSON may contain lone surrogates
     return "" if value is None else json.dumps(value)
 
 

@@ -12,12 +12,12 @@ _RUNS = re.compile(r"[0-9]+|[^0-9]+")
 
 
 def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:
-    """Files as they are named, folders as the pictures in them; every path gives at least one item.
+    """One item for each file, and for each picture in a folder. Every path gives at least one item.
 
-    Files may have any suffix. In folders, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` count, in any
-    case and in natural order (pic_2 before pic_10), except hidden ones; `recursive` descends into folders, but not
-    through links. A missing path, and a folder that cannot be listed or has no pictures, stays one item: reading it
-    gives the error, so that a job neither stops nor skips it silently.
+    Named files may have any suffix. In folders, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` are
+    pictures; case is ignored, and hidden files are left out. The order is natural (pic_2 before pic_10). `recursive`
+    descends into sub-folders, but does not follow links. A missing path, and a folder that cannot be listed or has no
+    pictures, gives one item. Reading it gives the error, so that a job neither stops nor skips it silently.
     """
     for path in paths:
         name = os.fspath(path)
@@ -28,12 +28,12 @@ def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = 
 
 
 def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] = ()) -> PictureInput:
-    """A file, existing or not, as one picture."""
+    """The item of a file, which need not exist."""
     return PictureInput(source=path, label=path, root=root, found_in=found_in)
 
 
 def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
-    """The pictures in a folder; the folder itself if it has none."""
+    """The pictures in a folder. If it has none, the folder itself is the only item."""
     found_any = False
     for picture, folders in _pictures_below(folder, recursive=recursive):
         found_any = True
@@ -43,9 +43,9 @@ def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
 
 
 def count_in_sub_folders(folder: str, *, searched: Container[str], at_most: int) -> int:
-    """How many pictures `recursive` would add to a folder, without those in folders that were `searched` themselves.
+    """The number of pictures that `recursive` would add to a folder.
 
-    Counting ends at `at_most`.
+    Pictures in folders that were `searched` themselves are not counted. Counting ends at `at_most`.
     """
     below = (path for path, is_sub in _listing(folder, recursive=True) if is_sub)
     pictures = (picture for path in below for picture, _ in _pictures_below(path, recursive=True))
@@ -66,7 +66,7 @@ def has_picture_suffix(name: str) -> bool:
 
 
 def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Paths of pictures, each with the folders that led to it."""
+    """Paths of pictures, each with the chain of folders that contain it."""
     open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
     open_listings = [(_listing(folder, recursive=recursive), (folder,))]
     while open_listings:
@@ -75,15 +75,15 @@ def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tupl
             if is_listed_too:
                 open_listings.append((_listing(path, recursive=True), (*folders, path)))
                 break
-            # A folder that cannot be listed is yielded itself.
+            # For a folder that cannot be listed, the folder's own path is yielded.
             yield path, folders if path != folders[-1] else folders[:-1]
         else:
             open_listings.pop()
 
 
 def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
-    """Paths of the pictures in a folder and, if `recursive`, of its folders, which are marked True."""
-    names: list[str] = []  # of millions of files, only pictures are kept
+    """Paths of the pictures in a folder, marked False, and, if `recursive`, of its sub-folders, marked True."""
+    names: list[str] = []  # only of pictures and folders, because a folder may have millions of other files
     folders: set[str] = set()
     try:
         with os.scandir(folder) as listing:
@@ -105,10 +105,10 @@ def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
 
 
 def natural_key(name: str) -> str:
-    """Sort key that compares runs of digits as numbers and letters without case; the name itself breaks ties.
+    """Sort key that compares runs of digits as numbers and ignores the case of letters; the name itself breaks ties.
 
-    The key is one string, as a folder may have millions of names. A number becomes a null character, its length and its
-    digits; two null characters end the name.
+    The key is a single string to save memory, as a folder may have millions of names. A number becomes a null
+    character, its length and its digits. Two null characters end the name.
     """
     return f"{_RUNS.sub(_comparable, name)}\0\0{name}"
 

@@ -1,4 +1,4 @@
-"""What users name, and what comes of it: one item for each picture, or prompt without one. Plain values."""
+"""Inputs as the user gives them, and the items made from them: one for each picture or prompt. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # imports Pillow
 
 
 class InputsError(LlamaAdapterError):
-    """A list, manifest or sheet of questions is unusable as a whole. Errors of one picture belong to its item."""
+    """A list, manifest or sheet of questions is unusable as a whole. An error of one picture is stored in its item."""
 
     exit_code = ExitCode.USAGE
     http_status = 400
@@ -21,16 +21,16 @@ class InputsError(LlamaAdapterError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
-    """Where pictures come from: `paths`, then `lists`, then `manifests`. With `is_text`, there are prompts alone."""
+    """Where pictures come from: `paths`, then `lists`, then `manifests`. With `is_text`, there are only prompts."""
 
     paths: tuple[str, ...] = ()  # files, folders, patterns, tar archives and prefix files
-    lists: tuple[str, ...] = ()  # files with a file, folder or archive in each line; `-` is stdin
+    lists: tuple[str, ...] = ()  # files with the name of a file, folder or archive in each line; `-` is stdin
     manifests: tuple[str, ...] = ()  # JSONL, CSV or TSV with a picture in each line
-    is_text: bool = False  # no pictures: the rows of `prompt_files`, or without them the job's own prompt
+    is_text: bool = False  # no pictures, but the rows of `prompt_files`; without these, the job's own prompt
     prompt_files: tuple[str, ...] = ()  # TXT, JSON, JSONL, CSV or TSV; `-` is stdin
     are_raw: bool = False  # prompts of files are given to the model without the instruction template
-    recursive: bool = False  # descend into the folders of folders
-    limit: int | None = None  # only the first N pictures; of a shard, its first N
+    recursive: bool = False  # descend into sub-folders
+    limit: int | None = None  # only the first N pictures; with `shard`, the first N of the shard
     shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
 
     def __post_init__(self) -> None:
@@ -44,26 +44,26 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionFields:
-    """A question as a file gives it; None stands for the job's value. Texts about pictures may contain {variables}."""
+    """A question in a file; None means the job's value. Texts about pictures may contain {variables}."""
 
     instruction: str | None = None
     input: str | None = None
     choices: tuple[str, ...] | None = None  # at least two
-    raw: str | None = None  # in place of an instruction, without the template
+    raw: str | None = None  # instead of an instruction; used without the template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureInput:
-    """One picture to answer for, readable or not; or a prompt without one."""
+    """One picture to answer questions about, readable or not; or a prompt without a picture."""
 
     source: "str | bytes | FileSlice | PrefixRow | None"  # a path, bytes, an encoded picture; None: there is no picture
-    label: str  # its name in records; bytes that are not UTF-8 are surrogates
-    root: str | None = None  # the folder or archive that the user named and this lies in, if any
-    found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that led to it
-    columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
-    questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; empty: the job's
-    error: AnswerError | None = None  # why there is nothing to open
-    digest: str = ""  # of a picture with an error that was read elsewhere
+    label: str  # the name in records; bytes that are not UTF-8 are surrogates
+    root: str | None = None  # the folder or archive that the user named and that contains this
+    found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line through which it was found
+    columns: Mapping[str, str] = field(default_factory=dict)  # from a manifest or a sample; for templates
+    questions: tuple[QuestionFields, ...] = ()  # from a manifest, for this picture; empty: the job's
+    error: AnswerError | None = None  # the reason, if there is no picture to open
+    digest: str = ""  # for a picture with an error that was read elsewhere
 
     @classmethod
     def failed(cls, label: str, code: str, message: str, *, source: str | None = None, root: str | None = None) -> Self:
@@ -73,6 +73,6 @@ class PictureInput:
 
     @property
     def path(self) -> str:
-        """The path of a picture that is a file of its own, as all of `expand_inputs` are."""
+        """The path of a picture that is a separate file, as all items of `expand_inputs` are."""
         assert isinstance(self.source, str), f"{self.label} is no file of its own"
         return self.source

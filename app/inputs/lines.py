@@ -1,4 +1,4 @@
-"""Files of lines, read with bounded memory."""
+"""Text files that are read line by line, with bounded memory."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 2**20
 STDIN = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_PICTURE_MARKS = (b"\xff\xd8\xff", b"\x89PNG")  # of JPEG and PNG; no text begins so
+_PICTURE_MARKS = (b"\xff\xd8\xff", b"\x89PNG")  # of JPEG and PNG; text never begins with these
 _CHUNK_BYTES = 2**16
 
 
@@ -26,11 +26,11 @@ class ByteFile(Protocol):
 
 @contextmanager
 def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
-    """A file of lines, open; `-` is stdin. Raises `InputsError`, which calls the file a `what`."""
+    """Open a file of lines; `-` is stdin. Raises `InputsError`; its message uses the word `what` for the file."""
     if path == STDIN:
         if sys.stdin is None:
             raise InputsError(f"Wanted a {what} on stdin, which is closed.", hint="name a file")
-        # Not `sys.stdin.buffer`: the interpreter closes that at its end, and aborts if a thread is reading.
+        # `sys.stdin.buffer` is not used: the interpreter closes it at exit, and aborts if a thread is reading from it.
         with open(sys.stdin.buffer.fileno(), "rb", closefd=False) as file:
             yield file
         return
@@ -51,13 +51,13 @@ def check_lines(path: str, *, what: str) -> None:
             raise _refused(path, what=what, reason=_reason(error)) from None
         if mode is not None and stat.S_ISDIR(mode):
             raise _refused(path, what=what, reason="it is a folder")
-        return  # a pipe: what is read now would be missing later
+        return  # a pipe: bytes read now would be missing later
     with opened_lines(path, what=what) as file:
         _check_encoding(file.read1(4), path=path, what=what)
 
 
 def read_beginning(file: ByteFile, *, path: str, what: str) -> bytes:
-    """The first bytes of a file, up to a line feed or null character at least, without a byte order mark.
+    """The first bytes of a file, at least up to a line feed or null character, without a byte order mark.
 
     Raises `InputsError` for a picture and for UTF-16.
     """
@@ -88,9 +88,9 @@ def can_read_again(path: str) -> bool:
 
 
 def split_lines(file: ByteFile, *, separator: bytes = b"\n", begun: bytes = b"") -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, as soon as they arrive; None for a line above `MAX_LINE_BYTES`.
+    """Yield each line with its number, counted from 1, as soon as it arrives; None for a line above `MAX_LINE_BYTES`.
 
-    `begun` is what was read of the file before.
+    `begun` holds the bytes that were already read from the file.
     """
     number, rest, is_too_long = 1, begun, False
     while True:

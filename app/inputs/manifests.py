@@ -1,4 +1,4 @@
-"""Manifests: tables with a picture in each row, its own question, and columns for templates."""
+"""Manifests: tables with a picture in each row, and optionally its own question and columns for templates."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -19,19 +19,20 @@ from llama_adapter.app.inputs.lines import can_read_again, check_lines
 from llama_adapter.app.inputs.tables import check_suffix, read_rows
 from llama_adapter.runtime.text import shown_name
 
-_MAX_QUESTIONS = 1024  # of one item; a picture with more is read again
+_MAX_QUESTIONS = 1024  # per item; a picture with more questions gives several items and is read again
 
 
 def manifest_inputs(path: str) -> Iterator[PictureInput]:
-    """The pictures of a manifest, in its order.
+    """The pictures of a manifest, in the order of its lines.
 
-    The picture is the first of the columns picture, image, file_name, filename and path (so Hugging Face's
-    metadata.jsonl is a manifest), relative to the manifest's folder. The columns prompt (or question, or instruction),
-    input and choices are the picture's own question; all other scalar values are its columns, as text. Consecutive
-    lines with the same picture and columns, each with a question, become one item with all these questions.
+    The picture's path, relative to the manifest's folder, is in the first existing column of picture, image, file_name,
+    filename and path (so Hugging Face's metadata.jsonl is a manifest). The columns prompt (or question, or
+    instruction), input and choices give the picture's own question. All other scalar values become its columns, as
+    text. Consecutive lines with the same picture and columns, each with a question, become one item with all these
+    questions.
 
-    A malformed line is one item with an error of code "manifest" and the label `FILE:LINE`. Raises `InputsError` if the
-    file is unusable as a whole, and OSError if reading fails later.
+    A malformed line gives one item with an error of code "manifest" and the label `FILE:LINE`. Raises `InputsError` if
+    the file is unusable as a whole, and OSError if reading fails later.
     """
     key = lambda item: (item.source, item.columns) if item.questions else object()  # noqa: E731 - an argument
     for _, alike in groupby(_lines_as_inputs(path), key=key):
@@ -69,7 +70,7 @@ def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
 
 
 def _input(values: Mapping[str, object], *, root: str, found_in: tuple[str, ...]) -> PictureInput:
-    """Raises ValueError with the reason for malformed values."""
+    """The item of one line. Raises ValueError, which gives the reason, for malformed values."""
     column = first_column(values, of=PICTURE_COLUMNS)
     if column is None:
         raise ValueError(f"it has none of the columns {', '.join(PICTURE_COLUMNS)}")

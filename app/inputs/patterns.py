@@ -11,11 +11,11 @@ from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder, natu
 
 _ANY_DEPTH = "**"
 _WILDCARDS = frozenset("*?[")
-_Positions = frozenset[int]  # the parts of the pattern that an entry of a folder may match
+_Positions = frozenset[int]  # indices of the parts of the pattern that an entry of a folder may match
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name has wildcards, and no file has this very name."""
+    """Whether a name has wildcards, and no file with exactly this name exists."""
     return not _WILDCARDS.isdisjoint(name) and not os.path.lexists(name)
 
 
@@ -29,10 +29,11 @@ def fixed_folder(pattern: str) -> str:
 def expand_pattern(pattern: str) -> Iterator[str]:
     """Paths that a pattern matches, each once, in natural order.
 
-    As in shells: case matters, `*` and `?` match no slash, a hidden name matches only a part that begins with a dot,
-    and `**` matches any number of folders, also none, except hidden ones and links. Unlike in shells, files need the
-    suffix of a picture or an archive, unless the pattern ends in a suffix; and a pattern with `**` matches folders only
-    if it ends in a slash, as their pictures would come twice. A folder that cannot be listed is yielded itself.
+    As in shells, case matters, `*` and `?` match no slash, and a hidden name matches only a part that begins with a
+    dot. `**` matches any number of folders, including none, but no hidden folders and no links. Unlike in shells, files
+    need the suffix of a picture or an archive, unless the pattern ends in a suffix. A pattern with `**` matches folders
+    only if it ends in a slash, because their pictures would be found twice otherwise. A folder that cannot be listed is
+    itself yielded.
     """
     compiled = _Compiled.of(pattern)
     open_folders = [_matches("/" if pattern.startswith("/") else "", compiled, compiled.closed({0}))]
@@ -49,7 +50,7 @@ def expand_pattern(pattern: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Compiled:
-    parts: tuple[str | re.Pattern[str], ...]  # a text stands for itself; `**` for any number of folders
+    parts: tuple[str | re.Pattern[str], ...]  # a text matches only itself; `**` matches any number of folders
     takes_files: bool
     takes_folders: bool
     takes_any_suffix: bool
@@ -68,7 +69,7 @@ class _Compiled:
         )
 
     def closed(self, positions: Iterable[int]) -> _Positions:
-        """With the parts behind each `**`, which may stand for no folder."""
+        """The positions, and those after each `**`, which may match no folder at all."""
         reached = set(positions)
         for position, part in enumerate(self.parts):
             if position in reached and part == _ANY_DEPTH:
@@ -76,12 +77,12 @@ class _Compiled:
         return frozenset(reached)
 
     def lone_name(self, positions: _Positions) -> str | None:
-        """The only name that can match, if there is one."""
+        """The only name that can match; None if several can."""
         part = self.parts[next(iter(positions))] if len(positions) == 1 else None
         return part if isinstance(part, str) else None
 
     def step(self, positions: _Positions, name: str, *, is_folder: bool, is_link: bool) -> tuple[bool, _Positions]:
-        """Whether an entry matches the pattern, and the parts that entries in it may match."""
+        """Whether an entry matches the whole pattern, and the positions that entries inside it may match."""
         is_end, following = False, set[int]()
         for position in positions:
             part = self.parts[position]
@@ -108,9 +109,9 @@ def _compile(text: str) -> str | re.Pattern[str]:
 
 
 def _matches(folder: str, compiled: _Compiled, positions: _Positions) -> Iterator[tuple[str, bool, _Positions]]:
-    """Entries of a folder that match or lead to matches: path, whether it matches, and the parts to match in it."""
+    """Entries of a folder that match or may contain matches: path, whether it matches, and the positions inside it."""
     names: list[str] = []
-    steps: dict[str, tuple[bool, _Positions]] = {}  # of folders only: files match and lead nowhere
+    steps: dict[str, tuple[bool, _Positions]] = {}  # only for folders; a file has nothing inside
     try:
         for name, is_one, is_link in _entries(folder, compiled.lone_name(positions)):
             is_match, following = compiled.step(positions, name, is_folder=is_one, is_link=is_link)
@@ -128,7 +129,7 @@ def _matches(folder: str, compiled: _Compiled, positions: _Positions) -> Iterato
 
 
 def _entries(folder: str, lone_name: str | None) -> Iterator[tuple[str, bool, bool]]:
-    """Names in a folder, whether each is a folder, and whether it is a link."""
+    """Names in a folder, each with whether it is a folder and whether it is a link."""
     if lone_name is not None:
         path = os.path.join(folder, lone_name)
         if os.path.lexists(path):

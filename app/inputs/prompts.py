@@ -1,4 +1,4 @@
-"""Files of prompts: one item without a picture for each."""
+"""Files of prompts: each prompt becomes one item without a picture."""
 
 import json
 import os
@@ -21,20 +21,20 @@ from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.runtime.text import shown_name
 
 _WHAT = "file of prompts"
-_COLUMNS = (*PROMPT_COLUMNS, "src")  # PaddleNLP's data files have src
-_Row = tuple[int, Any]  # its line, and a text, an object, or the ValueError of a malformed one
+_COLUMNS = (*PROMPT_COLUMNS, "src")  # PaddleNLP's data files use src
+_Row = tuple[int, Any]  # line number, and a text, an object, or a ValueError for a malformed row
 
 
 def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]:
     """The prompts of a file, in its order, without pictures.
 
-    In a `.txt` file, and on stdin (`-`), each line that is not blank is one. A `.jsonl`, `.csv` or `.tsv` file has a
-    column prompt (or question, instruction, src), and optionally input and choices. A `.json` file is a list of texts
-    or such objects, or has lines of objects with src. With `are_raw`, prompts are given to the model without the
-    instruction template.
+    In a `.txt` file, and on stdin (`-`), each line that is not blank is a prompt. A `.jsonl`, `.csv` or `.tsv` file has
+    a column prompt (or question, instruction, src), and optionally input and choices. A `.json` file contains a list of
+    texts or of objects with these keys, or lines of objects with src. With `are_raw`, prompts are given to the model
+    without the instruction template.
 
-    Labels are `FILE#ROW`. A malformed row is one item with an error of code "prompt" and the label `FILE:ROW`. Raises
-    `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
+    Labels are `FILE#ROW`. A malformed row gives one item with an error of code "prompt" and the label `FILE:ROW`.
+    Raises `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
     """
     name = "stdin" if path == STDIN else path
     for row, value in _rows(path):
@@ -102,19 +102,19 @@ def _json_rows(path: str) -> list[_Row]:
     if not isinstance(rows, list):
         raise InputsError(
             f"Wanted a list of prompts in JSON, and `{shown_name(path)}` has none.",
-            hint='write ["a text", {"prompt": "another", "input": "..."}], or one object a line in a .jsonl file',
+            hint='write ["a text", {"prompt": "another", "input": "..."}], or a .jsonl file with one object a line',
         )
     return list(enumerate(rows, start=1))
 
 
 def _sources(rows: Iterable[Any]) -> list[Any] | None:
-    """The objects of PaddleNLP's data files, which are JSON lines; None if they are others."""
+    """The rows, if all are objects of PaddleNLP's data files (JSON lines with src); otherwise None."""
     found = list(rows)
     return found if found and all(isinstance(row, Mapping) and "src" in row for row in found) else None
 
 
 def _question(value: Any, *, are_raw: bool) -> QuestionFields:
-    """Raises ValueError with the reason for a malformed row."""
+    """The question of a row. Raises ValueError, which gives the reason, for a malformed row."""
     if isinstance(value, ValueError):
         raise value
     if not isinstance(value, Mapping):
@@ -127,7 +127,7 @@ def _question(value: Any, *, are_raw: bool) -> QuestionFields:
     if not are_raw:
         return question
     if question.input is not None:
-        raise ValueError("an `input` has no place beside a raw prompt")
+        raise ValueError("an `input` cannot be used with a raw prompt")
     return replace(question, instruction=None, raw=question.instruction)
 
 

@@ -1,4 +1,4 @@
-"""An `InputSpec` -> its pictures, one at a time and in a stable order."""
+"""Turns an `InputSpec` into its pictures, one at a time and in a stable order."""
 
 import hashlib
 import os
@@ -32,8 +32,8 @@ from llama_adapter.runtime.text import shown_name
 def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bool = False) -> None:
     """Raise `InputsError` for lists and manifests that are unusable as a whole. Opens neither pictures nor pipes.
 
-    With `need_questions`, tables without a column for them are refused. With `addresses`, paths may be addresses such
-    as s3://bucket/folder, and those that nothing here can read are refused.
+    With `need_questions`, manifests without a column for questions are an error. With `addresses`, paths may be
+    addresses such as s3://bucket/folder, and addresses that no installed package can read are an error.
     """
     remote = list(filter(is_remote, spec.paths)) if addresses else []
     if remote and spec.shard is not None:
@@ -53,12 +53,13 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bo
 def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[PictureInput]:
     """The pictures of a spec, one by one, as they are found.
 
-    A name without any picture is one item with an `error`, or gives one when it is read. Lines of lists may name
-    folders and archives, but have no wildcards. With `spec.shard` (i, n), an item belongs to the shard if the first 8
-    bytes of the SHA-256 of its label (normalised, as `escaped_name` has it), as a big-endian number, are i modulo n.
+    A name without pictures gives one item with an `error`, or one whose reading gives an error. Lines of lists may name
+    folders and archives; wildcards are not expanded there. With `spec.shard` (i, n), the first 8 bytes of the SHA-256
+    of an item's label (escaped by `escaped_name`, path normalised), read as a big-endian number, are taken modulo n;
+    the item belongs to the shard if the result is i.
 
-    Every call reads everything again, except stdin and pipes. Raises as `check_inputs`, and OSError if reading a list
-    or manifest fails later.
+    Every call reads all inputs again; stdin and pipes can be read only once. Raises the errors of `check_inputs`, and
+    OSError if reading a list or manifest fails later.
     """
     items = _all_inputs(spec, addresses=addresses)
     if spec.shard is not None:
@@ -70,9 +71,9 @@ def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[Picture
 def count_inputs(
     spec: InputSpec, *, size: Callable[[PictureInput], int] = lambda picture: 1, addresses: bool = False
 ) -> int | None:
-    """The number of pictures, or the sum of their `size`. Raises as `read_inputs`.
+    """The number of pictures, or the sum of their `size`. Raises the errors of `read_inputs`.
 
-    None if counting would use the inputs up, as with stdin, or is costly: for addresses and compressed archives.
+    None if counting would consume the inputs, as with stdin, or is costly, as for addresses and compressed archives.
     """
     if may_wait(spec) or (addresses and any(map(is_remote, spec.paths))):
         return None
@@ -82,12 +83,12 @@ def count_inputs(
 
 
 def may_wait(spec: InputSpec) -> bool:
-    """Whether lines come from stdin or a pipe: once, and possibly slowly."""
+    """Whether lines come from stdin or a pipe, which can be read only once and may be slow."""
     return not all(map(can_read_again, (*spec.lists, *spec.manifests, *spec.prompt_files)))
 
 
 def may_bring_columns(spec: InputSpec) -> bool:
-    """Whether pictures may come with columns of a manifest or an archive."""
+    """Whether pictures may have columns from a manifest or an archive."""
     return bool(spec.lists or spec.manifests) or any(is_pattern(name) or is_archive_name(name) for name in spec.paths)
 
 
@@ -110,12 +111,13 @@ def _all_inputs(spec: InputSpec, *, addresses: bool) -> Iterator[PictureInput]:
 
 
 def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -> Iterator[PictureInput]:
-    """The items of each line, by `expand`; `-` is stdin, whose lines are used as they arrive.
+    """The items of each line, made by `expand`. `-` is stdin, whose lines are used as they arrive.
 
-    A line is a name relative to the current folder; bytes that are not UTF-8 are kept, a carriage return at the end is
-    dropped. Blank lines are skipped, and comments, which begin with `# ` or are `#`: `#1.jpg` is a name, and a file
-    called `# 1.jpg` is written `./# 1.jpg`. If the file has null characters in its beginning, names end with those, as
-    `find -print0` writes them, and there are no comments. A line above 1 MiB is one item with an error of code "list".
+    A line is a name relative to the current folder. Bytes that are not UTF-8 are kept, and a carriage return at the end
+    is dropped. Blank lines and comments are skipped. A comment begins with `# ` or is `#` alone: `#1.jpg` is a name,
+    and a file called `# 1.jpg` is written `./# 1.jpg`. If the beginning of the file contains null characters, these end
+    the names, as in the output of `find -print0`, and there are no comments. A line above 1 MiB gives one item with an
+    error of code "list".
 
     Raises `InputsError` if the list cannot be opened or is UTF-16, and OSError if reading fails later.
     """
@@ -141,9 +143,12 @@ def _listed(line: bytes) -> bytes:
 
 
 def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
-    """A name without wildcards. `root` is for files that a pattern found; folders and archives are roots themselves."""
+    """The items of a name without wildcards.
+
+    `root` is for files that a pattern found; folders and archives are roots themselves.
+    """
     if is_prefixes(name):
-        from llama_adapter.app.inputs.encoded import prefix_inputs  # brings numpy with it
+        from llama_adapter.app.inputs.encoded import prefix_inputs  # imports numpy
 
         yield from prefix_inputs(name)
     elif os.path.isdir(name):
@@ -156,7 +161,7 @@ def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Ite
 
 
 def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
-    """A folder without pictures; its error says which option would find some, if there is one."""
+    """The item of a folder without pictures. If an option would find pictures, its error names that option."""
     shown = shown_name(folder.label)
     has_folders = has_archives = False
     try:
@@ -189,7 +194,7 @@ def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
 
 
 def _shard_of(label: str, *, count: int) -> int:
-    # By the form of earlier versions, so that a picture stays in the shard whose records have it.
+    # Uses the escaped form of earlier versions, so that a picture stays in the shard that has its record.
     label = escaped_name(label)
     name = label if "://" in label else os.path.normpath(label)
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count

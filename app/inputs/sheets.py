@@ -1,4 +1,4 @@
-"""Sheets of questions: the same questions for every picture, from a file."""
+"""Sheets of questions: files with questions that are asked about every picture."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from llama_adapter.runtime.text import shown_name
 def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
     """The questions of a file, in its order; at least one.
 
-    In a `.txt` file each line is one, except blank lines and comments, which begin with `# ` or are `#`. A `.jsonl`,
-    `.csv` or `.tsv` file has a column prompt (or question, or instruction), and optionally input and choices; other
-    columns are ignored.
+    In a `.txt` file, each line is a question, except blank lines and comments; a comment begins with `# ` or is `#`
+    alone. A `.jsonl`, `.csv` or `.tsv` file has a column prompt (or question, or instruction), and optionally input and
+    choices; other columns are ignored.
 
-    Raises `InputsError`, with the line, for malformed and repeated questions, and for files that are empty or
+    Raises `InputsError`, which names the line, for malformed and repeated questions, and for files that are empty or
     unreadable.
     """
     suffix = os.path.splitext(path)[1].lower()
@@ -35,7 +35,7 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
     except OSError as error:
         raise InputsError(f"Wanted to read `{shown_name(path)}`, but the system says: {error.strerror}.") from None
     if not first_lines:
-        raise InputsError(f"Wanted questions in `{shown_name(path)}`, which has none.", hint="write one a line")
+        raise InputsError(f"Wanted questions in `{shown_name(path)}`, which has none.", hint="write one in each line")
     return tuple(first_lines)
 
 

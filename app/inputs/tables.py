@@ -14,15 +14,15 @@ from llama_adapter.runtime.text import shown_name
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_JSON_SUFFIXES, *_DELIMITERS)
-_TOO_LONG = "\ud800"  # stands for a CSV line above the limit; it never occurs in decoded bytes
+_TOO_LONG = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
 _TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of a table; with a `problem`, the reason in words, it has no values."""
+    """One row of a table. A malformed row has a `problem`, the reason in words, and no values."""
 
-    line: int  # where it begins, from 1
+    line: int  # the line in which the row begins, counted from 1
     values: Mapping[str, object] = field(default_factory=dict)
     problem: str = ""
 
@@ -30,13 +30,13 @@ class Row:
 def read_rows(path: str, *, what: str, keep_bytes: bool = False) -> Iterator[Row]:
     """The rows of a table in UTF-8, as they are read; blank lines are skipped.
 
-    The suffix gives the kind: `.jsonl` (or `.ndjson`) has an object in each line; `.csv` and `.tsv` begin with a row of
-    column names, where unnamed columns are ignored, and cells may be quoted and contain line feeds. Rows that are not a
-    JSON object, have another number of cells than the first row, are not UTF-8 or above 1 MiB come with a problem. With
-    `keep_bytes`, bytes of cells that are not UTF-8 are kept as surrogates.
+    The suffix decides the format. A `.jsonl` (or `.ndjson`) file has an object in each line. A `.csv` or `.tsv` file
+    begins with a row of column names; columns without a name are ignored, and cells may be quoted and contain line
+    feeds. A row has a problem if it is not a JSON object, has another number of cells than the first row, is not UTF-8
+    or is above 1 MiB. With `keep_bytes`, bytes of cells that are not UTF-8 are kept as surrogates.
 
-    Raises `InputsError`, which calls the file a `what`, for another suffix, and if the file cannot be opened, is UTF-16
-    or has no row of different names.
+    Raises `InputsError`, whose message uses the word `what` for the file, for another suffix, and if the file cannot be
+    opened, is UTF-16 or has no first row of distinct column names.
     """
     check_suffix(path, what=what)
     with opened_lines(path, what=what) as file:
@@ -99,7 +99,7 @@ def _cell_rows(
     if problem:
         raise InputsError(
             f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
-            hint="give every column a name of its own, with the same delimiter as the suffix says",
+            hint="give every column a different name, and use the delimiter that the suffix implies",
         )
     for line, cells, reason in records:
         if not reason and len(cells) != len(names):
@@ -117,9 +117,10 @@ class _Reader(Protocol):
 
 
 def _records(reader: _Reader, *, keep_bytes: bool) -> Iterator[tuple[int, list[str], str]]:
-    """Line, cells and problem of every row; reading goes on at the line after a wrong one.
+    """Line, cells and problem of every row. After a malformed row, reading continues at the next line.
 
-    The problem names the lines that an open or undoubled quote swallowed: each may have been a picture.
+    If a quote is not closed or not doubled, the problem names the lines that it swallowed, because each may name a
+    picture.
     """
     while True:
         line, cells, problem = reader.line_num + 1, list[str](), ""
@@ -128,7 +129,7 @@ def _records(reader: _Reader, *, keep_bytes: bool) -> Iterator[tuple[int, list[s
         except StopIteration:
             return
         except csv.Error as error:
-            # Shown as a name is, since the message quotes the delimiter, which may be a tab.
+            # Escaped like a name, because the message quotes the delimiter, which may be a tab.
             problem = f"it is not valid CSV ({shown_name(str(error))})"
             if reader.line_num > line:
                 problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"

@@ -1,7 +1,7 @@
 """The members of a tar archive, in order and in bounded memory. Nothing is extracted.
 
-Formats: POSIX.1-2001 (pax) and GNU tar. The reader of the standard library takes a damaged header for the end of the
-archive and reads headers of any size, so only its parser of a single header is used.
+Formats: POSIX.1-2001 (pax) and GNU tar. The standard library's reader mistakes a damaged header for the end of the
+archive, and reads headers of any size. Therefore only its parser of a single header is used.
 """
 
 import bz2
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 _BLOCK: Final = tarfile.BLOCKSIZE
-_MAX_HEADER_BYTES: Final = 2**20  # of long names and pax headers
+_MAX_HEADER_BYTES: Final = 2**20  # limit for long names and pax headers
 _CHUNK_BYTES: Final = 2**16
 _LONG_NAME, _LONG_LINK = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -31,13 +31,13 @@ _WITHOUT_DATA: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TarMember:
-    """One member; its bytes are at `offset` of the uncompressed archive."""
+    """One member. Its bytes begin at `offset` in the uncompressed archive."""
 
     name: str  # undecodable bytes as surrogates
     kind: Literal["file", "folder", "sparse", "other"]  # other: links, devices and pipes
     num_bytes: int
     offset: int
-    header: int  # CRC-32 of the block before that, to recognise the member
+    header: int  # CRC-32 of the header block before `offset`, to recognise the member
 
 
 class _Bytes(Protocol):
@@ -46,7 +46,7 @@ class _Bytes(Protocol):
 
 
 class TarReader:
-    """Reads an archive once. `file` has its uncompressed bytes; with `num_bytes`, it is seekable."""
+    """Reads an archive once. `file` gives its uncompressed bytes. If `num_bytes` is given, `file` must be seekable."""
 
     def __init__(self, file: _Bytes, *, num_bytes: int | None = None) -> None:
         self._file, self._num_bytes = file, num_bytes
@@ -61,8 +61,8 @@ class TarReader:
     def members(self) -> Iterator[TarMember]:
         """All members in order; `read` returns the bytes of the latest one.
 
-        Concatenated archives are read as one. Raises tarfile.ReadError with the reason if the archive is damaged or cut
-        off, and what the file raises.
+        Concatenated archives are read as one. Raises tarfile.ReadError, which gives the reason, if the archive is
+        damaged or truncated, and the errors of the file.
         """
         long_name, pax = "", dict[str, str]()
         while (header := self._next_header()) is not None:
@@ -80,7 +80,7 @@ class TarReader:
             self._move_to(member.offset + _whole_blocks(size))
 
     def read(self, member: TarMember) -> bytes:
-        """The bytes of the latest member. Raises as `members` does."""
+        """The bytes of the latest member. Raises the errors of `members`."""
         self._move_to(member.offset)
         return self._take(member.num_bytes)
 
@@ -133,7 +133,7 @@ class TarReader:
         return self._take(_whole_blocks(header.size))[: header.size]
 
     def _skip_sparse_map(self, block: bytes) -> None:
-        """Skip the further blocks of the map of an old GNU sparse member."""
+        """Skip the extension blocks of the sparse map of an old GNU sparse member."""
         continues_at = 482
         while block[continues_at]:
             block, continues_at = self._take(_BLOCK), 504
@@ -156,7 +156,7 @@ class TarReader:
 
 @contextmanager
 def opened_tar(path: str) -> Iterator[TarReader]:
-    """An archive; gzip, bzip2 and xz are recognised by their first bytes and decompressed.
+    """Open an archive. gzip, bzip2 and xz are recognised by their first bytes and decompressed.
 
     Raises OSError, and tarfile.CompressionError for Zstandard.
     """
@@ -186,7 +186,7 @@ def _text(data: bytes) -> str:
 
 
 def _pax_values(data: bytes) -> dict[str, str]:
-    """The records of a pax header, lines of `LENGTH KEY=VALUE`. Raises tarfile.ReadError."""
+    """The records of a pax header, which are lines of `LENGTH KEY=VALUE`. Raises tarfile.ReadError."""
     values: dict[str, str] = {}
     rest = data.rstrip(b"\0")
     while rest:

@@ -1,4 +1,4 @@
-"""Which pictures may be fetched over HTTP: URL parsing, the list of allowed hosts, public addresses. Opens nothing."""
+"""Decides which URLs may be fetched: URL parsing, allowed hosts, public addresses. Opens no connection."""
 
 import ipaddress
 import re
@@ -16,11 +16,11 @@ MAX_URL_LENGTH = 2048
 DEFAULT_PORTS: dict[Scheme, int] = {"http": 80, "https": 443}
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?"
-# The last label starts with a letter, so no spelling of a number (127.1, 0x7f000001) is a name.
+# The last label starts with a letter, so that no spelling of an IP address (127.1, 0x7f000001) is taken for a name.
 _NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
 _ENTRY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<wildcard>\*\.)?(?P<host>[^/:@*]+)(?::(?P<port>[0-9]{1,5}))?")
 
-# In addition to what `ipaddress` calls not global, which differs between Python versions.
+# In addition to the networks that `ipaddress` treats as not global, which differ between Python versions.
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -32,7 +32,7 @@ _NOT_PUBLIC = tuple(
         "168.63.129.16/32",  # Azure host services
         "2001::/23",  # Teredo and others
         "2001:db8::/32",
-        "2002::/16",  # 6to4: an IPv4 address inside
+        "2002::/16",  # 6to4: contains an IPv4 address
         "3fff::/20",
     )
 )
@@ -41,7 +41,7 @@ _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 
 class FetchError(LlamaAdapterError):
-    """A URL is refused, or the picture behind it cannot be downloaded; `code` is one of the HTTP API's."""
+    """A URL is not allowed, or its picture cannot be downloaded. `code` is an error code of the HTTP API."""
 
     def __init__(self, message: str, *, code: str, status: int = 400) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class FetchError(LlamaAdapterError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureUrl:
-    """A remote picture's URL in parts. The request is made of these, so what was checked is what is requested."""
+    """A picture's URL in parts. The request is built from these parts, so that it equals what was checked."""
 
     scheme: Scheme
     host: str  # lower case, a name
@@ -59,7 +59,7 @@ class PictureUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Parse a URL; raises FetchError unless it is plainly http(s)://name[:port]/path."""
+        """Parse a URL. Raises FetchError unless it has the form http(s)://name[:port]/path."""
         if len(url) > MAX_URL_LENGTH:
             raise _refused(f"The picture's URL has {len(url)} characters, the limit is {MAX_URL_LENGTH}.")
         if re.search(r"[\x00-\x20\x7f\\]", url):
@@ -83,7 +83,7 @@ class PictureUrl:
 
     @property
     def authority(self) -> str:
-        """Host and port, as in the Host header; without the scheme's default port."""
+        """Host and port for the Host header; the scheme's default port is left out."""
         return self.host if self.port == DEFAULT_PORTS[self.scheme] else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class PictureUrl:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllowedHost:
-    """One entry of the list of hosts that pictures are fetched from."""
+    """One entry of the list of hosts from which pictures may be fetched."""
 
     scheme: Scheme
     host: str
     port: int
-    is_wildcard: bool  # any name below the host, but not the host itself
+    is_wildcard: bool  # matches any name below the host, but not the host itself
 
     @classmethod
     def parse(cls, entry: str) -> Self:

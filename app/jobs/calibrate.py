@@ -1,4 +1,4 @@
-"""`ask --calibrate`: labelled pictures in, a calibration with its figures out."""
+"""`ask --calibrate`: computes a calibration and its figures from labelled pictures."""
 
 import dataclasses
 import itertools
@@ -42,9 +42,9 @@ class CalibrationJob:
     calibrate: str  # labelled pictures: a table, a folder of folders by class, ...
     calibration_out: str
     choices: tuple[str, ...]
-    question: str | None = None  # None: each example has one
+    question: str | None = None  # None: each example has its own
     input: str | None = None
-    pictures: tuple[str, ...] = ()  # only these of the table's pictures; empty: all
+    pictures: tuple[str, ...] = ()  # use only these pictures of the table; empty: all
     recursive: bool = False
     target_precision: float = 0.95
     reader: ReaderKind = "process"
@@ -59,7 +59,7 @@ class CalibrationJob:
 
 
 def run_calibration(job: CalibrationJob) -> int:
-    """Ask about every labelled picture, fit, and print the figures on stdout. Returns the exit code.
+    """Ask about every labelled picture, fit the calibration, and print its figures on stdout. Returns the exit code.
 
     Raises InputsError and UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
     """
@@ -100,9 +100,9 @@ def run_calibration(job: CalibrationJob) -> int:
 
 
 def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
-    """The labelled pictures of a table, a folder, an archive or a known set, without duplicates; none is looked for.
+    """The labelled pictures of a table, a folder, an archive or a known data set, without duplicates.
 
-    Raises InputsError, which names the line of an invalid row, and OSError.
+    Whether the pictures exist is not checked. Raises InputsError, which names the line of an invalid row, and OSError.
     """
     columns = Columns(choices=choices, need_pictures=True)
     found = read_examples(path, columns=columns, digests=False, looks=False)
@@ -163,7 +163,7 @@ def _ask(
     *,
     reader: Reader,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """The index and the probabilities of each row that is answered. Each picture is one item with all its questions."""
+    """Yield the index and the probabilities of each answered row. Each picture is one item with all its questions."""
     default = captioner.info.default_prompt
 
     def item(indices: list[int]) -> WorkItem:
@@ -185,7 +185,7 @@ def _ask(
         num_done += 1
         if event.error is not None:
             say(f"error: {event.error.message}")
-        # As records round them, since calibrations are applied to records.
+        # Rounded as in records, because calibrations are applied to records.
         elif (choice := recorded_choice(event)) is not None and None not in choice.values():
             yield event.index, cast(dict[str, float], choice)
         if not job.quiet and sys.stderr.isatty() and (num_done % 64 == 0 or num_done == len(labelled)):

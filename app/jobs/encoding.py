@@ -1,4 +1,4 @@
-"""`encode`: pictures in, prefix files and a record for each picture out. `run_job` runs it as it runs questions."""
+"""`encode`: writes prefix files and a record for each picture. `run_job` runs it like a job of questions."""
 
 import dataclasses
 import hashlib
@@ -36,12 +36,12 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
 
-# A file is written when it is this large or this old, so that a killed run loses little and a million pictures give
-# about a thousand files of the released models.
+# A file is written when it reaches one of these sizes or this age. So a killed run loses little, and a million pictures
+# give about a thousand files with the released models.
 MAX_ROWS: Final = 1024
-MAX_BYTES: Final = 128 << 20  # in float32
+MAX_BYTES: Final = 128 << 20  # counted in float32
 MAX_AGE_S: Final = 30.0
-_IDLE_AGE_S, _POLL_S = 2.0, 0.1  # while a list on stdin has nothing new
+_IDLE_AGE_S, _POLL_S = 2.0, 0.1  # used while a list on stdin has nothing new
 
 
 class _Kept(NamedTuple):
@@ -53,20 +53,24 @@ class _Kept(NamedTuple):
 
 
 class EncodeRunner:
-    """A `Runner` that keeps encoded pictures in files; an answer says where its picture is."""
+    """A `Runner` that writes encoded pictures to files; an answer has the file and the row of its picture."""
 
     reads_addresses = False
 
     def __init__(self, sources: EncoderSources, *, keeps: Kept) -> None:
-        """`sources`: the encoder's weights, unless the job's spec names an exported one or a whole model is needed."""
+        """`keeps` says what is stored: visual queries alone, or keys and values too.
+
+        `sources` names the encoder's weights. It is not used if the job's spec names an exported encoder, or if `keeps`
+        needs the whole model.
+        """
         self.about: Mapping[str, Any] = {"encode": {"keeps": keeps, **dataclasses.asdict(sources)}}
         self._sources, self._keeps = sources, keeps
         self._waited_s = 0.0
-        self._met, self._lock = set[int](), threading.Lock()  # pictures of this run, by digest and name
+        self._met, self._lock = set[int](), threading.Lock()  # keys of pictures seen, from digest and name
 
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
-        """Load the encoder and start the reader. Raises UsageError for a folder of something else."""
+        """Load the encoder and start the reader. Raises UsageError if the folder holds other records or prefixes."""
         assert job.out is not None, "the command line asks for it"
         self._job, self._folder = job, Path(job.out)
         with ExitStack() as stack:
@@ -102,7 +106,7 @@ class EncodeRunner:
         say: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Generator[Answer]:
-        """See `Runner`. An answer comes when its file is on the disk."""
+        """See `Runner`. An answer is yielded once its file is on disk."""
         if self._job.overwrite:
             for file in _prefix_files(self._folder).values():
                 file.unlink()
@@ -139,7 +143,7 @@ class EncodeRunner:
             yield from self._write(waiting)
 
     def _wants(self, item: WorkItem, digest: str, *, planner: JobPlanner) -> tuple[WorkQuestion, ...]:
-        """As `JobPlanner.wants`, once for each picture: tables of questions have a line for each. Thread-safe."""
+        """As `JobPlanner.wants`, but once per picture: a table may list a picture several times. Thread-safe."""
         key = name_key(f"{digest} {item.label}")
         with self._lock:
             if key in self._met:
@@ -184,7 +188,7 @@ def _answer(
     ms: dict[str, float],
     error: AnswerError | None = None,
 ) -> Answer:
-    question = looked.questions[0]  # there is one: to keep the picture
+    question = looked.questions[0]  # the only one; it stands for encoding the picture
     return Answer(
         index=question.index,
         picture=looked.item.label,
@@ -216,7 +220,7 @@ def _prefix_files(folder: Path) -> dict[int, Path]:
 
 
 def _check_folder(folder: Path, encoding: Encoding) -> None:
-    """Raise UsageError for a folder with prefixes of another encoding, or with records of answers."""
+    """Raise UsageError if the folder holds prefixes of another encoding, or records of answers."""
     shown = shown_name(str(folder))
     if (folder / FIRST_FILE).exists() and (found := read_encoding(str(folder))) != encoding:
         raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
@@ -227,7 +231,7 @@ def _check_folder(folder: Path, encoding: Encoding) -> None:
 
 
 def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:
-    """The encoder, and the complete spec."""
+    """Open the encoder; returns the spec with all values resolved, and the encoder."""
     if spec.batch_size == AUTO:
         spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
     how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}

@@ -16,7 +16,7 @@ from llama_adapter.app.models.spec import (
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
-MAX_TIMEOUT_S = 1_000_000  # eleven days; the system refuses some thousand times that
+MAX_TIMEOUT_S = 1_000_000  # eleven days; the operating system refuses timeouts about a thousand times longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,37 +25,41 @@ class Job:
 
     spec: CaptionerSpec
     inputs: InputSpec
-    questions: tuple[Question, ...]  # about every picture that has none of its own
-    # These in place of what `inputs` name, with their own questions and no {variables}; some may have no picture.
+    questions: tuple[Question, ...]  # asked about every picture that has no questions itself
+    # If given, these replace the pictures that `inputs` name. They have their own questions, without {variables}, and
+    # some have no picture.
     items: tuple[PictureInput, ...] | None = None
     is_encoding: bool = False  # pictures are encoded, and their own questions are not asked
-    needs_question: bool = False  # a picture without a question fails; else it is captioned
-    text_prefix: TextPrefix | None = None  # of prompts without a picture; None: what the model was trained with
+    needs_question: bool = False  # whether a picture without a question fails; if False, it is captioned
+    text_prefix: TextPrefix | None = None  # for prompts without a picture; None: as in the model's training
     sampling: SamplingParams = field(default_factory=SamplingParams)
     out: str | None = None
     format: Literal["text", "jsonl"] | None = None
-    threshold: float | None = None  # this and the next two: for text output; records keep all choices
+    threshold: float | None = None  # this field and the next two are for text output; records keep all choices
     abstain: tuple[float, float] | None = None
     calibration: str | None = None  # path of a calibration file
-    overwrite: bool = False  # delete what `out` holds
-    output_ids: bool = False  # records have the token ids of their text
+    overwrite: bool = False  # delete the records in `out` first
+    output_ids: bool = False  # add the token ids of the text to each record
     retry_errors: bool = False  # try pictures again that failed in an earlier run
     max_errors: int | None = None  # begin no more pictures after this many failures
     reader: ReaderKind = DEFAULT_READER
-    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # to read one picture; only with reader "process"
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S  # per picture; only with reader "process"
     profile: Literal["wait", "marks"] | None = None
-    trace: str | None = None  # a folder for a trace of the first stages
+    trace: str | None = None  # the folder that receives a trace of the first stages
     quiet: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)  # by section and key, for the manifest
 
     @property
     def lacks_question(self) -> bool:
-        """Whether every question has to come with its picture."""
+        """Whether every picture must have its own question, because the job has none for all."""
         return self.needs_question and self.questions[0].is_caption
 
     @property
     def fills_variables(self) -> bool:
-        """Whether {names} in questions stand for parts of a picture's path; braces of prompts alone are plain text."""
+        """Whether {names} in questions are replaced, by parts of a picture's path for example.
+
+        Without pictures, braces in prompts are plain text.
+        """
         return not self.inputs.is_text and self.items is None
 
     @property

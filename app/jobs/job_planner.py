@@ -1,4 +1,4 @@
-"""Turns inputs into work items, and leaves out what earlier runs answered."""
+"""Turns inputs into work items, and leaves out questions that earlier runs answered."""
 
 import itertools
 import threading
@@ -31,18 +31,18 @@ _NOTHING_ASKED = AnswerError(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a job knows of one question about one picture: the `tag` of the question and of its answer."""
+    """A job's data on one question about one picture: the `tag` of the question and of its answer."""
 
     key: RecordKey
-    escaped_key: RecordKey | None  # under the name that earlier versions wrote, if that differs
+    escaped_key: RecordKey | None  # with the picture name as earlier versions wrote it, if that differs
     root: str | None  # the folder or archive that the user named
     path: str | None  # the picture's file, if it has one
-    supersedes: tuple[str, ...]  # names that failed in an earlier run and led to this picture now
+    supersedes: tuple[str, ...]  # names that failed in an earlier run and under which this picture was found now
     has_failed: bool = False  # in an earlier run
 
 
 class _Plan(NamedTuple):
-    """A question as it is asked and recorded, the same for every picture."""
+    """How a question is asked and recorded; the same for every picture."""
 
     prompt: Prompt
     shown: str
@@ -50,11 +50,11 @@ class _Plan(NamedTuple):
 
 
 class JobPlanner:
-    """Plans one run of a job. `item` belongs to the thread that draws the inputs; `wants` is thread-safe."""
+    """Plans one run of a job. `item` must be called by the thread that iterates the inputs; `wants` is thread-safe."""
 
     def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
         """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
-        self.num_known, self.num_known_failed = 0, 0  # questions that an earlier run answered, and those it failed at
+        self.num_known, self.num_known_failed = 0, 0  # questions recorded by an earlier run, and failures among them
         self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
         self._spec, self._info = spec, info
@@ -80,7 +80,7 @@ class JobPlanner:
                 path=picture.source if isinstance(picture.source, str) else None,
                 supersedes=supersedes,
             )
-            supersedes = ()  # one record is enough to say so
+            supersedes = ()  # one record per name is enough
             index = next(self._indices)
             if error is None:
                 prompt = self._plan(filled).prompt
@@ -98,9 +98,9 @@ class JobPlanner:
         return WorkItem(picture=source, label=picture.label, questions=tuple(questions)), failures
 
     def wants(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
-        """The questions of an item that no earlier run answered; the others count as known from now on.
+        """The questions of an item that no earlier run answered; the others are added to `num_known`.
 
-        `digest` is that of the picture's bytes, "" if they could not be read.
+        `digest` is the digest of the picture's bytes, "" if they could not be read.
         """
         if self.earlier is None:
             return item.questions
@@ -108,7 +108,7 @@ class JobPlanner:
         return tuple(replace(question, tag=asked) for question, asked in left if asked is not None)
 
     def _superseded_by(self, picture: PictureInput) -> tuple[str, ...]:
-        """Names that failed in an earlier run and lead to a picture now, for the first time in this run."""
+        """Names that failed in an earlier run and under which this picture is found now; each once per run."""
         if self.earlier is None:
             return ()
         found_in = dict.fromkeys(name for label in picture.found_in for name in (label, escaped_name(label)))
@@ -117,7 +117,10 @@ class JobPlanner:
         return tuple(names)
 
     def _left_to_ask(self, asked: Asked, digest: str) -> Asked | None:
-        """None if an earlier run answered this question; the records it claims count for no other picture."""
+        """The question if it must be asked, None if an earlier run answered it.
+
+        The record found is claimed: it does not count for another picture.
+        """
         if self.earlier is None:
             return asked
         key = asked.key
@@ -125,10 +128,10 @@ class JobPlanner:
         if state is None and asked.escaped_key is not None:
             key = asked.escaped_key
             state = self.earlier.claim_escaped(key.id(digest), key.picture)
-        if state is None or asked.supersedes:  # without a new record, nothing would supersede those names
+        if state is None or asked.supersedes:  # only a new record can supersede those names
             return asked
         if state == "answered" and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id("")):
-            return asked  # readable again: without a new record, exports would still take it for missing
+            return asked  # readable again: without a new record, exports would still treat it as missing
         if state == "failed" and self.job.retry_errors:
             return replace(asked, has_failed=True)
         with self._lock:
@@ -168,7 +171,7 @@ class JobPlanner:
 
 
 def failed_answer(index: int, asked: Asked, error: AnswerError) -> Answer:
-    """The answer to a question that no captioner got to see."""
+    """The answer to a question that failed before it reached a captioner."""
     return Answer(
         index=index,
         picture=asked.key.picture,

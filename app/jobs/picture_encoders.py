@@ -1,4 +1,4 @@
-"""The encoder of `encode`, and what its files say of it. An exported one runs without torch."""
+"""The encoder of `encode`, and its description in prefix files. An exported encoder runs without torch."""
 
 import dataclasses
 import hashlib
@@ -21,16 +21,16 @@ from llama_adapter.vision.config import VisionConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OpenEncoder:
-    """An open picture encoder, and what the files say of it."""
+    """An open picture encoder, and its description in prefix files."""
 
     encoding: Encoding
     vision: VisionBackend
     device: str
-    runner: Runner | None = None  # projects keys and values
-    notes: tuple[str, ...] = ()  # for people
+    runner: Runner | None = None  # projects keys and values; None: only visual queries are kept
+    notes: tuple[str, ...] = ()  # for the user
 
     def encode(self, pixels: Sequence[np.ndarray]) -> list[StoredPicture]:
-        """Pixels as the reader gives them -> encoded pictures."""
+        """Encode pixels, each (S, S, 3) as the reader returns them."""
         query_BQD = self.vision.encode(np.stack(pixels))
         queries = as_array(query_BQD)
         if self.runner is None:
@@ -41,7 +41,7 @@ class OpenEncoder:
 
 
 def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
-    """An exported encoder. No other file of the model is needed."""
+    """Open an exported encoder. No other file of the model is needed. Raises GraphError."""
     check_encoder_exists(spec)
     exported = open_encoder(encoder_graph(spec))
     if exported.card is None:
@@ -66,7 +66,7 @@ def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[Captione
 
 
 def completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> CaptionerSpec:
-    """The spec without what is open in it."""
+    """The spec with the values that it left open."""
     order = encoding.vision.channel_order
     return dataclasses.replace(
         spec, vision=spec.vision_kind, device=device, dtype=encoding.dtype, channel_order=order, mode="eager"
@@ -74,5 +74,5 @@ def completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> Captio
 
 
 def encoder_digest(config: VisionConfig, halves: Mapping[str, str]) -> str:
-    """Stands for the model's digest where the language model is not at hand."""
+    """Replaces the model's digest if the language model is not available."""
     return hashlib.sha256(json.dumps([config.to_dict(), dict(halves)], sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Progress on stderr: one line that is rewritten on a terminal, a line per minute elsewhere."""
+"""Progress on stderr: on a terminal, one line that is rewritten; otherwise, a line per minute."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from contextlib import suppress
 from llama_adapter.app.terminal.stderr_lines import say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
-_WINDOW_S = 30.0  # the rate is that of the last 30 s
+_WINDOW_S = 30.0  # the rate is measured over the last 30 s
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -19,9 +19,9 @@ class Progress:
     """Shows answers and failures, their rate and the time left. Not thread-safe."""
 
     def __init__(self, *, visible: bool, what: str = "picture", count: Callable[[], int | None] | None = None) -> None:
-        """`what` an answer is about, in one word. `count` returns the number of all answers, None if it is unknown.
+        """`what` is one word for what an answer is about. `count` returns the number of all answers, None if unknown.
 
-        `count` runs in a thread of its own. Its errors are ignored: the job meets and reports the same ones.
+        `count` runs in its own thread. Its errors are ignored: the job meets and reports the same ones.
         """
         self._is_visible, self._what = visible, what
         self._is_terminal = sys.stderr.isatty()
@@ -85,7 +85,7 @@ def _terminal_width() -> int | None:
 
 
 def duration(seconds: float) -> str:
-    """Such as 42 s, 7 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Format a duration: 42 s, 7 min 5 s, 3 h 20 min or 2 d 4 h."""
     whole = round(seconds)
     for size, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

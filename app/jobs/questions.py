@@ -11,7 +11,7 @@ from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
-# `{stem}` is a variable, `{{` and `}}` are braces; anything else in braces, such as JSON, stays.
+# `{stem}` is a variable; `{{` and `}}` stand for single braces. Other text in braces, such as JSON, is left unchanged.
 _PIECES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PICTURE_VARIABLES = ("stem", "name", "parent", "path")
 
@@ -30,12 +30,12 @@ class TemplateError(LlamaAdapterError):
 
 
 def is_template(question: Question) -> bool:
-    """Whether anything in a question is to be filled in."""
+    """Whether a question contains variables or doubled braces."""
     return any(_PIECES.search(text) for text in question.texts())
 
 
 def complete(question: Question, own: QuestionFields) -> Question:
-    """A question as a file gives it; fields that the file leaves out are those of `question`."""
+    """The question with the fields that a file gives in `own`; fields that the file leaves out come from `question`."""
     return Question(
         instruction=question.instruction if own.instruction is None else own.instruction,
         input=question.input if own.input is None else own.input,
@@ -45,7 +45,7 @@ def complete(question: Question, own: QuestionFields) -> Question:
 
 
 def as_template(text: str) -> str:
-    """A template that is filled in to this text, whatever braces it has."""
+    """Escape braces, so that `fill` returns exactly this text."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -58,10 +58,11 @@ def fill(question: Question, variables: Mapping[str, str]) -> Question:
 
 
 def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]) -> list[Question]:
-    """The questions about a picture that has questions of its `own`, or none; `common` are the job's.
+    """The questions about a picture: `own` are the picture's (may be empty), `common` are the job's.
 
-    An own question with an instruction is completed from the first of the job's. One without, with only an input or
-    choices, replaces those of each of the job's.
+    Without own questions, the job's questions are asked. An own question with an instruction takes its missing fields
+    from the first of the job's questions. An own question without an instruction gives one question for each of the
+    job's, with its input or choices replaced.
     """
     if not own:
         return list(common)
@@ -69,7 +70,7 @@ def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]
 
 
 def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a picture: `PICTURE_VARIABLES` from its name, and its columns."""
+    """The variables of a picture: `PICTURE_VARIABLES`, from its name, and the columns of its table row."""
     label = name_as_text(label)
     path = PurePosixPath(label)
     own = {"stem": path.stem, "name": path.name, "parent": path.parent.name, "path": label}

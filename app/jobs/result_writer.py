@@ -43,14 +43,14 @@ class ResultWriter:
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,
     ) -> None:
-        """`run` is the id of this run. `manifest` is written now and again at the end, `decider` is for text output.
+        """`run` is the id of this run. `manifest` is written now and again at the end; `decider` is for text output.
 
-        `count` as in `Progress`.
+        `count` is passed to `Progress`.
         """
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
-        # Why no more pictures should be begun; `exit_code` raises it.
+        # The reason to begin no more pictures, if there is one; `exit_code` raises it.
         self.problem: JobStoppedError | None = None
-        self.end_reason: EndReason = "failed"  # until `finish`
+        self.end_reason: EndReason = "failed"  # `finish` replaces it
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
         self._run = run
         self._decider = decider
@@ -60,12 +60,13 @@ class ResultWriter:
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
         self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
-        # Lines for a terminal wait for those of earlier questions. A resumed job has gaps, and its lines do not wait.
+        # On a terminal, the line of an answer waits for the lines of earlier questions. A resumed job skips questions,
+        # so its lines do not wait.
         is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
-        self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by index of the question
+        self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by question index
         self._next_index = 0
-        self._is_single = job.inputs.is_text and not job.inputs.prompt_files  # its text stands on stdout without a name
-        self._shown = ""  # of its text so far
+        self._is_single = job.inputs.is_text and not job.inputs.prompt_files  # text is printed without a name
+        self._shown = ""  # the part of that text printed so far
         if manifest is not None and job.out is not None:
             write_manifest(job.out, manifest=manifest)
 
@@ -83,7 +84,7 @@ class ResultWriter:
         return self.tally.num_failed + self._planner.num_known_failed
 
     def write(self, answer: Answer) -> None:
-        """Write one answer; after `finish`, do nothing: the next run asks again."""
+        """Write one answer. After `finish`, do nothing: the next run asks the question again."""
         with self._lock:
             if not self._is_finished:
                 self._write(answer)
@@ -96,11 +97,10 @@ class ResultWriter:
             and asked.root is not None
             and not os.path.exists(asked.root)
         ):
-            # Not recorded as a failure: a later run answers it.
+            # Not recorded as a failure, so that a later run answers it.
             self.problem = JobStoppedError(
-                f"`{shown_name(asked.root)}` was there when this began, and is gone: its other pictures were not "
-                "answered",
-                hint=f"bring it back; {how_to_go_on(self._job)}",
+                f"`{shown_name(asked.root)}` disappeared during this run: its other pictures were not answered",
+                hint=f"restore it; {how_to_go_on(self._job)}",
             )
             return
         self.tally.add(answer)
@@ -114,7 +114,7 @@ class ResultWriter:
             )
         if self._manifest is not None:
             self._manifest.counts[record["finish"]] = self._manifest.counts.get(record["finish"], 0) + 1
-        # A repeated failure has its record already.
+        # If a question fails again, its record already exists.
         has_record = asked.has_failed and answer.error is not None and not asked.supersedes
         if self._file is not None and not has_record:
             self._file.write(record)
@@ -128,7 +128,7 @@ class ResultWriter:
             self._shown += piece.text
 
     def _show_in_order(self, index: int, show: Callable[[], None]) -> None:
-        """Show an answer now, or once all earlier ones are shown."""
+        """Show an answer now, or as soon as all earlier ones are shown."""
         if self._waiting is None:
             return show()
         self._waiting[index] = show
@@ -137,7 +137,7 @@ class ResultWriter:
             following()
 
     def _show_waiting(self) -> None:
-        """Show what waits for answers that do not come: the run has ended early."""
+        """The run ended early: show the answers that wait for earlier ones, which will not come."""
         for _, show in sorted((self._waiting or {}).items()):
             show()
         self._waiting = None
@@ -150,14 +150,14 @@ class ResultWriter:
             self._print(record)
 
     def show_progress(self) -> None:
-        """Show progress, at most every so often."""
+        """Show progress; `Progress` limits how often."""
         with self._lock:
             self._progress.show(
                 answered=self.tally.num_pictures, failed=self.tally.num_failed, known=self._planner.num_known
             )
 
     def _summarise(self, wall_s: float, *, waited_s: float) -> None:
-        """Say on stderr how many were answered, unless all answers can be seen there."""
+        """Print on stderr how many were answered, unless all answers are visible on the terminal."""
         tally, known, known_failed = self.tally, self._planner.num_known, self._planner.num_known_failed
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
         if is_in_sight and not self.num_failed and self._file is None:
@@ -177,7 +177,7 @@ class ResultWriter:
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:
-        """Sync the records and say what was done and how to go on. Raises as `RecordWriter.sync` does."""
+        """Sync the records, and print what was done and how to continue. Raises the errors of `RecordWriter.sync`."""
         with self._lock:
             self._is_finished = True
             self._show_waiting()
@@ -206,7 +206,7 @@ class ResultWriter:
                 say(text)
 
     def close(self) -> None:
-        """Write the end of the run into the manifest. If the disk is full, only say so."""
+        """Write the end of the run into the manifest. If that fails, as on a full disk, only print a note."""
         with self._lock:
             self._is_finished = True
             with suppress(BrokenPipeError):
@@ -235,7 +235,7 @@ class ResultWriter:
         elif self._is_single and (record["error"] is None or self._shown):
             line = several_lines(record["text"].removeprefix(self._shown)) if record["error"] is None else ""
         elif record["error"] is None:
-            # The prompt is needed where pictures have several.
+            # The prompt is printed if pictures may have several questions.
             with_prompt = len(self._job.questions) > 1 or bool(self._job.inputs.manifests)
             line = text_line(record, decider=self._decider, with_prompt=with_prompt)
         else:  # errors are on stderr
@@ -244,16 +244,16 @@ class ResultWriter:
 
     def _give(self, text: str) -> None:
         try:
-            # Bytes: the encoding of stdout must not make an answer unprintable.
+            # Written as bytes, because the encoding of stdout may lack characters of the answer.
             give(text.encode(errors="backslashreplace"))
         except BrokenPipeError:
             if self._file is None:
                 raise
-            forget_stdout()  # the file is still to be completed
+            forget_stdout()  # the run continues, to complete the record file
 
 
 def how_to_go_on(job: Job) -> str:
-    """What to do after a run that ended early."""
+    """A sentence on how to continue after a run that ended early."""
     if job.out is None:
         return "run the same command again; with --out, it would go on where this one ended"
     if job.overwrite:

@@ -1,4 +1,4 @@
-"""`caption`, `ask` and `generate` from top to bottom: pictures or prompts in, answers out as they are ready."""
+"""`caption`, `ask` and `generate` from top to bottom: read pictures or prompts, and write answers as they are ready."""
 
 import dataclasses
 import os
@@ -45,15 +45,15 @@ _MOST_COUNTED, _MOST_NAMED = 100_000, 3  # pictures and folders in a note
 def run_job(job: Job, runner: Runner | None = None) -> int:
     """Answer every question about every picture; returns the exit code.
 
-    `runner` is `LocalRunner` by default. Interrupted once, a job finishes the pictures it has begun. Raises the errors
-    that runtime/problems.py lists.
+    `runner` is `LocalRunner` by default. After the first interrupt, the job finishes the pictures it has begun. Raises
+    the errors that runtime/problems.py lists.
     """
     runner = runner or LocalRunner()
     check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
     _check_variables(job)
     decider = _open_decider(job)
     with ExitStack() as stack:
-        # Before the model, which may take minutes to load: a place that is not writable shows at once.
+        # Opened before the model, which may take minutes to load, so that an unwritable path fails immediately.
         file = None if job.out is None else stack.enter_context(open_records(job.out))
         stack.enter_context(runner.open(job))
         run = new_run_id()
@@ -95,7 +95,7 @@ def _interruptible() -> Iterator[threading.Event]:
     def request(number: int, frame: FrameType | None) -> None:
         for heard in previous:
             signal.signal(heard, signal.default_int_handler)
-        requested.set()  # after that: it does not allow another signal's handler to call it meanwhile
+        requested.set()  # after the loop: `set` is not reentrant, and another signal's handler would call it again
         with suppress(OSError):  # print is not reentrant
             os.write(2, b"\nfinishing what is begun; Ctrl-C again stops at once\n")
 
@@ -123,7 +123,7 @@ def _check_variables(job: Job) -> None:
 
 
 def _open_decider(job: Job) -> Decider:
-    """The decisions that texts show. Raises UsageError if the calibration is for other choices than the job's."""
+    """The decider that text output shows. Raises UsageError if the calibration is for other choices than the job's."""
     calibration = None if job.calibration is None else read_calibration(job.calibration)
     decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
     asked = {question.task.continuations for question in job.questions} - {()}
@@ -173,7 +173,7 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
 
 
 def _other_dtype(job: Job, runner: Runner) -> str:
-    """The dtype of the last run that wrote into the job's file, if no run with this model had the dtype of this one."""
+    """The dtype of the last run with this model that wrote into the job's file; "" if a run had the present dtype."""
     assert job.out is not None, "a continued job has a file"
     *runs, _ = read_manifest(job.out)  # the last one is this run
     dtypes = [str(run.spec.get("dtype")) for run in runs if run.model_digest == runner.info.digest]
@@ -189,7 +189,7 @@ def _say_notes(
     file: RecordWriter | None,
     is_continued: bool,
 ) -> None:
-    """Tell what users may not expect of the place of the records, the model and the calibration."""
+    """Print notes on what users may not expect of the record file, the model and the calibration."""
     if file is not None and file.is_durable and not file.is_locked:
         writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
     if file is not None and file.repair == "dropped":
@@ -220,14 +220,14 @@ def _plan(
     folders: dict[str, None],
     stop: Callable[[], bool],
 ) -> Iterator[WorkItem]:
-    """The items of the inputs, until `stop`; questions that cannot be asked fail here.
+    """Yield the work items of the inputs until `stop` returns True; questions that cannot be asked fail here.
 
-    `folders` gets the names of the folders that pictures were found in.
+    The names of folders in which pictures were found are added to `folders`.
     """
     is_noted = not job.spec.is_embedded or job.inputs.is_text
     pictures = read_inputs(job.inputs, addresses=runner.reads_addresses) if job.items is None else job.items
     for picture in pictures:
-        if stop():  # the runner does not get to look while no input has a question that can be asked
+        if stop():  # the runner cannot check this while no input has a question that can be asked
             return
         writer.show_progress()
         if picture.found_in and picture.root == picture.found_in[-1]:
@@ -243,7 +243,7 @@ def _plan(
 
 
 def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
-    """A note on pictures in sub-folders that were not searched, or an empty text."""
+    """A note on pictures in sub-folders that were not searched; "" if there are none."""
     if job.inputs.recursive or job.inputs.limit is not None or job.items is not None:
         return ""
     found: dict[str, int] = {}
@@ -262,7 +262,7 @@ def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
 
 
 def count_answers(job: Job, *, addresses: bool = False) -> int | None:
-    """The number of answers of the whole job; None if that is not known before."""
+    """The number of answers of the whole job; None if it is not known before the job ends."""
 
     def size(picture: PictureInput) -> int:
         return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))

@@ -1,4 +1,4 @@
-"""Runners turn the items of a job into answers. The local one does it in this process; `app/scale` has one for Ray."""
+"""Runners turn the items of a job into answers. `LocalRunner` does it in this process; `app/scale` has one for Ray."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -20,12 +20,12 @@ class Runner(Protocol):
     """Answers the items of one job. Its methods are called in this order, each once."""
 
     reads_addresses: bool  # whether inputs may be addresses such as s3://bucket/folder
-    spec: CaptionerSpec  # of the loaded model, once it is open
+    spec: CaptionerSpec  # of the loaded model; set by `open`
     info: ModelInfo
-    about: Mapping[str, Any]  # what the manifest says of the runner
+    about: Mapping[str, Any]  # the runner's entries in the manifest
 
     def open(self, job: Job) -> AbstractContextManager[object]:
-        """Load the model. Raises for unsuitable jobs, and for questions that could be asked of no picture."""
+        """Load the model. Raises for unsuitable jobs, and for questions that cannot be asked about any picture."""
         ...
 
     def answer(
@@ -36,9 +36,9 @@ class Runner(Protocol):
         say: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Generator[Event]:
-        """One answer to every question that `planner.wants`, in the order in which they are ready.
+        """Yield one answer to every question that `planner.wants` returns, in order of completion.
 
-        `say` takes notes for the user. Once `stop` returns True, no more pictures are begun.
+        `say` is called with notes for the user. Once `stop` returns True, no more pictures are begun.
         """
         ...
 
@@ -52,7 +52,7 @@ class Runner(Protocol):
 
 
 class LocalRunner:
-    """Answers in this process; pictures are read in processes or threads beside it."""
+    """Answers in this process; pictures are read in other processes or threads."""
 
     reads_addresses = False
     about: Mapping[str, Any] = {}
@@ -82,7 +82,7 @@ class LocalRunner:
         say: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Generator[Event]:
-        """See `Runner`. Compiles what graph modes need before it returns."""
+        """See `Runner`. Compiles the programs of graph modes before it returns."""
         self._say = say
         self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, self._captioner)) is not None:
@@ -115,9 +115,9 @@ class LocalRunner:
 
 
 def check_questions(job: Job, captioner: Captioner) -> None:
-    """Raise PromptTooLongError, PromptError or ValueError if a question could be asked of no picture.
+    """Raise PromptTooLongError, PromptError or ValueError if a question cannot be asked about any picture.
 
-    Raises UsageError for pictures and a model that sees none.
+    Raises UsageError if the job has pictures and the model takes none.
     """
     if not job.inputs.is_text:
         captioner.info.require_adapter()
@@ -128,7 +128,10 @@ def check_questions(job: Job, captioner: Captioner) -> None:
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:
-    """Compile the programs of a graph mode, so that the first picture does not wait; says how many there are."""
+    """Compile the programs of a graph mode, so that the first picture does not wait.
+
+    Returns a note on their number and time, or None if nothing is compiled.
+    """
     question = job.questions[0]
     if captioner.info.mode in PLAIN_MODES or question.task.continuations:
         return None

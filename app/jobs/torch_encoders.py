@@ -1,4 +1,4 @@
-"""The encoders of `encode` that torch runs: a model's picture half, or a whole model that projects keys and values."""
+"""The torch encoders of `encode`: a model's picture encoder alone, or a whole model that projects keys and values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from llama_adapter.runtime.schemes.state import convert_precision
 
 
 def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
-    """The whole model, which projects keys and values too."""
+    """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
     parts.info.require_adapter()
     encoding = Encoding(
@@ -31,7 +31,7 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
         digest=parts.info.digest,
         vision=parts.model.vision_config,
         fingerprint={},  # the digest identifies the whole model
-        # float32 holds the numbers of both an exported encoder and the decoder.
+        # float32 represents the outputs of both an exported encoder and the decoder exactly.
         dtype=parts.info.dtype if parts.info.encoder is None else "float32",
         precision=parts.info.precision,
         encoder=parts.info.encoder,
@@ -50,7 +50,7 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
 def open_weights(
     spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
 ) -> tuple[CaptionerSpec, OpenEncoder]:
-    """The picture half of a bundle, or of an adapter with its CLIP. The language model is not read."""
+    """Load the picture encoder of a bundle, or of an adapter with its CLIP. The language model is not read."""
     backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
     check_asked_precision(spec, backend=backend)
     precision: Precision = FLOAT

@@ -1,1 +1,1 @@
-"""Measurements: times, rates and ceilings, and reports of them."""
+"""Measurements: times, rates and ceilings, and reports on them."""

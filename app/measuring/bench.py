@@ -46,9 +46,9 @@ class BenchJob:
     """What to measure. The spec's `batch_size` has no effect."""
 
     spec: CaptionerSpec
-    random: str | None = None  # a size of app/models/random_model.py, in place of the spec's model
+    random: str | None = None  # a size of app/models/random_model.py, instead of the spec's model
     workload: Workload = "yesno"
-    question: str = QUESTION  # of yesno
+    question: str = QUESTION  # for workload yesno
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     pictures: int = 25  # in each round of each batch size
     rounds: int = 3
@@ -67,12 +67,12 @@ class BenchJob:
 
 
 def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None) -> BenchResult:
-    """Measure; `tell` gets a line after each step. Raises LlamaAdapterError, OSError and ValueError."""
+    """Run the benchmark; `tell` gets a line after each step. Raises LlamaAdapterError, OSError and ValueError."""
     load_before = load_average()
     started = time.perf_counter()
     spec = dataclasses.replace(job.spec, batch_size=max(job.batch_sizes))
     parts = assemble_parts(spec, load=None if job.random is None else _random_loader(job.random, spec))
-    gc.collect()  # weights that were replaced by packed ones
+    gc.collect()  # releases weights that were replaced by packed ones
     load_s = time.perf_counter() - started
     tell(f"{parts.info.name} was loaded in {load_s:.1f} s")
     for note in parts.info.notes:
@@ -83,7 +83,7 @@ def run_bench(job: BenchJob, *, tell: Callable[[str], None] = lambda line: None)
         for bench in benches:
             bench.warm_up()
             tell(f"batch size {bench.batch_size}: warm-up of {bench.warm_up_s:.1f} s")
-        # Batch sizes take turns, so that other load on the machine affects all of them.
+        # Rounds of all batch sizes alternate, so that other load on the machine affects all of them.
         for number, bench in itertools.product(range(job.rounds), benches):
             rate = bench.run_round()
             tell(f"batch size {bench.batch_size}: round {number + 1} of {job.rounds}, {rate:.2f} pictures/s")
@@ -133,7 +133,7 @@ def measure_ceilings(parts: Parts) -> Ceilings:
 
 
 class _Bench:
-    """One batch size: a captioner with as many slots around the shared weights."""
+    """One batch size: a captioner with this number of slots, on shared weights."""
 
     def __init__(self, job: BenchJob, parts: Parts, *, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -156,7 +156,7 @@ class _Bench:
     def warm_up(self) -> None:
         """Run one full batch with short answers, so that kernels are chosen and memory is allocated.
 
-        In a graph mode, also compile the programs of all shapes.
+        In a graph mode, the programs of all shapes are compiled too.
         """
         files = list(itertools.islice(itertools.cycle(self._pictures), self.batch_size))
         started = time.perf_counter()
@@ -186,7 +186,7 @@ class _Bench:
         return len(answers) / wall_s
 
     def trace(self, folder: str, *, tell: Callable[[str], None]) -> None:
-        """Answer all pictures once more, and write a trace of that into `folder`."""
+        """Answer all pictures once more, and write a trace of this into `folder`."""
         with self._captioner.tracing(folder, tell=lambda text: tell(f"batch size {self.batch_size}: {text}")):
             self._answer(self._pictures, max_new_tokens=NUM_NEW_TOKENS)
 
@@ -201,7 +201,7 @@ class _Bench:
 
 
 def _number_sizes(parts: Parts) -> NumberSizes:
-    """Bytes per number in computations; 8-bit weights that the device widens have the size of the others."""
+    """Bytes per number in computations. Quantised weights that the device widens have the size of other numbers."""
     dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
     precision, stored = parts.info.precision, find_scheme(parts.info.precision)
     weight: float = dtype.itemsize

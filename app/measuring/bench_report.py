@@ -1,4 +1,4 @@
-"""A benchmark's result as a table and as a plot."""
+"""Shows a benchmark's result as a table and as a plot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _STAGE_NAMES = {"step": "steps"}
 
 
 def format_table(result: BenchResult) -> str:
-    """Two lines for each batch size, and the circumstances."""
+    """Tables of batch sizes and programs, and the circumstances of the run."""
     lines = [headline(result.to_dict()), ""]
     stages = list(result.batches[0].stages_ms)
     lines.append(
@@ -41,7 +41,7 @@ def format_table(result: BenchResult) -> str:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """The workload, from `BenchResult.to_dict`."""
+    """A line on model and workload, from `BenchResult.to_dict`."""
     asked = {
         "yesno": f"choice of Yes and No after {result['prompt_tokens']} tokens",
         "caption": f"up to {result['new_tokens']} new tokens after {result['prompt_tokens']}",
@@ -51,16 +51,16 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def number_types(result: Mapping[str, Any]) -> str:
-    """Such as float32, or int8 and float32; older results have no precision."""
+    """The number types, such as `float32` or `int8 and float32`. Older results have no precision."""
     return numbers(result["dtype"], result.get("precision", "float"))
 
 
 def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
-    """Device, settings, ceilings and machine, from `BenchResult.to_dict`."""
+    """Lines on ceilings, device, settings and machine, from `BenchResult.to_dict`."""
     ceilings, facts = result["ceilings"], result["circumstances"]
     load = "unknown" if facts["load_before"] is None else " ".join(f"{value:.2f}" for value in facts["load_before"])
     warm_up = ", ".join(f"{batch['warm_up_s']:.1f} s" for batch in result["batches"])
-    # Older results have none.
+    # Older results do not have this value.
     busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"] if "busy_cpus" in batch)
     return [
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
@@ -79,7 +79,7 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def write_plot(result: BenchResult, place: str) -> None:
-    """Stage times per picture and shares of the ceilings, by batch size."""
+    """Draw stage times per picture, and shares of the ceilings, by batch size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
@@ -120,5 +120,5 @@ def _rounds(number: int) -> str:
 
 
 def _count(number: int) -> str:
-    """Such as 6.7 billion."""
+    """A number in words, such as 6.7 billion."""
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"

@@ -1,4 +1,4 @@
-"""From the calls of a benchmark to its result: rates, stages, shares of the ceilings."""
+"""Computes a benchmark's result from its calls: rates, stages, shares of the ceilings."""
 
 import dataclasses
 import statistics
@@ -15,7 +15,7 @@ Workload = Literal["yesno", "caption"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceilings:
-    """Measured ceilings of the device: bytes per second, and FLOP per second of each half's linear layers."""
+    """Measured ceilings of the device: bytes/s, and FLOP/s for the linear layers of decoder and encoder."""
 
     bytes_per_s: float
     decoder_flops_per_s: float
@@ -34,10 +34,10 @@ class Ceilings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """All pictures once, at one batch size."""
+    """One round: all pictures once, at one batch size."""
 
     wall_s: float
-    cpu_s: float  # of all threads together
+    cpu_s: float  # sum over all threads
     read_s: float
     num_pictures: int
     num_tokens: int
@@ -45,7 +45,7 @@ class Round:
     calls: tuple[Call, ...]
 
     def seconds(self, program: Program) -> float:
-        """Of all calls of a program."""
+        """Seconds of all calls of a program."""
         return sum(call.seconds for call in self.calls if call.program == program)
 
     def stages_ms(self) -> dict[str, float]:
@@ -57,7 +57,7 @@ class Round:
         return {name: value * 1e3 / self.num_pictures for name, value in seconds.items()}
 
     def bounds(self, ceilings: Ceilings) -> dict[Cause, float]:
-        """Shares of the time by cause, as `roofline.explain` gives them."""
+        """Shares of the time by cause; see `roofline.explain`."""
         computed: list[tuple[float, float, Cause]] = []
         for call in self.calls:
             least, cause = ceilings.of(call.program).seconds(call.work)
@@ -67,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramResult:
-    """How fast a program was in its fullest calls, of `num_rows` pictures or rows each; rates by the median time."""
+    """The speed of a program in its largest calls, with `num_rows` pictures or rows each. Rates use the median time."""
 
     num_rows: int
     num_calls: int
@@ -80,7 +80,7 @@ class ProgramResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchResult:
-    """One batch size, medians over the rounds; latencies are of all rounds' pictures together."""
+    """The result of one batch size: medians over the rounds. Latencies are over the pictures of all rounds."""
 
     batch_size: int
     pictures_per_s: float
@@ -92,7 +92,7 @@ class BatchResult:
     programs: dict[Program, ProgramResult]
     bounds: dict[Cause, float]
     bound_by: Cause
-    busy_cpus: float  # processor time over wall time; where others compute too, below the number of threads
+    busy_cpus: float  # processor time / wall time; below the number of threads if other programs compute too
     warm_up_s: float
     num_warm_up_pictures: int
 
@@ -105,13 +105,13 @@ class BenchResult:
     num_decoder_weights: int
     num_encoder_weights: int
     workload: Workload
-    question: str | None  # of yesno
+    question: str | None  # for workload yesno
     prompt_tokens: int
-    new_tokens: int  # most per picture; 0 for yesno
+    new_tokens: int  # maximum per picture; 0 for yesno
     pictures: int  # in each round of each batch size
     rounds: int
     dtype: str
-    precision: str  # float or int8, of the linear layers' weights
+    precision: str  # number format of the linear layers' weights
     device: str
     mode: str
     operators: str
@@ -127,7 +127,7 @@ class BenchResult:
 
 
 def summarise(rounds: Sequence[Round], *, batch_size: int, ceilings: Ceilings, warm_up_s: float) -> BatchResult:
-    """The result of one batch size, after a warm-up of one batch; raises ValueError without a round."""
+    """The result of one batch size, after a warm-up of one batch. Raises ValueError without a round."""
     if not rounds:
         raise ValueError("at least one round is needed")
     rates = tuple(one.num_pictures / one.wall_s for one in rounds)
@@ -155,7 +155,7 @@ def summarise(rounds: Sequence[Round], *, batch_size: int, ceilings: Ceilings, w
 
 
 def program_result(calls: Sequence[Call], *, program: Program, ceiling: Ceiling) -> ProgramResult | None:
-    """Of the calls of a program with the most rows in them; None where it was not called."""
+    """The result of a program, from its calls with the most rows; None if it was not called."""
     mine = [call for call in calls if call.program == program]
     if not mine:
         return None

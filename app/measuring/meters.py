@@ -1,4 +1,4 @@
-"""An encoder and an executor that record the time and the work of each call."""
+"""Wraps an encoder and a runner, and records the time and the work of each call."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "mixed", "step"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a program: its pictures or rows, seconds until the device was done, and its work."""
+    """One run of a program: the number of pictures or rows, the seconds until the device was done, and the work."""
 
     program: Program
     num_rows: int
@@ -38,14 +38,14 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class Meter:
-    """Records calls; waits for the device before and after each."""
+    """Records calls. It waits for the device before and after each call."""
 
     synchronise: Callable[[], None]
     calls: list[Call] = field(default_factory=list)
 
     @contextmanager
     def note(self, program: Program, num_rows: int, work: Work) -> Iterator[None]:
-        """Records the body as one call."""
+        """Record the body of the context as one call."""
         self.synchronise()
         started = time.perf_counter()
         yield
@@ -77,7 +77,7 @@ class MeteredVision:
 
 
 class MeteredRunner:
-    """A runner with a meter and `num_slots` of its slots, so that one runner serves every batch size."""
+    """A runner with a meter that uses only `num_slots` slots, so that one runner serves every batch size."""
 
     def __init__(self, inner: Runner, *, meter: Meter, num_slots: int, sizes: NumberSizes) -> None:
         if not 1 <= num_slots <= inner.config.num_slots:
@@ -106,7 +106,7 @@ class MeteredRunner:
         return self._inner.stored_prefix(k_ANQH, v_ANQH)
 
     def run(self, plan: Plan) -> Result:
-        """Note the plan's program and the choice of tokens that follows it."""
+        """Run a plan, and record its program together with the choice of tokens."""
         if not plan.rows:
             return self._inner.run(plan)
         with self._note(plan):
@@ -139,7 +139,7 @@ class MeteredRunner:
             return step_work(decoder, positions=plan.positions, sizes=self._sizes)
         lengths, num_logits = [len(prompt) for prompt in plan.prompts], num_rows
         if isinstance(plan, ScorePlan):
-            # The last token of a continuation is not fed, and each of its tokens needs its own logits.
+            # The last token of a continuation is not an input, and each of its tokens needs logits.
             continuations = [[len(ids) for ids in row] for row in plan.continuations]
             lengths = [length + sum(row) - len(row) for length, row in zip(lengths, continuations, strict=True)]
             num_logits = sum(map(sum, continuations))

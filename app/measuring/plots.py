@@ -9,7 +9,7 @@ PLOT_SUFFIXES = (".png", ".svg")
 
 
 def check_plot(place: str) -> None:
-    """Raise UsageError if no plot can be written to a file, or if matplotlib is missing."""
+    """Raise UsageError if a plot cannot be written to this file, or if matplotlib is missing."""
     if Path(place).suffix.lower() not in PLOT_SUFFIXES:
         raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
     if not Path(place).absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""Where the time of a run went, and its circumstances: machine, versions and time."""
+"""Reports how the time of a run was spent, and its circumstances: machine, versions and time."""
 
 import math
 import os
@@ -23,7 +23,7 @@ class Latencies:
     """A histogram of milliseconds. Percentiles are accurate to half a percent; minimum and maximum are exact.
 
     Buckets grow by a constant factor, as in DDSketch (Masson, Rim, Lee 2019, "DDSketch: A Fast and Fully-Mergeable
-    Quantile Sketch with Relative-Error Guarantees"): from a microsecond to a week there are some 2,700 of them.
+    Quantile Sketch with Relative-Error Guarantees"). From a microsecond to a week, there are about 2,700 buckets.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class Latencies:
         self._least, self._greatest = math.inf, -math.inf
 
     def add(self, milliseconds: float) -> None:
-        """Add one time; values below a microsecond count as one."""
+        """Add one time. Values below a microsecond count as a microsecond."""
         self._buckets[math.ceil(math.log(max(milliseconds, 1e-3)) / self._factor)] += 1
         self._least, self._greatest = min(self._least, milliseconds), max(self._greatest, milliseconds)
 
     def percentile(self, fraction: float) -> float | None:
-        """The nearest-rank percentile, None without times. `fraction` is 0 to 1."""
+        """The nearest-rank percentile; None if no times were added. `fraction` is 0 to 1."""
         rank = max(math.ceil(fraction * self._buckets.total()), 1)
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
@@ -51,13 +51,13 @@ class Latencies:
 class Tally:
     """Counts of answers, updated one by one."""
 
-    num_pictures: int = 0  # answered
+    num_pictures: int = 0  # answered questions
     num_failed: int = 0
     num_tokens: int = 0
     latencies: Latencies = field(default_factory=Latencies)  # from reading a picture to its complete answer
 
     def add(self, answer: Answer) -> None:
-        """Take one answer into the counts."""
+        """Count one answer."""
         if answer.error is not None:
             self.num_failed += 1
             return
@@ -68,7 +68,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Where the time of a run went, and the circumstances."""
+    """How the time of a run was spent, and the circumstances of the run."""
 
     stages_s: Mapping[str, float]  # `StageClock.seconds`
     wall_s: float
@@ -95,7 +95,7 @@ class Report:
         return self.tally.num_tokens / self.tally.num_pictures if self.tally.num_pictures else 0.0
 
     def format_table(self) -> str:
-        """The report for a person."""
+        """The report as text."""
         total = sum(self.stages_s.values())
         rows = [*self.stages_s.items(), ("total", total)]
         on_device = dict(self.device_stages_s or {})
@@ -140,7 +140,7 @@ def longest_stage(stages_s: Mapping[str, float]) -> tuple[str, float] | None:
 
 
 def numbers(dtype: str, precision: str) -> str:
-    """Such as: float32; or, with 8-bit weights: int8 and float32."""
+    """The number types in words: `float32`, or with 8-bit weights `int8 and float32`."""
     return dtype if precision == "float" else f"{precision} and {dtype}"
 
 
@@ -189,7 +189,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Short hash of this checkout; None outside of one or without git."""
+    """Short commit hash of this checkout; None if this is not a checkout or git is missing."""
     home = Path(llama_adapter.__file__).resolve().parents[1]
     if not (home / ".git").exists():
         return None
@@ -207,7 +207,7 @@ def commit() -> str | None:
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float | None:
-    """Nearest rank: a value that occurred, at or below which this fraction of all values lies."""
+    """The nearest-rank percentile: the smallest value such that this fraction of all values is at or below it."""
     if not ascending:
         return None
     return ascending[max(math.ceil(fraction * len(ascending)) - 1, 0)]

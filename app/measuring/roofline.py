@@ -1,7 +1,8 @@
 """The roofline model: FLOPs and memory traffic of a model, computed from its sizes.
 
-A FLOP is one multiplication or addition. Counted are matrix products and attention (the used half of a causal mask),
-and reads of the weights, once per pass, and of keys and values. Norms, activations and cached data are not.
+A FLOP is one multiplication or addition. FLOPs of matrix products and attention (the used half of a causal mask) are
+counted, and bytes of weights, read once per pass, and of keys and values. Norms, activations and data in caches are not
+counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NumberSizes:
-    """Bytes per number: in the matrices, and elsewhere."""
+    """Bytes per number: of weight matrices, and of everything else."""
 
     weight: float
     other: int
@@ -47,7 +48,7 @@ class Ceiling:
 
 
 def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
-    """One pass of the picture encoder: CLIP and the visual blocks."""
+    """The work of one pass of the picture encoder: CLIP and the visual blocks."""
     clip, query = config.clip, config.query
     attention = clip.num_layers * _attention_flops((clip.num_patches + 1) ** 2, clip.width)
     num_tokens = clip.num_patches + 1 + query.num_queries
@@ -58,7 +59,7 @@ def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes)
 
 
 def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
-    """The adapter layers' keys and values of some pictures, made once."""
+    """The work of projecting the adapter layers' keys and values of pictures, done once per picture."""
     weights = config.num_adapter_layers * 2 * config.dim**2
     written = num_pictures * _prefix_numbers(config)
     return Work(2 * num_pictures * config.num_queries * weights, weights * sizes.weight + written * sizes.other)
@@ -67,10 +68,10 @@ def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes)
 def prefill_work(
     config: DecoderConfig, *, lengths: Sequence[int], num_logits: int, sizes: NumberSizes, equal_rows: bool = False
 ) -> Work:
-    """Prompts of those lengths through the decoder, and `num_logits` of their positions through the head.
+    """The work of prompts of these lengths in the decoder, and of `num_logits` positions in the head.
 
-    Of equal prompts, the part before the first adapter attention is computed once. The last layer ends, behind its
-    attention, for those positions alone.
+    If prompts are equal, the part before the first adapter attention is computed once. In the last layer, everything
+    after attention is computed only for these positions.
     """
     num_tokens = sum(lengths)
     pairs = sum(length * (length + 1) // 2 for length in lengths)
@@ -93,7 +94,7 @@ def prefill_work(
 
 
 def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberSizes) -> Work:
-    """One decode step: a token for each row, at these positions, that attends to all before it and to itself."""
+    """The work of one decode step: a token for each row, at these positions, attends to earlier ones and itself."""
     num_rows, attended = len(positions), sum(position + 1 for position in positions)
     flops = 2 * num_rows * (layer_weights(config) + _head_weights(config))
     flops += config.num_layers * _attention_flops(attended, config.dim)
@@ -103,7 +104,7 @@ def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberS
 
 
 def weight_bytes(config: DecoderConfig, *, sizes: NumberSizes) -> float:
-    """The decoder's weights, which each pass reads once."""
+    """Bytes of the decoder's weights, which each pass reads once."""
     return (layer_weights(config) + _head_weights(config)) * sizes.weight
 
 
@@ -113,7 +114,7 @@ def encoder_weights(config: VisionConfig) -> int:
 
 
 def decoder_weights(config: DecoderConfig) -> int:
-    """Numbers in the decoder's matrices, embedding and head among them."""
+    """Numbers in the decoder's matrices, including embedding and head."""
     return layer_weights(config) + 2 * _head_weights(config)
 
 
@@ -135,9 +136,10 @@ def encoder_shapes(config: VisionConfig) -> list[tuple[int, int]]:
 
 
 def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wall_s: float) -> dict[Cause, float]:
-    """Shares of `wall_s` by cause. `computed` has seconds taken, least possible seconds and bottleneck of each call.
+    """Shares of `wall_s` by cause. `computed` has, for each call, seconds taken, least possible seconds and bottleneck.
 
-    Time that neither reading nor a ceiling explains is overhead, of the engine and of programs below their ceiling.
+    Time that neither reading nor a ceiling explains is overhead of the engine, and of programs that do not reach their
+    ceiling.
     """
     seconds: dict[Cause, float] = {"memory": 0.0, "arithmetic": 0.0, "reading": read_s, "overhead": 0.0}
     for taken, least, cause in computed:
@@ -148,7 +150,7 @@ def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wa
 
 
 def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
-    """(tokens that go through, numbers in it) of the encoder's matrices, from the pixels on."""
+    """(tokens that a matrix is applied to, numbers in it) for the encoder's matrices, from the pixels on."""
     clip, query = config.clip, config.query
     num_tokens = clip.num_patches + 1  # with the class token
     block = 2 * query.width * (2 * query.width + query.mlp_dim)
@@ -159,13 +161,13 @@ def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
         (num_tokens, clip.width * clip.output_dim),
         (num_tokens, clip.output_dim * query.width),
         (num_tokens + query.num_queries, query.depth * block - end),
-        (query.num_queries, end),  # of the last block: nothing reads its other tokens
+        (query.num_queries, end),  # last block: only queries are computed, as other tokens are not used
         (query.num_queries, query.width * query.output_dim),
     ]
 
 
 def _attention_flops(num_pairs: int, width: int) -> int:
-    """Scores and weighted sum: two products of `width` for every pair of a query and a key."""
+    """FLOPs of scores and weighted sum: two products of `width` for every pair of query and key."""
     return 4 * num_pairs * width
 
 
@@ -174,5 +176,5 @@ def _head_weights(config: DecoderConfig) -> int:
 
 
 def _prefix_numbers(config: DecoderConfig) -> int:
-    """Keys and values of one picture."""
+    """Numbers in the adapter's keys and values of one picture."""
     return 2 * config.num_adapter_layers * config.num_queries * config.dim

@@ -1,4 +1,4 @@
-"""Questions with known answers: asks them and counts exact matches."""
+"""Asks questions with known answers, and counts exact matches."""
 
 import os
 import time
@@ -17,14 +17,14 @@ from llama_adapter.runtime.text import shown_name
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Captioner
 
-KNOWN_ANSWERS = "questions.jsonl"  # beside the pictures that it is about
+KNOWN_ANSWERS = "questions.jsonl"  # in the folder of the pictures
 MAX_SHOWN = 20  # wrong answers that are shown
 _MAX_SHOWN_CHARS = 120
 _WHAT = "file of known answers"
 
 
 class Known(Protocol):
-    """A question, as `grade` takes it."""
+    """A question for `grade`."""
 
     @property
     def task(self) -> str: ...
@@ -34,7 +34,7 @@ class Known(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownAnswer:
-    """A question about a picture and its only right answer; `task` is the kind of question."""
+    """A question about a picture, with its only right answer. `task` is the kind of question."""
 
     picture: str  # the file's name, relative to the file of known answers
     task: str
@@ -44,7 +44,7 @@ class KnownAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """Questions of one task: asked, and answered exactly right."""
+    """Counts of the questions of one task: asked, and answered exactly right."""
 
     asked: int
     right: int
@@ -85,7 +85,7 @@ def _shown(text: str) -> str:
 
 
 def is_right(answer: str, *, wanted: str) -> bool:
-    """Whether an answer is the wanted one, apart from surrounding white space."""
+    """Whether an answer equals the wanted one, apart from surrounding white space."""
     return answer.strip() == wanted
 
 
@@ -99,10 +99,10 @@ def grade(known: Sequence[Known], answers: Sequence[str]) -> dict[str, Mark]:
 
 
 def read_known_answers(path: str | os.PathLike[str]) -> tuple[KnownAnswer, ...]:
-    """The questions of a JSONL file with an object {picture, task, question, answer} a line; at least one.
+    """The questions of a JSONL file, which has an object {picture, task, question, answer} in each line; at least one.
 
-    Surrounding white space is removed. Raises `InputsError`, which names the line, for invalid lines, an empty file,
-    and one that cannot be read.
+    Surrounding white space is removed. Raises `InputsError`, which names the line, for invalid lines, and for a file
+    that is empty or cannot be read.
     """
     name = os.fspath(path)
     try:
@@ -110,7 +110,7 @@ def read_known_answers(path: str | os.PathLike[str]) -> tuple[KnownAnswer, ...]:
     except OSError as error:
         raise InputsError(f"Wanted to read `{shown_name(name)}`, but the system says: {error.strerror}.") from None
     if not found:
-        raise InputsError(f"Wanted questions in `{shown_name(name)}`, which has none.", hint="write one a line")
+        raise InputsError(f"Wanted questions in `{shown_name(name)}`, which has none.", hint="write one in each line")
     return found
 
 
@@ -123,7 +123,7 @@ def _known_answers(path: str) -> Iterator[KnownAnswer]:
         except ValueError as reason:
             raise InputsError(
                 f"Wanted picture, task, question and answer in `{shown_name(path)}`, line {row.line}, but {reason}.",
-                hint="mend that line",
+                hint="correct that line",
             ) from None
         yield KnownAnswer(**texts)
 
@@ -137,7 +137,7 @@ def _text(value: object, name: str) -> str:
 
 
 def ask_all(captioner: "Captioner", known: Sequence[KnownAnswer], *, folder: str | os.PathLike[str]) -> Score:
-    """Ask all questions with greedy sampling; each picture of `folder` is read and encoded once.
+    """Ask all questions with greedy sampling. Each picture in `folder` is read and encoded once.
 
     A failure, such as a missing picture, counts as wrong.
     """

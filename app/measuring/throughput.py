@@ -1,4 +1,4 @@
-"""Figures of runs through a service, kept while the process runs."""
+"""Figures of runs through a service. They are kept until the process ends."""
 
 import threading
 from collections import deque
@@ -10,12 +10,12 @@ from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.measuring.report import longest_stage
 
 MAX_RUNS: Final = 30
-_BESIDE_THE_ENGINE: Final = ("read",)  # stages in threads of their own
+_BESIDE_THE_ENGINE: Final = ("read",)  # stages that run in other threads than the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What the figures of a run depend on, apart from the pictures."""
+    """Everything that the figures of a run depend on, except the pictures."""
 
     model: str
     model_digest: str
@@ -26,21 +26,21 @@ class Circumstances:
     mode: str
     operators: str
     threads: int
-    batch_size: int  # slots of the engine
+    batch_size: int  # number of slots of the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
     """One run: pictures of one client, with a fixed number of requests in flight.
 
-    The stage times are those of the service during the run; with `was_shared`, they include other clients' pictures.
-    All stages but `read` run in turn in the engine thread.
+    The stage times are those of the service during the run. With `was_shared`, they include pictures of other clients.
+    All stages except `read` run one after another in the engine thread.
     """
 
     kind: Literal["batch", "measure"]
     started_at: str  # ISO 8601, UTC
-    in_flight: int  # most requests at once
-    num_pictures: int  # answered
+    in_flight: int  # maximum number of requests at once
+    num_pictures: int  # answered pictures
     num_failed: int
     num_tokens: int
     num_reused: int  # answered from the cache of encoded pictures
@@ -51,7 +51,7 @@ class RunFigures:
 
     @property
     def rows(self) -> int:
-        """Pictures answered at once, at most: the batch size."""
+        """The maximum number of pictures answered at once."""
         return min(self.in_flight, self.circumstances.batch_size)
 
     @property
@@ -66,7 +66,7 @@ class RunFigures:
 
     @property
     def stage_ms(self) -> dict[str, float]:
-        """Milliseconds per answered picture by stage, in the order of a picture's way."""
+        """Milliseconds per answered picture by stage, in the order in which a picture passes the stages."""
         if not self.num_pictures:
             return {}
         return {stage: self.stages_s.get(stage, 0.0) * 1e3 / self.num_pictures for stage in STAGES}
@@ -78,12 +78,12 @@ class RunFigures:
 
     @property
     def busy_share(self) -> float:
-        """Share of the run in which the engine thread worked and did not wait for pictures."""
+        """Share of the run in which the engine thread worked, and did not wait for pictures."""
         busy_s = sum(seconds for stage, seconds in self.stages_s.items() if stage not in _BESIDE_THE_ENGINE)
         return min(1.0, busy_s / self.wall_s) if self.wall_s > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, the derived figures among them."""
+        """Plain JSON values, including the derived figures."""
         bound_by = self.bound_by
         return {
             **asdict(self),
@@ -97,7 +97,7 @@ class RunFigures:
 
 
 def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by stage between two readings, at least 0: a restart resets them."""
+    """Seconds by stage between two readings. They are at least 0, because a restart resets the counters."""
     return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
 
 
@@ -124,9 +124,9 @@ class RunHistory:
 
 
 def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """The newest run with an answer for each number of requests in flight, in rising order.
+    """The newest run with an answer for each number of requests in flight, in ascending order.
 
-    Runs with cached pictures are separate: they have less to do.
+    Runs with cached pictures are listed separately, because they do less work.
     """
     newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
     return [newest[key] for key in sorted(newest)]

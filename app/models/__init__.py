@@ -1,1 +1,1 @@
-"""Models as files and in memory: bundles, checkpoints, exported encoders, 8-bit weights, and room for all that."""
+"""Models as files and in memory: bundles, checkpoints, exported encoders, quantised weights, and memory plans."""

@@ -1,4 +1,4 @@
-"""Chooses the dtype that a model computes in: the given one, or with `auto` what the device computes best."""
+"""Chooses the dtype that a model computes in: the given dtype, or with `auto` the best one for the device."""
 
 import math
 from typing import Final
@@ -13,20 +13,20 @@ from llama_adapter.llm.load import planner
 from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
 from llama_adapter.runtime.schemes import FLOAT
 
-LARGE_MODEL: Final = 100_000_000  # weights; below, float32 is fast enough and exact (docs/devices.md has figures)
+LARGE_MODEL: Final = 100_000_000  # weights; smaller models use float32: fast enough, exact (see docs/devices.md)
 
 
 class DtypeChoice:
-    """The dtype for a spec on a device, once the sizes of the model are known."""
+    """Chooses the dtype for a spec on a device, when it is called with the sizes of the model."""
 
     def __init__(self, spec: CaptionerSpec, *, backend: Backend, mode: str) -> None:
-        """Raises DeviceError for a given dtype that the device lacks."""
-        self.reason = ""  # why, for people, after a choice
+        """Raises DeviceError if the spec names a dtype that the device lacks."""
+        self.reason = ""  # the reason of the choice, for the user; set by the call
         self._spec, self._backend, self._mode = spec, backend, mode
         self._given = None if spec.dtype == AUTO else resolve_dtype(spec.dtype, backend=backend)
 
     def __call__(self, sizes: ModelSizes) -> torch.dtype:
-        """The given dtype; with `auto`, the best one that fits into the device's memory."""
+        """The given dtype; with `auto`, the best dtype with which the model fits into the device's memory."""
         if self._given is not None:
             return self._given
         if sizes.packed_in is not None:
@@ -42,7 +42,7 @@ class DtypeChoice:
         return DTYPES[name]
 
     def _best(self, sizes: ModelSizes) -> tuple[str, str]:
-        """The fastest dtype whose errors are accepted, and the reason."""
+        """The fastest dtype with acceptable errors, and the reason for it."""
         capabilities = self._backend.capabilities
         first, large = capabilities.dtypes[0], capabilities.large_dtype
         if first != "float32":
@@ -51,14 +51,14 @@ class DtypeChoice:
         if num_weights < LARGE_MODEL:
             return first, "the model is small"
         if large is None:
-            return first, "half types are slower here"
+            return first, "16-bit types are slower here"
         is_packed = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
         if sizes.precision != FLOAT and is_packed:
             return first, "its weights have 8 bits"
         return large, f"faster for {num_weights / 1e9:.1f} billion weights"
 
     def _needed_bytes(self, sizes: ModelSizes, name: str) -> int:
-        """Memory for the model in this dtype with the rows of the spec, or one row where they are automatic."""
+        """Memory for the model in this dtype, with the batch size of the spec, or with one row if that is `auto`."""
         spec, backend, dtype = self._spec, self._backend, DTYPES[name]
         own_bytes = sizes.num_encoder_weights * dtype.itemsize
         reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
@@ -69,12 +69,12 @@ class DtypeChoice:
 
 
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
-    """The dtype for an encoder whose language model is not at hand: what one of that size computes best."""
+    """The best dtype for an encoder of this size, if its language model is not available."""
     first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
     is_large = first == "float32" and large is not None and num_weights >= LARGE_MODEL
     return DTYPES[large if is_large and large is not None else first]
 
 
 def _num_weights(sizes: ModelSizes) -> int:
-    """Weights of the decoder."""
+    """The number of the decoder's weights."""
     return sum(math.prod(form.shape) for form in expected_forms(sizes.decoder, dtype=torch.float32).values())

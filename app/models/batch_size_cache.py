@@ -1,8 +1,8 @@
-"""Batch sizes that memory allowed in earlier runs: a small file for batch size `auto`.
+"""A small file of batch sizes that fitted into memory in earlier runs, for batch size `auto`.
 
-`batch-ceilings.json` is in the user's cache folder, `$XDG_CACHE_HOME/llama-adapter`. An entry holds for one `Setting`
-and expires after 30 days, because another program may have used the memory. Numeric batch sizes neither read nor write
-the file. Deleting it is harmless.
+`batch-ceilings.json` is in the user's cache folder, `$XDG_CACHE_HOME/llama-adapter`. An entry is for one `Setting`. It
+expires after 30 days, because another program may have used memory at that time. With a numeric batch size, the file is
+neither read nor written. The file may be deleted.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ Entry = dict[str, Any]  # the fields of a Setting, "rows" and "date", as JSON va
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a remembered batch size depends on."""
+    """The values that a remembered batch size depends on."""
 
     model: str  # digest of the weights
     device: str
     dtype: str
     precision: str
     context: int
-    mode: str  # graphs need memory of their own
+    mode: str  # graphs need additional memory
     device_bytes: int | None  # memory of the device
 
     def ceiling(self, *, today: datetime.date | None = None) -> tuple[int | None, str]:
-        """The largest batch size that is known to fit, if any, and a note for people if the file is unreadable."""
+        """The largest batch size that is known to fit, if any, and a note for the user if the file is unreadable."""
         try:
             entries = _read()
         except (OSError, ValueError) as error:
@@ -42,9 +42,9 @@ class Setting:
         return (own[-1] if own else None), ""
 
     def remember(self, rows: int, *, today: datetime.date | None = None) -> str:
-        """Replace the batch size of this setting; returns a note for people if that fails.
+        """Replace the batch size of this setting; returns a note for the user if that fails.
 
-        An unreadable file is replaced. If two processes write at once, the later one wins.
+        An unreadable file is replaced. If two processes write at the same time, the later write wins.
         """
         try:
             entries = _read()

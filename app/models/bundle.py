@@ -1,4 +1,4 @@
-"""Our own model format: a folder of safetensors and a manifest, written atomically and memory-mapped at load.
+"""This program's model format: a folder of safetensors and a manifest, written atomically and memory-mapped at load.
 
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
@@ -89,7 +89,7 @@ def convert(
     num_ranks: int = 1,
     overwrite: bool = False,
 ) -> Path:
-    """Write the model of `sources` as a bundle in `dtype`, its decoder split over `num_ranks`; returns its folder.
+    """Write the model of `sources` as a bundle in `dtype`, with the decoder split over `num_ranks`; returns its folder.
 
     Raises the errors of `stream_sources` and `save_bundle`.
     """
@@ -97,8 +97,8 @@ def convert(
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
     if not model.vision_state:
         raise CheckpointError(
-            f"The adapter `{sources.adapter}` is for texts, and a bundle has a picture half",
-            hint="name it as --adapter beside --llama-dir",
+            f"The adapter `{sources.adapter}` is for texts, and a bundle needs a picture encoder",
+            hint="name it as --adapter, together with --llama-dir",
         )
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
@@ -125,14 +125,16 @@ def save_bundle(
 ) -> Path:
     """Write a model as a bundle, in a temporary folder that is then renamed; returns its folder.
 
-    `decoder_tensors` replace `model.decoder_state` and are written one by one, so they need not fit into memory
-    together; with `num_ranks` each is divided into a file for each rank, and the weights must not be packed.
-    `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` replays it.
-    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is no bundle, if it has other
-    files, if its disk has too little room, or if a weight cannot be divided, UsageError if the decoder cannot, and
-    OSError.
+    `decoder_tensors` replace `model.decoder_state`. They are written one by one, so that they need not fit into memory
+    together. With `num_ranks` above 1, each tensor is divided, and each rank gets a file; the weights must not be
+    packed. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` asks the prompt
+    again and compares.
+
+    Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is not a bundle or has other files,
+    if its disk has too little space, or if a weight cannot be divided. Raises UsageError if the decoder cannot be
+    divided, and OSError.
     """
-    target = Path(directory).resolve()  # a link stays; its target is replaced
+    target = Path(directory).resolve()  # a link is kept, and its target is replaced
     check_target(target, overwrite=overwrite)
     vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
     require_space(target, (vision, decoder), dtype=model.dtype, precision=model.precision, packed=packed)
@@ -155,7 +157,7 @@ def save_bundle(
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
             "files": {file: _entry(partial / file) for file in files},
-            # Names only: the folders of the user's machine are private.
+            # Only file names, because the folders of the user's machine are private.
             "sources": [{**dataclasses.asdict(file), "path": Path(file.path).name} for file in model.sources],
             "merged": list(model.merged),
             "prompt": model.prompt,
@@ -173,13 +175,13 @@ def save_bundle(
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
         if model.ood_detector is not None:
             add_familiarity(partial, model.ood_detector)
-        for file in files:  # on the disk before the rename
+        for file in files:  # synced to disk before the rename
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
         replace_folder(partial, target)
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # a write does not say where
+        if error.errno is not None and error.filename is None:  # errors of writes have no file name
             error.filename = str(target)
         raise
     finally:
@@ -194,7 +196,7 @@ def _write_half(path: Path, config: HalfConfig, tensors: Iterable[tuple[str, Ten
 
 
 def _write_shares(place: Path, tensors: Iterable[tuple[str, Tensor]], model: LoadedModel, *, num_ranks: int) -> None:
-    """A file for each rank, in one pass over the tensors."""
+    """Write a file for each rank, in a single pass over the tensors."""
     whole = model.decoder_config
     shares = shares_of(whole, num_ranks)
     with ExitStack() as opened:
@@ -213,7 +215,7 @@ def _forms(config: HalfConfig, model: LoadedModel) -> dict[str, TensorForm]:
 
 
 def known_answer_of(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The arguments of `save_bundle` with which a bundle made of this one keeps its known answer."""
+    """The arguments for `save_bundle` that copy this bundle's known answer to a bundle made from it."""
     place = Path(directory)
     if not (place / KNOWN_ANSWER).is_file():
         return {}
@@ -227,7 +229,7 @@ def add_known_answer(
     known_answer: Mapping[str, Any],
     picture: str | os.PathLike[str] | None,
 ) -> None:
-    """Store a known answer and its picture in a bundle; the model's digest stays.
+    """Store a known answer and its picture in a bundle; the model's digest does not change.
 
     Raises ValueError unless `known_answer` has a "prompt" and a "text" and there is a picture.
     """
@@ -245,7 +247,7 @@ def add_known_answer(
 def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector) -> None:
     """Store the statistics for out-of-distribution detection in a bundle, replacing earlier ones.
 
-    Answers do not depend on them, so the model's digest stays. Raises CheckpointError if there is no bundle.
+    Answers do not depend on them, so the model's digest does not change. Raises CheckpointError if there is no bundle.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -263,7 +265,7 @@ def load_bundle(
     cast_vision: bool = True,
     precision: Precision | None = None,
 ) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors; arguments and errors are those of `stream_bundle`."""
+    """Load a bundle as memory-mapped tensors, the decoder's too. Arguments and errors are those of `stream_bundle`."""
     model, tensors = stream_bundle(
         directory,
         dtype=dtype,
@@ -287,15 +289,15 @@ def stream_bundle(
     take_packed: TakePacked | None = None,
     ranks: Alone = ALONE,
 ) -> StreamedModel:
-    """A bundle as memory-mapped tensors, its decoder converted tensor by tensor, block after block.
+    """Open a bundle as memory-mapped tensors; the decoder is converted tensor by tensor, block after block.
 
-    Packed weights are unpacked unless `take_packed` says that the device uses them as they are. With ranks, the
-    decoder's tensors are the share of the one that this process is.
+    Packed weights are unpacked unless `take_packed` says that the device uses them as they are. With `ranks`, the
+    decoder's tensors are this process's share.
 
     `dtype`, `precision`, `context` and `channel_order` replace the bundle's own; tensors are converted if dtype or
-    precision differ. Without `cast_vision` the picture half stays as stored, for use beside an exported encoder. File
-    sizes and the names, shapes and types of tensors are checked, digests are not (`doctor` checks them). Raises
-    CheckpointError if the bundle is missing or damaged. One that is replaced meanwhile is read again.
+    precision differ. Without `cast_vision`, the encoder's tensors are left as stored, for use with an exported encoder.
+    File sizes and the names, shapes and types of tensors are checked; digests are not (`doctor` checks them). Raises
+    CheckpointError if the bundle is missing or damaged. A bundle that is replaced during the call is read again.
     """
     place = Path(directory)
     manifest = read_manifest(place)
@@ -342,8 +344,8 @@ def stream_bundle(
     notes = _notes(place, [MANIFEST, *files])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
-            f"the weights of `{place}` are packed in {has_packed}, and this model on this processor does not use them "
-            "so: they are laid out again at every start",
+            f"the weights of `{place}` are packed in {has_packed}, which this model cannot use directly on this "
+            "processor: they are laid out again at every start",
         )
     tokenizer = Tokenizer.load(place / TOKENIZER)
     if tokenizer.vocab_size != decoder.vocab_size:
@@ -385,7 +387,7 @@ def stream_bundle(
 
 
 def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig, model: str) -> Tensor:
-    """A rank's part of a tensor. Raises CheckpointError where it cannot be divided."""
+    """A rank's part of a tensor. Raises CheckpointError if the tensor cannot be divided."""
     try:
         return take(name, tensor, whole=whole, share=share)
     except ValueError as error:
@@ -396,8 +398,8 @@ def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConf
 
 
 def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
-    """A note if other users may change parts of the bundle, since they could then replace the model."""
-    # In a folder with the sticky bit, others may add files but not replace these.
+    """A note if other users may change files of the bundle, because they could then replace the model."""
+    # In a folder with the sticky bit, other users may add files but not replace existing ones.
     open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
     open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
     found = [what for what, who in open_to.items() if who]
@@ -409,7 +411,7 @@ def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def _writers(path: Path) -> str:
-    """Who may write there, beside the owner and this user's own groups, which are shared on purpose."""
+    """Who may write to a path, except its owner and this user's groups, which are shared on purpose; "" if nobody."""
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
         return "every user"
@@ -419,7 +421,7 @@ def _writers(path: Path) -> str:
 
 
 def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Raise CheckpointError if a bundle may not be written at `directory`."""
+    """Raise CheckpointError unless a bundle may be written to `directory`."""
     target = Path(directory).resolve()
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: its keys and versions, the files that it names, and what they must hold."""
+"""The manifest of a bundle: its keys and versions, the files that it names, and the tensors they must contain."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
     "known_answer.json",
     "familiar.safetensors",
 )
-# Forms of the manifest's values, see `_has_form`.
+# Types of the manifest's values, see `_has_form`.
 _FORMS: dict[str, Any] = {
     **dict.fromkeys(("name", "dtype", "prompt", "digest", "card"), str),
     **dict.fromkeys(("vision", "llm"), dict),
@@ -44,7 +44,7 @@ _FORMS: dict[str, Any] = {
     "merged": [str],
 }
 _ORIGIN_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
-# Versions of bundles that are plain and whole tell the precision; these two are for any.
+# For bundles that are neither packed nor split, the version gives the precision. These two versions have any precision.
 PACKED_VERSION, SPLIT_VERSION = 4, 5
 _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
     PACKED_VERSION: {"packed": {"version": int, "block": int, "int8_added": int, "source": str}},
@@ -53,11 +53,11 @@ _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
 _LONGEST_LABEL = 200
 _LARGEST_BLOCK = 1024
 _MOST_RANKS = 1024
-_FIRST_FFN_BLOCK = 64  # of split bundles that do not tell theirs
+_FIRST_FFN_BLOCK = 64  # for split bundles without this entry
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read and check a bundle's manifest; raises CheckpointError if it is missing, foreign or of another version."""
+    """Read and check a bundle's manifest. Raises CheckpointError if it is missing, invalid or of another version."""
     place = Path(directory)
     if not (place / MANIFEST).is_file():
         problem = f"has no {MANIFEST}" if place.is_dir() else "is a file" if place.exists() else "does not exist"
@@ -83,7 +83,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _faults(manifest: Mapping[str, Any]) -> list[str]:
-    """Keys, or names of files, with values that are missing or wrong."""
+    """Keys, or names of files, whose values are missing or wrong."""
     version = manifest["version"]
     has_own_version = version in _FORMS_OF_VERSION
     if has_own_version and manifest.get("precision") not in PRECISIONS:
@@ -129,7 +129,7 @@ def _has_form(value: object, form: Any) -> bool:
 
 
 def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
-    """The configurations in a manifest; raises CheckpointError if they are unreadable or do not fit each other."""
+    """The configurations in a manifest. Raises CheckpointError if they are invalid or do not fit each other."""
     try:
         vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
         if manifest["version"] == SPLIT_VERSION:
@@ -144,7 +144,7 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
 
 
 def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError at the first file of the manifest that is missing or has another size."""
+    """Raise CheckpointError for the first file of the manifest that is missing or has another size."""
     for file, entry in manifest["files"].items():
         path = place / file
         if not path.is_file():
@@ -177,7 +177,7 @@ def stored_tensors(manifest: Mapping[str, Any], *, take_packed: TakePacked | Non
 
 
 def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
-    """The layout of the packed weights in a bundle's files; None if they are plain."""
+    """The layout of the packed weights in a bundle's files; None if they are not packed."""
     if manifest["version"] != PACKED_VERSION:
         return None
     fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
@@ -189,10 +189,10 @@ def _versions() -> dict[int, Precision]:
 
 
 def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of one half of the model, mapped from its file.
+    """The tensors of encoder or decoder, mapped from its file.
 
-    Raises CheckpointError unless names, shapes and types are those of its configuration. A configuration of more layers
-    than the file has tensors is refused before its module is built.
+    Raises CheckpointError unless names, shapes and types match the configuration. A configuration with more layers than
+    the file has tensors is refused before its module is built.
     """
     state = read_safetensors(path)
     if num_layers(config) > len(state):
@@ -211,7 +211,7 @@ def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> di
 
 
 def num_ranks_of(manifest: Mapping[str, Any]) -> int:
-    """Over how many ranks the decoder's files are split; 1: it is whole, in one file."""
+    """The number of ranks over which the decoder's files are split; 1 means that the decoder is one file."""
     count: int = manifest["num_ranks"] if manifest["version"] == SPLIT_VERSION else 1
     return count
 
@@ -232,9 +232,9 @@ def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:
-    """The entries of the files that one of `ranks` needs: all but the decoder's parts of the others.
+    """The entries of the files that this rank needs: all except the other ranks' parts of the decoder.
 
-    Raises CheckpointError where the decoder is split for another number of ranks.
+    Raises CheckpointError if the decoder is split for another number of ranks.
     """
     wanted = num_ranks_of(manifest)
     if wanted not in (1, ranks.size):
@@ -250,9 +250,9 @@ def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict
 def read_decoder(
     place: Path, decoder: DecoderConfig, manifest: Mapping[str, Any], *, rank: int = 0
 ) -> dict[str, Tensor]:
-    """As `read_half`, for the decoder, or for a rank's part of one that is split.
+    """As `read_half`, for the decoder, or for a rank's part of a split decoder.
 
-    Raises CheckpointError also for another rank's part, whose shapes may be the same.
+    Raises CheckpointError also for the part of another rank, which may have the same shapes.
     """
     count = num_ranks_of(manifest)
     if count == 1:
@@ -269,7 +269,7 @@ def read_decoder(
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of all that answers depend on: the digests of the model's files, and its configurations."""
+    """SHA-256 of everything that answers depend on: the digests of the model's files, and its configurations."""
     parts = {
         "files": {file: manifest["files"][file]["sha256"] for file in model_files(manifest)},
         "vision": manifest["vision"],

@@ -1,6 +1,6 @@
 """Loads a model from LLaMA, adapter and CLIP checkpoints: finds the files and checks that they fit together.
 
-Names inside the files are known to `llm.weights` and `vision.weights` only.
+Only `llm.weights` and `vision.weights` know the names inside the files.
 """
 
 import dataclasses
@@ -50,13 +50,12 @@ from llama_adapter.vision.weights import (
 )
 
 DEFAULT_CONTEXT = 512
-CHAT_CONTEXT = 2048  # of the published chat demo; its example alone has some 400 tokens
-DEFAULT_PROMPT = "Generate caption of this image"  # the instruction of the adapters' caption pre-training
-CLIP_FILE = "ViT-L-14.pt"  # as OpenAI publishes it, and where its own package keeps it
-CLIP_CACHE = Path("~/.cache/clip")
-# The CLIP of the released adapters. Stands in the configuration beside an encoder that does not tell its own.
+CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
+DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
+CLIP_FILE = "ViT-L-14.pt"  # the name under which OpenAI publishes it
+CLIP_CACHE = Path("~/.cache/clip")  # where OpenAI's own package keeps it
 
-# The public releases, by the SHA-256 of their files. They were trained on pictures in OpenCV's B, G, R order.
+# The public releases, by the SHA-256 of their files. They were trained on pictures in OpenCV's order B, G, R.
 RELEASED_ADAPTERS = {
     "7fa55208379faf2dd862565284101b0e4a2a72114d6490a95e432cf9d9b6c813": "BIAS-7B",
     "1bcbffc43484332672092e0024a8699a6eb5f558161aebf98a7c6b1db67224d1": "LORA-BIAS-7B",
@@ -73,7 +72,7 @@ Role = Literal["llama", "tokenizer", "adapter", "clip"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSources:
-    """Paths of the parts of a model. `channel_order` auto means bgr for the public releases and rgb otherwise."""
+    """Paths of the parts of a model. `channel_order` auto means bgr for the public releases, and rgb otherwise."""
 
     llama_dir: str | os.PathLike[str]
     llama_type: str | None = None  # a sub-folder of llama_dir
@@ -91,7 +90,7 @@ def sources_of(spec: CaptionerSpec) -> ModelSources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """A file a model was made from; `sha256` is None where it was not computed."""
+    """A file from which a model was made. `sha256` is None if it was not computed."""
 
     role: Role
     path: str
@@ -100,60 +99,61 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Source model of quantised weights: its digest, and the fingerprint of its encoder (see `runtime.graphs.card`)."""
+    """Source model of quantised or packed weights: its digest and its encoder's fingerprint (`runtime.graphs.card`)."""
 
     digest: str
     fingerprint: Mapping[str, str]
-    calibration_pictures: int = 0  # that the rounding was fitted to; 0: to nearest
+    calibration_pictures: int = 0  # pictures that the rounding was fitted to; 0: rounded to nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """Both halves of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
+    """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
 
-    `digest` identifies the model in records: the bundle's own, or one of the source files' names, sizes and times.
-    `dtype` is the type of all tensors except those of quantised weights.
+    `digest` identifies the model in records: the bundle's digest, or a digest of names, sizes and times of the source
+    files. `dtype` is the dtype of all tensors except those of quantised weights.
     """
 
     name: str
     digest: str
     vision_config: VisionConfig
-    vision_state: dict[str, Tensor]  # empty once the encoder is on its device
+    vision_state: dict[str, Tensor]  # empty after the encoder was put on its device
     decoder_config: DecoderConfig
-    decoder_state: dict[str, Tensor]  # empty where the decoder is streamed
+    decoder_state: dict[str, Tensor]  # empty if the decoder is streamed
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    merged: tuple[str, ...]  # into the weights: "gates", "lora", "scales"
+    merged: tuple[str, ...]  # what was merged into the weights: "gates", "lora", "scales"
     prompt: str = DEFAULT_PROMPT
-    template: Template = "instruction"  # of its prompts
+    template: Template = "instruction"  # the template of prompts
     card: str = ""
     precision: Precision = FLOAT  # of the linear layers' weights
-    origin: Origin | None = None  # if they are, or were, quantised or packed
-    packed: PackedLayout | None = None  # of the linear layers' weights, if they are packed for kernels
+    origin: Origin | None = None  # if weights are or were quantised or packed
+    packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
-    notes: tuple[str, ...] = ()  # sentences for people about the files it came from
+    notes: tuple[str, ...] = ()  # sentences for the user about the source files
 
 
-# A model with an empty `decoder_state`, and the tensors of its decoder as they are made, for models larger than memory.
+# A model with an empty `decoder_state`, and an iterator that makes the decoder's tensors, for models larger than
+# memory.
 StreamedModel = tuple[LoadedModel, Iterator[tuple[str, Tensor]]]
 
 
 def streamed(model: LoadedModel) -> StreamedModel:
-    """A model whose decoder is in memory, as one that is streamed; its `decoder_state` is emptied on the way."""
+    """Turn a model with its decoder in memory into a streamed one; `decoder_state` is emptied as tensors are taken."""
     return dataclasses.replace(model, decoder_state={}), drained(model.decoder_state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFolder:
-    """A LLaMA folder and its tokenizer, both unread."""
+    """The paths of a LLaMA folder and its tokenizer, before they are read."""
 
     folder: Path
     form: LlamaForm
-    tokenizer: Path | None  # None if there is none in it or beside it
+    tokenizer: Path | None  # None if neither the folder nor the one above has it
 
     def require_tokenizer(self) -> Path:
-        """The tokenizer's file; raises CheckpointError if there is none."""
+        """The tokenizer's file. Raises CheckpointError if there is none."""
         if self.tokenizer is not None:
             return self.tokenizer
         only_fast = (self.folder / "tokenizer.json").is_file()
@@ -165,7 +165,7 @@ class LlamaFolder:
 
 
 class LoadedEncoder(NamedTuple):
-    """A picture encoder's configuration and state dict, and the model's name for people."""
+    """A picture encoder's configuration and state dict, and the model's name for display."""
 
     name: str
     config: VisionConfig
@@ -180,13 +180,13 @@ def stream_sources(
     encoder: EncoderCard | None = None,
     ranks: Alone = ALONE,
 ) -> StreamedModel:
-    """The model on the CPU, its weights in `dtype`; without one as they are in the files, to be quantised.
+    """Read a model onto the CPU, its weights in `dtype`. With None, weights keep their dtype, to be quantised later.
 
-    With ranks, the decoder's tensors are the share of the one that this process is, and no others are read.
+    With `ranks`, the decoder's tensors are this process's share, and no other weights are read. With an `exported`
+    encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one.
 
-    Beside an `exported` encoder CLIP may be missing; `encoder` is its card, if it has one.
-    Raises CheckpointError, before the first tensor, if a part is missing, damaged, of another kind, or does not fit the
-    others.
+    Raises CheckpointError, before the first tensor is read, if a part is missing, damaged, of another kind, or does not
+    fit the other parts.
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
@@ -241,7 +241,7 @@ def stream_sources(
 
 
 def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALONE) -> StreamedModel:
-    """As `stream_sources`, for LLaMA alone: its picture half has nominal sizes and no weights."""
+    """As `stream_sources`, for LLaMA alone: its encoder's configuration has nominal sizes and there are no weights."""
     assert spec.llama_dir is not None, "`is_llama_alone` was true"
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
@@ -278,7 +278,7 @@ def _merged(adapter: AdapterFile) -> tuple[str, ...]:
 
 
 def no_vision(config: DecoderConfig) -> VisionConfig:
-    """Nominal sizes of the picture half of a model without one."""
+    """Nominal encoder sizes for a model without encoder."""
     sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
     return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
 
@@ -286,9 +286,9 @@ def no_vision(config: DecoderConfig) -> VisionConfig:
 def query_heads(
     sources: ModelSources, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
 ) -> int | None:
-    """Heads of the visual blocks; None leaves them to their width.
+    """Number of heads of the visual blocks; None means that it follows from their width.
 
-    An exported encoder computes them, so beside one without a card an unknown number does not matter.
+    An exported encoder computes the visual blocks itself, so an unknown number does not matter there.
     """
     stated = declared_heads(adapter) if sources.visual_heads is None else sources.visual_heads
     if stated is not None or not exported:
@@ -299,7 +299,7 @@ def query_heads(
 
 
 def declared_heads(adapter: AdapterFile) -> int | None:
-    """Heads of the visual blocks as the adapter's file declares them; only files that were trained here do."""
+    """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
     heads = adapter.declares.get("visual_heads")
     return heads if type(heads) is int else None
 
@@ -307,10 +307,10 @@ def declared_heads(adapter: AdapterFile) -> int | None:
 def _query_alone(
     adapter: AdapterFile, encoder: EncoderCard | None, sources: ModelSources, *, channel_order: ChannelOrder
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
-    """The visual blocks of the adapter's file; the exported encoder contains the rest of the picture half."""
+    """The visual blocks in the adapter's file; the exported encoder contains CLIP."""
     heads = query_heads(sources, adapter, exported=True, encoder=encoder)
     query, state = read_query(adapter.visual, name=adapter.name, visual_heads=heads)
-    clip = VIT_L_14 if encoder is None else encoder.vision.clip
+    clip = VIT_L_14 if encoder is None else encoder.vision.clip  # default: the CLIP of the released adapters
     config = VisionConfig(clip=clip, query=query, channel_order=channel_order)
     return config, {f"query.{name}": tensor for name, tensor in state.items()}
 
@@ -324,8 +324,8 @@ def read_encoder(
 ) -> LoadedEncoder:
     """The picture encoder of an adapter in float32. No LLaMA is needed.
 
-    CLIP is the adapter's own, that at `clip`, or OpenAI's in its usual places: beside the adapter, in the current
-    folder, in ~/.cache/clip. Raises CheckpointError where a file is missing, damaged or does not fit.
+    CLIP is the one in the adapter's file, the one at `clip`, or OpenAI's file in its usual places: next to the adapter,
+    in the current folder, in ~/.cache/clip. Raises CheckpointError if a file is missing, damaged or does not fit.
     """
     adapter = open_adapter(adapter_file)
     order, _ = resolve_channel_order(channel_order, adapter)
@@ -340,7 +340,7 @@ def read_encoder(
 
 
 def _usual_clip(adapter: AdapterFile) -> Path:
-    """OpenAI's CLIP in its usual places. Raises CheckpointError where there is none."""
+    """OpenAI's CLIP file in its usual places. Raises CheckpointError if there is none."""
     folders = (Path(adapter.name).parent, Path(), CLIP_CACHE.expanduser())
     places = list(dict.fromkeys(folder.resolve() / CLIP_FILE for folder in folders))
     found = next((place for place in places if place.is_file()), None)
@@ -353,7 +353,8 @@ def _usual_clip(adapter: AdapterFile) -> Path:
 
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
-    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model.
+    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model
+    folder.
 
     Raises CheckpointError if there is no such folder.
     """
@@ -393,7 +394,7 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
 
 
 def open_llama(place: LlamaFolder) -> LlamaSource:
-    """Open a found LLaMA folder; raises CheckpointError as its reader does."""
+    """Open a LLaMA folder. Raises the CheckpointError of its reader."""
     opened: LlamaSource = _OPENERS[place.form](place.folder)
     return opened
 
@@ -401,7 +402,7 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
 
-    Raises CheckpointError for a file that cannot be read or is no CLIP.
+    Raises CheckpointError for a file that cannot be read or is not CLIP.
     """
     file = clip_file(path)
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
@@ -410,7 +411,7 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
 def find_clip(
     path: str | os.PathLike[str] | None, adapter: AdapterFile, *, llama: LlamaFolder | None = None
 ) -> ClipSource | None:
-    """The CLIP inside the adapter's file, if there is one, else the file at `path`, else that of a bundle."""
+    """The CLIP inside the adapter's file, if there is one; else the file at `path`; else the CLIP of the bundle."""
     if adapter.clip:
         return read_clip(adapter.clip, name=adapter.name)
     if path is None:
@@ -421,10 +422,10 @@ def find_clip(
 def resolve_channel_order(
     wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
 ) -> tuple[ChannelOrder, str | None]:
-    """The order of colours, as wanted, declared or that of a release, and the digest of the file if it was computed."""
+    """The channel order: as wanted, as the file declares, or by release; and the file's digest if it was computed."""
     if wanted != "auto":
         return wanted, None
-    declared = adapter.declares.get("channel_order")  # by files that were trained here
+    declared = adapter.declares.get("channel_order")  # only in files written by `train`
     if declared in ("rgb", "bgr"):
         return declared, None
     digest = claimed_digest(adapter.name)
@@ -435,13 +436,13 @@ def resolve_channel_order(
 
 
 def claimed_digest(path: str | os.PathLike[str]) -> str | None:
-    """The SHA-256 in the file name of an adapter release; None without one."""
+    """The SHA-256 in the file name of an adapter release; None if there is none."""
     match = re.match(r"([0-9a-f]{64})_", Path(path).name)
     return match[1] if match else None
 
 
 def adapter_name(path: str | os.PathLike[str]) -> str:
-    """An adapter's name for people: its file name without digest and suffix."""
+    """An adapter's name for display: its file name without digest and suffix."""
     return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
 
 
@@ -465,7 +466,7 @@ def _enumerate(names: list[str]) -> str:
 
 
 def _digest_of(files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
-    """Identifies the model without reading 13 GB: a changed file has another size or time."""
+    """Identifies the model without reading 13 GB: if a file changes, its size or time changes."""
     stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
     parts = {
         "files": [(role, name, stat.st_size, stat.st_mtime_ns) for role, name, stat in stats],

@@ -1,4 +1,4 @@
-"""The room that a bundle takes on its disk, asked before anything is computed for it."""
+"""Checks disk space for a bundle, before anything is computed for it."""
 
 import shutil
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def require_space(
     precision: Precision,
     packed: PackedLayout | None = None,
 ) -> None:
-    """Raise CheckpointError unless the disk of `target`, a folder to be made, has room for the tensors of `halves`."""
+    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for the tensors of `halves`."""
     forms = (expected_forms(half, dtype=dtype, precision=precision, packed=packed) for half in halves)
     needed = sum(form.num_bytes for half in forms for form in half.values())
     place = next(folder for folder in target.absolute().parents if folder.is_dir())

@@ -1,4 +1,4 @@
-"""Exported encoders beside a model: whether they are its own picture half, by their cards or by what they compute."""
+"""Checks whether an exported encoder belongs to a model, by its card or by comparing its outputs."""
 
 import mmap
 from pathlib import Path
@@ -27,23 +27,24 @@ from llama_adapter.vision.pixels import PIXEL_STD
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _ENCODE_AGAIN = "name the model that encoded them, or encode the pictures again with this one by `llama-adapter encode`"
 _HALVES = {"clip": "CLIP", "query": "visual blocks"}
-# The exporter of the ModelZoo's demo divides green by another standard deviation than CLIP.
+# The export script of the ModelZoo's demo uses another standard deviation for green than CLIP.
 _MODEL_ZOO_STD: Final = (PIXEL_STD[0], 0.24130258, PIXEL_STD[2])
-# Differences of visual queries as a share of their size. Rounding to float16 is below the first; beyond the second they
+# Relative differences of visual queries. Rounding to float16 causes less than the first. Above the second, the encoders
 # have little in common.
 _SAME, _RELATED = 0.03, 0.3
 
 
 def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
-    """The exported encoder that `spec` names, beside a decoder on `backend`."""
+    """The exported encoder that `spec` names, for use with a decoder on `backend`."""
     shares_device = backend.capabilities.runs_om and spec.vision_kind == "om"
     beside_decoder = (backend.device.index or 0) if shares_device else 0
-    # An OM's session changes how streams made after it compute, and graphs make theirs late.
+    # An OM session changes how streams that are created later compute. Graph modes create their streams late, so the OM
+    # then runs in its own process.
     return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
 
 
 def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> int:
-    """Bytes that the encoder takes on the decoder's device: `own_bytes` of the model's weights, or its files'."""
+    """Bytes that the encoder takes on the decoder's device: `own_bytes` for the model's own, or the OM files' sizes."""
     if spec.vision_kind == "torch":
         return own_bytes
     if not backend.capabilities.runs_om or spec.vision_kind != "om":
@@ -52,7 +53,7 @@ def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> i
 
 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:
-    """The card beside an OM file, or beside the first one of a folder, without opening the OM itself.
+    """The card in the side-car of an OM file, or of the first OM in a folder. The OM itself is not opened.
 
     Raises GraphError for a side-car that cannot be read.
     """
@@ -64,10 +65,10 @@ def om_card(spec: CaptionerSpec) -> EncoderCard | None:
 
 
 def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise GraphError unless the encoder of `spec` was exported from this model's picture half.
+    """Raise GraphError unless the encoder of `spec` was exported from this model's encoder.
 
-    Only the halves that the model's files hold are compared: beside an exported encoder, CLIP may be missing. Prefix
-    files, which `spec` may name in its place, carry the card of what encoded them.
+    Only parts that the model's files contain are compared: with an exported encoder, CLIP may be missing. `spec` may
+    also name prefix files, which have the card of the encoder that encoded them.
     """
     are_prefixes, model_name = spec.vision_kind == "prefixes", model.name
     they, hint = f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
@@ -79,7 +80,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
     if made != wanted:
         raise _other_queries(spec, model, made=made, wanted=wanted)
-    # 8-bit weights differ in some signs: compare with the weights they were made from.
+    # Quantised weights differ in some signs, so the weights from which they were made are compared.
     own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
     for half, own in own_halves.items():
         if not is_same(card.fingerprint.get(half), own):
@@ -104,7 +105,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
 
 
 def check_encoding(encoding: Encoding, model: LoadedModel, *, spec: CaptionerSpec) -> str | None:
-    """The identity of what encoded a run's prefixes, for records: None if it is what this model encodes with.
+    """The identity, for records, of the encoder of a run's prefixes; None if it is this model's own encoder.
 
     Raises GraphError for visual queries of another encoder, and for keys and values of another model.
     """
@@ -136,7 +137,7 @@ def _other_queries(
 
 
 def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
-    """Such as: query num_heads 2, where 4 is wanted."""
+    """The differences in words, such as `query num_heads 2, where 4 is wanted`."""
     theirs, ours = exported.to_dict(), wanted.to_dict()
     return ", ".join(
         f"{half} {name} {value}, where {ours[half][name]} is wanted"
@@ -147,11 +148,11 @@ def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
 
 
 def check_sizes(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec) -> None:
-    """Raise GraphError where an encoder, with or without a card, takes or makes other sizes than the model's."""
+    """Raise GraphError if an encoder, with or without a card, has other input or output sizes than the model."""
     made, wanted = encoder.query_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
     if any(have not in (-1, want) for have, want in zip(made, wanted, strict=True)):
         raise _other_queries(spec, model, made=made, wanted=wanted)
-    # Without its CLIP the model does not tell the size of pictures.
+    # Without CLIP's weights, the model's picture size is unknown.
     if has_clip(model) and encoder.image_size != model.vision_config.clip.image_size:
         raise GraphError(
             f"The encoder `{spec.encoder}` takes pictures of {encoder.image_size} pixels, and the model {model.name} "
@@ -161,24 +162,25 @@ def check_sizes(encoder: ExportedEncoder, model: LoadedModel, *, spec: Captioner
 
 
 def has_clip(model: LoadedModel) -> bool:
-    """Whether the model holds CLIP's weights; beside an exported encoder they may be missing."""
+    """Whether the model has CLIP's weights. With an exported encoder, they may be missing."""
     return any(name.startswith("clip.") for name in model.vision_state)
 
 
 class Examined(NamedTuple):
-    """What is known of an encoder without a card: a sentence for people, and whether it is what the model wants."""
+    """The finding on an encoder without a card: a sentence for the user, and whether it surely belongs to the model."""
 
     sentence: str
     is_sure: bool
 
 
 def examine(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec) -> Examined:
-    """Find out what an encoder without a card computes, and set the order of colours that it is given.
+    """Find out what an encoder without a card computes, and set the channel order of its input.
 
-    An OM that ATC made by hand has no card, and no ONNX of another program has one. With CLIP at hand, the encoder's
-    visual query of a test picture is compared with torch's, in both orders of colours. Without CLIP, the graph takes
-    RGB if it was exported here, by the names of its nodes, and else the order of the model's training, as the exporter
-    of the ModelZoo's demo leaves it. Raises GraphError for an encoder that has little in common with the model.
+    An OM that the user made with ATC has no card, and an ONNX file of another program has none. If CLIP is available,
+    the encoder's visual query of a test picture is compared with torch's, in both channel orders. Without CLIP, the
+    graph takes RGB if its node names show that this program exported it. Otherwise it takes the channel order of the
+    model's training, as with the export script of the ModelZoo's demo. Raises GraphError for an encoder that has little
+    in common with the model.
     """
     start = f"`{spec.encoder}` does not name its model"
     is_ours = _is_ours(encoder_files(spec)[0])
@@ -207,13 +209,13 @@ def examine(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a graph has the names that our export gives to its nodes."""
+    """Whether a graph has the node names that this program's export gives."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(GRAPH_NAME.encode()) >= 0
 
 
 def _reference(model: LoadedModel, spec: CaptionerSpec) -> PictureEncoder | None:
-    """The model's picture encoder in float32; None where its weights are not at hand."""
+    """The model's picture encoder in float32; None if its weights are not available."""
     config, state = model.vision_config, model.vision_state
     if model.precision != FLOAT or not has_clip(model):
         if spec.adapter is None:
@@ -228,9 +230,9 @@ def _reference(model: LoadedModel, spec: CaptionerSpec) -> PictureEncoder | None
 
 
 def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[float, ChannelOrder, bool]]:
-    """Relative differences of visual queries, with the colours' order and whether the ModelZoo's deviation is used."""
+    """Relative differences of visual queries, each with the channel order and whether it is for the ModelZoo's std."""
     side = encoder.image_size
-    # A mosaic of random colours, which tells all channels apart.
+    # A mosaic of random colours, in which all channels differ.
     tiles = np.arange(side) * 7 // side
     pixels_BHWC = np.random.default_rng(0).integers(0, 256, (1, 7, 7, 3), dtype=np.uint8)[:, tiles][:, :, tiles]
     queries = []

@@ -12,7 +12,7 @@ from llama_adapter.vision.config import ChannelOrder
 
 
 def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool = False) -> GraphSpec:
-    """The graph of the encoder; `device_id` is that of an OM where the spec leaves it open."""
+    """The graph of the encoder. `device_id` is the device of an OM, if the spec names none."""
     assert spec.encoder is not None, "the spec checks that there is one"
     kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
     if kind == "om" and spec.encoder_device is not None:
@@ -27,7 +27,7 @@ def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool 
 
 
 def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise GraphError for an encoder that does not exist, before a device is opened or gigabytes are read."""
+    """Raise GraphError for an encoder that does not exist. Called before a device is opened or gigabytes are read."""
     if spec.encoder is not None and not Path(spec.encoder).exists():
         maker = "encode" if spec.vision_kind == "prefixes" else f"export {spec.vision_kind}"
         raise GraphError(f"The encoder `{spec.encoder}` does not exist", hint=f"`llama-adapter {maker}` makes one")
@@ -41,9 +41,9 @@ def encoder_files(spec: CaptionerSpec) -> list[Path]:
 
 
 def encoder_identity(spec: CaptionerSpec, *, channel_order: ChannelOrder = "rgb") -> str:
-    """Identifies an exported encoder in records, by the sizes and times of its files and not by their names.
+    """Identifies an exported encoder in records, by the sizes and times of its files but not by their names.
 
-    `channel_order` is that of the pixels it is given.
+    `channel_order` is the order of the pixels that the encoder receives.
     """
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in encoder_files(spec))]
     given = () if channel_order == "rgb" else (channel_order,)

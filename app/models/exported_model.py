@@ -15,14 +15,14 @@ from llama_adapter.vision.out_of_distribution import OodDetector, read_familiari
 
 _HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
-MINDIR: Final = "mindir"  # the format
-FOR_ATC: Final = "onnx-atc"  # graphs that ATC compiles to OMs
+MINDIR: Final = "mindir"  # format of graphs for MindSpore
+FOR_ATC: Final = "onnx-atc"  # format of graphs that ATC compiles to OMs
 FAMILIAR_FILE: Final = "familiar.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedModel:
-    """A folder that was read and checked, apart from its graphs."""
+    """An export folder that was read and checked, except for its graphs."""
 
     folder: Path
     card: ExportCard
@@ -37,14 +37,14 @@ class ExportedModel:
 
     @property
     def identity(self) -> str:
-        """Identifies the export in records: what was exported, in which numbers."""
+        """Identifies the export in records, by the model, the decoder's graphs and the number formats."""
         card = self.card
         parts = [card.digest, card.decoder, card.dtype, card.precision, card.channel_order]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def read_exported_model(folder: str | Path) -> ExportedModel:
-    """Read a folder. Raises GraphError and CheckpointError for what is missing, damaged, or mixed from two exports."""
+    """Read an export folder. Raises GraphError and CheckpointError if files are missing, damaged, or of two exports."""
     place = Path(folder)
     card = read_card(place)
     check_files(card, place)
@@ -62,7 +62,7 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
 
 
 def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what: str, name: str) -> None:
-    """Raise GraphError unless a picture half is that of the decoder's model."""
+    """Raise GraphError unless an encoder's fingerprint is that of the decoder's model."""
     for half, own in exported.card.fingerprint.items():
         if half in found and not is_same(found[half], own):
             raise GraphError(

@@ -1,4 +1,4 @@
-"""A bundle as a LLaMA and a CLIP, for adapters that were trained over it."""
+"""Reads a bundle as a LLaMA and a CLIP, for adapters that were trained on top of it."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.weights import ClipSource
 
-# Meta's names of the parts of our packed layers; the first `biased` of them have a bias.
+# Meta's names for the parts of each of our fused layers, and how many of the parts, from the first on, have a bias.
 _PACKED = {
     "attention.qkv": (("attention.wq", "attention.wk", "attention.wv"), 1),
     "attention.out": (("attention.wo",), 1),
@@ -35,10 +35,10 @@ _MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
 
 
 def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
-    """The LLaMA in a bundle, memory-mapped; weights of 8 and 4 bits are widened.
+    """The LLaMA in a bundle, memory-mapped; weights of 8 and 4 bits are dequantised.
 
-    Norms and biases are the bundle's, so those of the adapter in it. Raises CheckpointError for a damaged bundle, for
-    one that is split, and where LoRA is merged into the weights: the LLaMA that it was added to is gone.
+    Norms and biases are those in the bundle, which come from the bundle's adapter. Raises CheckpointError for a damaged
+    or split bundle, and if LoRA is merged into the weights, because the original LLaMA cannot be recovered.
     """
     place = Path(folder)
     manifest = read_manifest(place)
@@ -106,7 +106,7 @@ def _renamed(state: dict[str, Tensor], config: DecoderConfig) -> dict[str, Split
 
 
 def _biases(state: dict[str, Tensor], config: DecoderConfig, *, place: Path) -> dict[str, Tensor]:
-    """The biases in the order of the rows; none if all are zero."""
+    """The biases, with rows in the bundle's order; an empty dict if all are zero."""
     found: dict[str, Tensor] = {}
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."

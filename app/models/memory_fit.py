@@ -1,6 +1,6 @@
-"""Places a model on its device with as many rows as the spec asks for; with `auto`, as many as fit into memory.
+"""Places a model on its device with the batch size of the spec; with `auto`, with as many rows as fit into memory.
 
-If memory runs short later, app/captioning/oom_retry.py reduces the rows.
+If memory runs out later, app/models/oom_retry.py reduces the rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -36,12 +36,12 @@ from llama_adapter.vision.inference import HostEncoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A model on its device, ready to compute; the runner's slots are the batch size."""
+    """A model on its device, ready to compute. The number of the runner's slots is the batch size."""
 
     runner: Runner
-    vision: TorchVisionBackend | None  # None where an exported encoder takes its place
-    note: str = ""  # for people
-    remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a numeric one
+    vision: TorchVisionBackend | None  # None if an exported encoder is used
+    note: str = ""  # for the user
+    remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a given one
 
 
 def place_model(
@@ -56,11 +56,12 @@ def place_model(
     ranks_here: int = 1,
     lead: Callable[[PlacedDecoder, Runner], Runner] | None = None,
 ) -> Placed:
-    """Put a model on the device of `backend`: the decoder of `tensors`, and its own encoder unless there is another.
+    """Put a model on the device of `backend`: the decoder from `tensors`, and the encoder unless `has_encoder`.
 
-    With `ranks`, `tensors` are the share of this process, `ranks_here` of them take the memory that is free here, and
-    `lead` makes this rank's runner the runner of all. Empties the model's `vision_state`, see `place_encoder`. Raises
-    TooLittleMemoryError, before `tensors` are made, if the model does not fit into the device's memory.
+    `has_encoder` means that another encoder is used. With `ranks`, `tensors` are the share of this process,
+    `ranks_here` ranks use this machine's free memory together, and `lead` turns this rank's runner into the runner that
+    leads all ranks. The model's `vision_state` is emptied, see `place_encoder`. Raises TooLittleMemoryError, before
+    `tensors` are read, if the model does not fit into the device's memory.
     """
     config = engine_config(model, spec, ranks, mode=mode)
     sizes = config.decoder
@@ -109,7 +110,7 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
 
 
 def _together(planned: Callable[[int], MemoryPlan], count: int) -> Callable[[int], MemoryPlan]:
-    """The plan of several ranks in one memory, each as large as this one."""
+    """The plan of `count` ranks that share one memory and have equal plans."""
 
     def plan(num_rows: int) -> MemoryPlan:
         one = planned(num_rows)
@@ -124,7 +125,7 @@ def _together(planned: Callable[[int], MemoryPlan], count: int) -> Callable[[int
 
 
 def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:
-    """Memory that the encoder will take on the device. What is there already is released as it is laid out."""
+    """Memory that the encoder will take on the device. Tensors already there are released when they are converted."""
     tensors = list(state.values())
     mapped = is_file_backed(tensors)
     return sum(
@@ -135,10 +136,10 @@ def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:
 
 
 def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
-    """The initial number of rows for `auto`, at least 1, and a note for people or an empty text.
+    """The initial number of rows for `auto`, at least 1, and a note for the user or "".
 
-    The largest power of two whose memory plan leaves a tenth of the free memory, limited by the device's `most_rows`
-    and by the batch size that earlier runs remembered.
+    The number is the largest power of two whose memory plan leaves a tenth of the free memory. It is limited by the
+    device's `most_rows` and by the batch size that earlier runs remembered.
     """
     ceiling, note = setting.ceiling()
     most = backend.capabilities.most_rows
@@ -153,7 +154,7 @@ def _halving(open_runner: Callable[[int], Runner], num_rows: int, *, backend: Ba
         num_rows //= 2
         free_memory(backend.empty_caches)
     if num_rows < first:
-        setting.remember(num_rows)  # if that fails, the next run finds out again
+        setting.remember(num_rows)  # if storing fails, the next run has to find the number again
     return runner
 
 
@@ -165,9 +166,9 @@ def place_encoder(
     operators: OperatorChoice,
     backend: Backend,
 ) -> TorchVisionBackend:
-    """The picture half of a model on its device, for batches of up to `num_rows` pictures.
+    """Put a model's picture encoder on its device, for batches of up to `num_rows` pictures.
 
-    Empties `state`, so that each weight is released when the device has its own form of it.
+    `state` is emptied, so that each weight is released when the device has its own copy of it.
     """
     vision = TorchVisionBackend(
         encoder_from_state(config, state), device=backend.device, batch_sizes=_batch_sizes(num_rows, backend)
@@ -181,5 +182,5 @@ def place_encoder(
 
 
 def _batch_sizes(num_rows: int, backend: Backend) -> tuple[int, ...]:
-    """Sizes that batches are filled up to: none where a new shape costs nothing."""
+    """Batch sizes to which batches are padded; empty if the device handles any shape without cost."""
     return powers_of_two(num_rows) if backend.capabilities.static_shapes else ()

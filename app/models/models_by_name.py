@@ -1,4 +1,4 @@
-"""What people name as a model -> the settings of one."""
+"""Finds the model that a name or path means, and its settings."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
 
-HOME = "LLAMA_ADAPTER_HOME"  # folders of models by name, joined as in PATH
+HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
 FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  # of MindSpore and Paddle
 
@@ -37,7 +37,10 @@ def find_model(name: str) -> Path:
 
 
 def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
-    """The folder of a bundle: a path, a name on the search path, or of None the embedded one. It need not exist."""
+    """The folder of a bundle, from a path or a name on the search path; None means the embedded model.
+
+    The folder need not exist.
+    """
     if name is None:
         return embedded_model()
     try:

@@ -1,4 +1,4 @@
-"""After an out-of-memory error: free what failed, and retry with less at once.
+"""After an out-of-memory error: free the memory of the failed step, and retry with a smaller batch.
 
 `CaptionLoop` retries; app/models/memory_fit.py chooses the first batch size.
 """
@@ -18,9 +18,10 @@ _Result = TypeVar("_Result")
 
 
 def attempt(action: Callable[[], _Result], *, is_least: bool) -> _Result | None:
-    """The result of `action`, or None after an out-of-memory error, with its tensors released.
+    """The result of `action`, or None after an out-of-memory error; the tensors of `action` are then released.
 
-    Raises what `action` raises; an out-of-memory error only if `is_least`: if `action` cannot be tried with less.
+    Raises other errors of `action`. With `is_least`, `action` cannot be tried with a smaller batch, and the
+    out-of-memory error is raised too.
     """
     try:
         return action()
@@ -38,13 +39,13 @@ def free_memory(empty_caches: Callable[[], None]) -> None:
 
 
 class OomRetry:
-    """The reduced batch sizes of one captioner. It lives as long as the captioner."""
+    """The reduced batch sizes of one captioner. The object lives as long as the captioner."""
 
     def __init__(
         self, *, empty_caches: Callable[[], None] = lambda: None, remember: Callable[[int], str] | None = None
     ) -> None:
-        """`remember` stores the number of rows for later runs and returns a note for people, or an empty text."""
-        self.tell: Callable[[str], None] = _log.warning  # gets a sentence for people at each reduction
+        """`remember` stores the number of rows for later runs, and returns a note for the user or ""."""
+        self.tell: Callable[[str], None] = _log.warning  # called with a sentence for the user at each reduction
         self.most_pictures: int | None = None  # per call of the encoder; None: no limit
         self._empty_caches, self._remember = empty_caches, remember
 
@@ -57,7 +58,7 @@ class OomRetry:
     def fewer_rows(self, engine: Engine, *, num_rows: int) -> None:
         """Empty the engine and halve its rows, after a step of `num_rows` failed.
 
-        Only a full batch is remembered: memory was enough for the full batches before a smaller one failed.
+        The number is remembered only if a full batch failed. If a smaller batch failed, full batches fitted before.
         """
         was_full = num_rows == engine.num_rows
         engine.reset()
@@ -69,7 +70,7 @@ class OomRetry:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Drop the local variables, tensors among them, of all frames of an error and its causes."""
+    """Drop the local variables, which include tensors, of all frames of an error and its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

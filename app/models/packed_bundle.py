@@ -1,4 +1,4 @@
-"""Bundles whose weights are packed for this processor's kernels, which map and use them as they are (`pack`)."""
+"""`pack`: writes bundles with weights in the layout of this processor's kernels, which map and use them directly."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ class PackJob:
 
     model: str | None = None  # a bundle; None: the embedded model
     out: str
-    dtype: str = AUTO  # of all but quantised weights; what the CPU computes best
+    dtype: str = AUTO  # of all tensors except quantised weights; auto: the best dtype for the CPU
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     force: bool = False
 
@@ -46,18 +46,18 @@ class PackJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBundle:
-    """What `pack_bundle` has written."""
+    """The result of `pack_bundle`."""
 
     folder: Path
     layout: PackedLayout
-    numbers: str  # of the weights, for people
+    numbers: str  # the number format of the weights, for the user
 
 
 def pack_bundle(job: PackJob) -> PackedBundle:
-    """Write the packed bundle of `job`, tensor by tensor. It keeps the known answer of the original.
+    """Write the packed bundle of `job`, tensor by tensor. The bundle keeps the known answer of the original.
 
-    Raises DeviceError where there are no kernels, or none for the dtype, and CheckpointError for a bundle that is
-    damaged and if `out` may not be written.
+    Raises DeviceError if there are no kernels on this machine, or none for the dtype. Raises CheckpointError for a
+    damaged bundle, and if `out` may not be written.
     """
     source, target = Path(bundle_folder(job.model)), Path(job.out)
     if target.resolve() == source.resolve():
@@ -95,7 +95,7 @@ class _Packer:
     precision: Precision
 
     def packed(self, tensors: Iterable[tuple[str, Tensor]], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
-        """A plain state dict with its linear weights packed; the stored tensors of a weight come one after another."""
+        """Pack the linear weights of a plain state dict; the stored tensors of one weight must be consecutive."""
         suffixes = find_scheme(self.precision).suffixes
         owners = {
             name + suffix: (name, shape)

@@ -1,4 +1,4 @@
-"""The tensors of a bundle as a model wants them: as they are stored, converted, or unpacked."""
+"""Reads the tensors of a bundle in the form that a model needs: as stored, converted, or unpacked."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from llama_adapter.runtime.schemes.packed import PACKED, unpacked
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import Take, all_of, converted, linear_shapes, linear_weights, quantise
 
-# The layout in which a device takes packed weights of a precision, with activations of a type; None for none.
+# Gives the layout in which a device uses packed weights, for a precision and the dtype of activations; None: it cannot.
 TakePacked = Callable[[Precision, torch.dtype], PackedLayout | None]
 
 
@@ -21,13 +21,13 @@ TakePacked = Callable[[Precision, torch.dtype], PackedLayout | None]
 class Stored:
     """How the tensors of a bundle are stored."""
 
-    layout: PackedLayout | None  # None: plain
+    layout: PackedLayout | None  # None: weights are not packed
     precision: Precision
     dtype: torch.dtype
     take_packed: TakePacked | None
 
     def is_taken(self, wanted: Precision, dtype: torch.dtype) -> bool:
-        """Whether packed weights are used as they are, by a model in the precision `wanted` and in `dtype`."""
+        """Whether a model in the precision `wanted` and in `dtype` uses the packed weights as they are."""
         if self.layout is None or self.take_packed is None or wanted != self.precision:
             return False
         if wanted == FLOAT and dtype != self.dtype:
@@ -35,7 +35,7 @@ class Stored:
         return self.layout.fits(self.take_packed(wanted, dtype), wanted)
 
     def plain(self, state: Mapping[str, Tensor], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a half as they are stored, packed weights unpacked."""
+        """The tensors of encoder or decoder as they are stored, but with packed weights unpacked."""
         return (
             unpacked(state, linear_shapes(sketch(config)), layout=self.layout) if self.layout else iter(state.items())
         )
@@ -49,9 +49,9 @@ class Stored:
         wanted: Precision,
         take: Take = all_of,
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a half in the precision `wanted` and in `dtype`, block after block.
+        """The tensors of encoder or decoder in the precision `wanted` and in `dtype`, block after block.
 
-        Of tensors that are not packed, the parts that `take` gives when their turn comes.
+        If tensors are not packed, only the part that `take` returns is read of each.
         """
         forms = expected_forms(config, dtype=self.dtype, precision=self.precision, packed=self.layout)
         module = sketch(config)
@@ -70,7 +70,7 @@ class Stored:
     def _cast(
         self, tensors: Iterable[tuple[str, Tensor]], module: nn.Module, *, dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors in `dtype`, but for those of packed and quantised weights."""
+        """The tensors in `dtype`, except those of packed and quantised weights."""
         scheme = find_scheme(self.precision)
         quantised = linear_weights(module) if scheme.weight_dtype is not None else ()
         kept = {name + suffix for name in quantised for suffix in scheme.suffixes}

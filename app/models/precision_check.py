@@ -1,4 +1,4 @@
-"""Refuses number formats of weights that a device has no operators for, and ways to compute that they do not have."""
+"""Checks that a device has operators for a number format of weights, and that `--operators` fits this format."""
 
 import torch
 
@@ -12,7 +12,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
     """Raise DeviceError if `spec` asks for a precision that the device cannot compute with.
 
-    A stored precision that nobody asked for is no error: such weights are widened, and a note says so.
+    A stored precision that the user did not ask for is no error: the weights are widened, and a note says so.
     """
     if spec.precision is None or not (why := backend.refusal(spec.precision, wanted=spec.operators)):
         return
@@ -27,7 +27,7 @@ def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
 
 
 def check_rounding(spec: CaptionerSpec, precision: Precision) -> None:
-    """Raise UsageError if inputs of 8-bit layers are to be rounded and the loaded weights are of another precision."""
+    """Raise UsageError if operators w8a8 are asked for and the loaded weights do not have 8 bits."""
     if spec.operators == "w8a8" and precision != "int8":
         raise UsageError(
             f"`--operators w8a8` needs 8-bit weights, and those of the model are {precision}",
@@ -36,7 +36,7 @@ def check_rounding(spec: CaptionerSpec, precision: Precision) -> None:
 
 
 def widening_note(precision: Precision, dtype: torch.dtype, *, operators: OperatorChoice, backend: Backend) -> str:
-    """What people are told where the device widens stored weights to `dtype`; empty where it computes with them."""
+    """The note for the user if the device widens stored weights to `dtype`; "" if it computes with them directly."""
     if backend.computes_in(precision, dtype, wanted=operators):
         return ""
     title, why = find_scheme(precision).title, backend.refusal(precision, wanted=operators)

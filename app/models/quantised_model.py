@@ -19,7 +19,7 @@ from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import quantise
 
-# Takes a float model; returns it quantised as `quantise_model` does.
+# Takes a float model, and returns it quantised, in the form that `quantise_model` returns.
 RoundWeights = Callable[[LoadedModel], StreamedModel]
 
 
@@ -43,10 +43,10 @@ class QuantiseJob:
 def quantise_model(
     model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, dtype: torch.dtype, precision: Precision
 ) -> StreamedModel:
-    """The model in `precision`, its decoder made of the float `tensors` one by one.
+    """Quantise a model to `precision`; the decoder's float `tensors` are quantised one by one.
 
-    All other tensors are in `dtype`. Raises CheckpointError for a model that is quantised already, and for weights that
-    are not finite.
+    Tensors that are not quantised are converted to `dtype`. Raises CheckpointError for a model that is quantised
+    already, and for weights that are not finite.
     """
     require_float(model)
     encoder, decoder = sketch(model.vision_config), sketch(model.decoder_config)
@@ -74,9 +74,9 @@ def require_float(model: LoadedModel) -> None:
 def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = None) -> Path:
     """Write the quantised bundle of `job`, tensor by tensor; returns its folder.
 
-    `round_weights` takes the place of rounding to nearest. The bundle keeps the known answer of the original. Raises
+    `round_weights` replaces rounding to nearest. The bundle keeps the known answer of the original. Raises
     CheckpointError for a bundle that is damaged or quantised already, and if `out` may not be written or its disk has
-    too little room.
+    too little space.
     """
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
@@ -90,7 +90,7 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     else:
         require_float(model)
         halves = (model.vision_config, model.decoder_config)
-        require_space(target, halves, dtype=model.dtype, precision=job.precision)  # before hours of rounding
+        require_space(target, halves, dtype=model.dtype, precision=job.precision)  # checked before hours of rounding
         quantised, tensors = round_weights(model)
     return save_bundle(
         target,

@@ -1,4 +1,4 @@
-"""Models of any size with random weights, for measurements. They read no file but the embedded model's tokenizer."""
+"""Models of any size with random weights, for measurements. Only the embedded model's tokenizer is read from disk."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, Quer
 
 VOCABULARY = 32000
 NUM_QUERIES = 10
-_NUM_DRAWN = 1_048_573  # a prime, so that repeating the numbers makes no two rows of a matrix alike
+_NUM_DRAWN = 1_048_573  # a prime, so that repeated numbers do not make two rows of a matrix equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +38,8 @@ class LlamaSize:
     ffn_dim: int
 
 
-# 160M and 1B are JackFram/llama-160m and TinyLlama-1.1B in size (the latter with all its heads), the others the first
-# LLaMAs (Touvron et al., 2023); papers call 30B 33B.
+# 160M and 1B have the sizes of JackFram/llama-160m and TinyLlama-1.1B (the latter without grouped-query attention). The
+# others are the first LLaMAs (Touvron et al., 2023); papers call 30B 33B.
 LLAMA_SIZES: Mapping[str, LlamaSize] = {
     "tiny": LlamaSize(dim=64, num_layers=3, num_heads=4, ffn_dim=176),
     "160M": LlamaSize(dim=768, num_layers=12, num_heads=12, ffn_dim=3072),
@@ -53,7 +53,7 @@ _TINY_CLIP = ClipConfig(patch_size=56, width=64, num_layers=2, num_heads=2, outp
 
 
 def parse_size(text: str) -> LlamaSize:
-    """A size by its name, or as DIMxLAYERSxHEADSxFFN; raises ValueError for anything else."""
+    """A size, given by its name or as DIMxLAYERSxHEADSxFFN. Raises ValueError for anything else."""
     by_name = {name.lower(): size for name, size in LLAMA_SIZES.items()}
     if text.lower() in by_name:
         return by_name[text.lower()]
@@ -64,7 +64,7 @@ def parse_size(text: str) -> LlamaSize:
 
 
 def decoder_config(size: LlamaSize, *, context: int | None = None) -> DecoderConfig:
-    """The decoder of that size, with an adapter in all layers but the first; raises ValueError for odd sizes."""
+    """The decoder of this size, with an adapter in all layers but the first. Raises ValueError for invalid sizes."""
     return DecoderConfig(
         vocab_size=VOCABULARY,
         dim=size.dim,
@@ -79,7 +79,7 @@ def decoder_config(size: LlamaSize, *, context: int | None = None) -> DecoderCon
 
 
 def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> VisionConfig:
-    """ViT-L/14 and the released adapters' visual blocks in front of a LLaMA of that size; tiny ones before tiny."""
+    """ViT-L/14 and the released adapters' visual blocks, for a LLaMA of this size; for size tiny, tiny ones."""
     is_tiny = size == LLAMA_SIZES["tiny"]
     width = 64 if is_tiny else 768
     return VisionConfig(
@@ -105,7 +105,7 @@ def random_model(
     precision: Precision = FLOAT,
     vision: VisionConfig | None = None,
 ) -> LoadedModel:
-    """As `stream_random`, with the tensors of the decoder in the model."""
+    """As `stream_random`, but with the decoder's tensors in the model's `decoder_state`."""
     model, tensors = stream_random(
         name, dtype=dtype, context=context, channel_order=channel_order, precision=precision, vision=vision
     )
@@ -121,10 +121,10 @@ def stream_random(
     precision: Precision = FLOAT,
     vision: VisionConfig | None = None,
 ) -> StreamedModel:
-    """The model of a size (see `parse_size`) in `dtype` on the CPU, with the same numbers at every call.
+    """A model of a size (see `parse_size`) in `dtype` on the CPU, with the same numbers at every call.
 
     `vision` replaces the encoder's sizes of `vision_config` and `channel_order`. The tensors of the decoder are made
-    one by one. With greedy decoding the end token never comes. Raises ValueError for invalid sizes, and DeviceError,
+    one by one. Greedy decoding never selects the end token. Raises ValueError for invalid sizes. Raises DeviceError,
     before any number is drawn, for a model larger than the host's memory.
     """
     size = parse_size(name)
@@ -151,7 +151,7 @@ def stream_random(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomLoader:
-    """Makes the same random model at every call, also in another process; see `stream_random`."""
+    """Makes the same random model at every call and in every process; see `stream_random`."""
 
     name: str
     context: int | None = None
@@ -159,7 +159,7 @@ class RandomLoader:
     precision: Precision = FLOAT
 
     def __call__(self, dtype: Dtype, ranks: Alone = ALONE) -> StreamedModel:
-        """With ranks, the decoder's tensors are the share of one; a matrix is drawn whole."""
+        """With `ranks`, the decoder's tensors are this rank's share; each matrix is drawn whole, then divided."""
         model, tensors = stream_random(
             self.name,
             dtype=dtype,
@@ -185,9 +185,10 @@ def _drawn_decoder(
 def _drawn_tensors(
     config: HalfConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `random_tensors`, quantised some rows at a time, so that the floats of no whole matrix are in memory.
+    """As `random_tensors`, but quantised some rows at a time, so that no whole matrix is in memory as floats.
 
-    The logit of `eos_id` is 0, and the largest of thousands of random logits is positive.
+    The logit of `eos_id` is 0. The largest of thousands of random logits is positive, so greedy decoding never selects
+    it.
     """
     module, scheme = sketch(config), find_scheme(precision)
     linears = linear_weights(module) if scheme.weight_dtype is not None else frozenset()
@@ -207,9 +208,9 @@ def _drawn_tensors(
 
 
 def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with the names and shapes of `sketch`: normal weights that keep the scale of the activations.
+    """Tensors with the names and shapes of `sketch`: normally distributed weights that keep the scale of activations.
 
-    Norm weights are 1, biases 0. A million numbers are drawn and repeated, which is as fast as copying.
+    Norm weights are 1, biases are 0. About a million numbers are drawn and repeated, which is as fast as copying.
     """
     drawn = _Drawn(dtype)
     for name, tensor in sketch.items():
@@ -218,7 +219,7 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
 
 
 class _Drawn:
-    """Random numbers for the tensors of a model, in their order."""
+    """Random numbers for the tensors of a model, taken in the order of the tensors."""
 
     def __init__(self, dtype: torch.dtype, eos_id: int | None = None) -> None:
         self._eos_id = eos_id
@@ -226,12 +227,12 @@ class _Drawn:
         self._num_used = 0
 
     def rows(self, name: str, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Some rows of the present tensor."""
+        """Rows `start` to `stop` of the current tensor."""
         values = torch.empty(stop - start, *tensor.shape[1:], dtype=self._numbers.dtype)
         if _is_constant(name, tensor):
             return values.fill_(0.0 if name.endswith("bias") else 1.0)
         flat = values.view(-1)
-        # Each tensor starts at another number; otherwise layers of one shape would be equal.
+        # Each tensor starts at another number; otherwise layers of the same shape would be equal.
         first, done = self._num_used + start * math.prod(tensor.shape[1:]), 0
         while done < len(flat):
             part = self._numbers[(first + done) % _NUM_DRAWN :][: len(flat) - done]
@@ -242,7 +243,7 @@ class _Drawn:
         return values.mul_(_std(name, tensor))
 
     def end(self, name: str, tensor: Tensor) -> None:
-        """Go on to the next tensor."""
+        """Continue with the next tensor."""
         self._num_used += 0 if _is_constant(name, tensor) else tensor.numel()
 
 
@@ -257,12 +258,15 @@ def _check_host(*configs: HalfConfig, dtype: torch.dtype, precision: Precision, 
     if free is not None and needed > free:
         raise DeviceError(
             f"The weights of a random {name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the host",
-            hint="try a smaller size, or a half --dtype",
+            hint="try a smaller size, or a 16-bit --dtype",
         )
 
 
 def _std(name: str, tensor: Tensor) -> float:
-    """1 / sqrt(inputs) for matrices, less if their output is added to the residual; as in training otherwise."""
+    """Standard deviation: 1 / sqrt(inputs) for matrices, less if the output is added to the residual stream.
+
+    Other tensors have the standard deviation of their initialisation in training.
+    """
     if name == "embedding.weight" or name.endswith("query.queries"):
         return 1.0
     if tensor.ndim == 1 or "position_embedding" in name:
@@ -274,7 +278,7 @@ def _std(name: str, tensor: Tensor) -> float:
 
 
 class WiderTokenizer(Tokenizer):
-    """The embedded model's tokenizer with `vocab_size` ids: those beyond its pieces stand for its last piece."""
+    """The embedded model's tokenizer with `vocab_size` ids. Ids beyond its pieces are decoded as its last piece."""
 
     def __init__(self, vocab_size: int) -> None:
         inner = Tokenizer.load(embedded_model() / "tokenizer.model")

@@ -1,4 +1,4 @@
-"""Reads a folder of several files as one version of it, though another process may replace the folder meanwhile."""
+"""Reads a folder of several files consistently, even if another process replaces the folder meanwhile."""
 
 import functools
 import os
@@ -13,9 +13,9 @@ _Folder = str | os.PathLike[str]
 
 
 def again_if_replaced(read: Callable[Concatenate[_Folder, _P], _R]) -> Callable[Concatenate[_Folder, _P], _R]:
-    """A reader of a folder that begins again where the folder is another one at its end.
+    """Make a reader of a folder begin again if the folder was replaced while it was read.
 
-    So a result has no files of two versions, and neither is an error about such a mixture.
+    So neither a result nor an error comes from a mixture of two versions.
     """
 
     @functools.wraps(read)
@@ -35,9 +35,9 @@ def again_if_replaced(read: Callable[Concatenate[_Folder, _P], _R]) -> Callable[
 
 
 def _version(directory: _Folder) -> tuple[int, ...]:
-    """What differs between a folder and one that is renamed to its place; empty if there is none."""
+    """Values that change when another folder is renamed to this path; empty if there is no folder."""
     try:
         status = os.stat(directory)
     except OSError:
         return ()
-    return status.st_dev, status.st_ino, status.st_ctime_ns  # the number of a removed folder may come again
+    return status.st_dev, status.st_ino, status.st_ctime_ns  # inode numbers of removed folders may be reused

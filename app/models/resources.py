@@ -4,7 +4,7 @@ from pathlib import Path
 
 import llama_adapter
 
-# In a checkout a link to the folder `assets` at its root, in a wheel the folder itself.
+# In a checkout, this is a link to the folder `assets` at the root; in a wheel, it is the folder itself.
 _ASSETS = (Path(llama_adapter.__file__).parent / "assets").resolve()
 
 

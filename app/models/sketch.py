@@ -1,4 +1,4 @@
-"""The halves of a model that configurations describe, without weights: names, shapes and forms of their tensors."""
+"""Encoder and decoder of a configuration, without weights: names, shapes and forms of their tensors."""
 
 import dataclasses
 import functools
@@ -23,15 +23,15 @@ HalfConfig = VisionConfig | DecoderConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSizes:
-    """What a dtype is chosen by, known before weights are read."""
+    """The values that decide the choice of a dtype. They are known before weights are read."""
 
     decoder: DecoderConfig
     num_encoder_weights: int
     precision: Precision  # of the linear layers' weights
-    packed_in: torch.dtype | None = None  # float weights that are packed in it can be used as they are
+    packed_in: torch.dtype | None = None  # the dtype of packed float weights that can be used as they are
 
 
-Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or the choice of one
+Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or a function that chooses one
 
 
 def dtype_of(
@@ -42,7 +42,7 @@ def dtype_of(
     precision: Precision = FLOAT,
     packed_in: torch.dtype | None = None,
 ) -> torch.dtype:
-    """The dtype itself, or the one chosen for a model with these tensors in its encoder."""
+    """A given dtype itself; otherwise the dtype chosen for a model with this decoder and these encoder tensors."""
     if isinstance(dtype, torch.dtype):
         return dtype
     num_encoder_weights = sum(tensor.numel() for tensor in encoder)
@@ -60,25 +60,25 @@ def sketch(config: HalfConfig) -> nn.Module:
 
     Raises CheckpointError for sizes beyond what torch can count.
     """
-    # The rotary table has real values and the length of the context, and is not in the state dict.
+    # The rotary table would be computed for the whole context. It is not in the state dict, so one position is enough.
     return _sketch(config if isinstance(config, VisionConfig) else dataclasses.replace(config, context=1))
 
 
-@functools.lru_cache(maxsize=8)  # one load asks several times
+@functools.lru_cache(maxsize=8)  # loading a model calls it several times
 def _sketch(config: HalfConfig) -> nn.Module:
     try:
         with torch.device("meta"):
             return PictureEncoder(config) if isinstance(config, VisionConfig) else LlamaAdapterDecoder(config)
-    except (RuntimeError, TypeError):  # TypeError for a side beyond 64 bits
+    except (RuntimeError, TypeError):  # TypeError: a dimension needs more than 64 bits
         raise CheckpointError("The configuration asks for tensors larger than any memory", hint=DAMAGED) from None
 
 
 def expected_forms(
     config: HalfConfig, *, dtype: torch.dtype, precision: Precision = FLOAT, packed: PackedLayout | None = None
 ) -> dict[str, TensorForm]:
-    """Names and forms of the tensors of a configuration, their linear weights packed with a layout.
+    """Names and forms of the tensors of a configuration; with `packed`, linear weights are packed in this layout.
 
-    Raises CheckpointError as `sketch`, and for packed weights in a type that no kernel has.
+    Raises the CheckpointError of `sketch`, and CheckpointError for packed weights in a dtype that no kernel has.
     """
     module = sketch(config)
     forms = stored_forms(module, dtype=dtype, precision=precision)
@@ -91,7 +91,7 @@ def expected_forms(
 
 
 def num_layers(config: HalfConfig) -> int:
-    """Number of transformer layers of a half. Each has several tensors."""
+    """Number of transformer layers of encoder or decoder. Each layer has several tensors."""
     if isinstance(config, VisionConfig):
         return config.clip.num_layers + config.query.depth
     return config.num_layers

@@ -1,4 +1,4 @@
-"""What a captioner is made of, as plain values: the one place of the defaults."""
+"""The specification of a captioner, as plain values. All its defaults are defined here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,31 +12,32 @@ from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
 
 Orientation = Literal["upright", "ignore"]
-VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: none, pictures come encoded
-Reading = Literal["exact", "fast"]  # the reference's pixels to the bit, or nearly those in less time
+VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: no encoder, pictures are encoded already
+Reading = Literal["exact", "fast"]  # exactly the reference's pixels, or nearly the same in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-# What a text without a picture attends to: nothing, a picture of zeros, or what an adapter for texts learned.
+# What a prompt without a picture attends to: nothing, a picture of zeros, or the learned prompt of an adapter for
+# texts.
 TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
-EXPORTED: Final = "exported"  # the mode of a decoder as static graphs
-PLAIN_MODES: Final = ("eager", EXPORTED)  # nothing is compiled before the first picture
+EXPORTED: Final = "exported"  # the mode of an exported decoder
+PLAIN_MODES: Final = ("eager", EXPORTED)  # modes in which nothing is compiled before the first picture
 AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_READER: Final[ReaderKind] = "process"
-DEFAULT_PICTURE_TIMEOUT_S = 60.0  # to read one picture, from slow disks and networks too
+DEFAULT_PICTURE_TIMEOUT_S = 60.0  # per picture; long enough for slow disks and networks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionerSpec:
-    """Model, device and limits. Without `model` and `llama_dir` it is the embedded model.
+    """Model, device and limits. Without `model` and `llama_dir`, the model is the embedded one.
 
-    In the spec of a loaded captioner no device, dtype or batch size is "auto".
-    Raises ValueError for values out of range and for fields that exclude each other.
+    In the spec of a loaded captioner, no device, dtype or batch size is "auto". Raises ValueError for values out of
+    range and for fields that exclude each other.
     """
 
     model: str | None = None  # a bundle
-    llama_dir: str | None = None  # original checkpoints, in place of a bundle; without adapter, for texts only
+    llama_dir: str | None = None  # original checkpoints, instead of a bundle; without adapter, for texts only
     llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
@@ -44,22 +45,23 @@ class CaptionerSpec:
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
     past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
-    decoder: str | None = None  # folder of an exported decoder, in place of the model's own
+    decoder: str | None = None  # folder of an exported decoder, used instead of the model's own
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
     ge_config: str | None = None  # a `config.ini` of MindSpore Lite, for MindIR graphs on Ascend
     vision: VisionKind | None = None  # what runs the encoder; None: torch, or the kind of `encoder`
     encoder: str | None = None  # exported encoder, for onnx and om; prefix file or folder, for prefixes
     encoder_process: bool = False  # run an exported encoder in its own process
-    # By number for an OM, or by name. None: for an OM the decoder's if it can run one, else 0; for ONNX the CPU.
+    # The number of an OM's device, or a device name. None: for an OM, the decoder's device if it can run one, else 0;
+    # for ONNX, the CPU.
     encoder_device: int | str | None = None
     provider_option: Sequence[str] = ()  # key=value, for onnxruntime's execution provider
-    provider_config: str | None = None  # INI file with the same
+    provider_config: str | None = None  # INI file with such options
     device: str = AUTO  # the first accelerator, or the CPU
-    dtype: str = AUTO  # what the device computes best, see auto_dtype.py
+    dtype: str = AUTO  # the best dtype for the device, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = "eager"  # or a graph mode of the device
     operators: OperatorChoice = "auto"
-    tensor_parallel: int = 1  # ranks that share the decoder, each a process on a device of its own
+    tensor_parallel: int = 1  # ranks that share the decoder, each a process with its own device
     parallel_timeout: float = 60.0  # seconds that a rank waits for the others in a step
     exif: Orientation = "upright"
     reading: Reading = "exact"
@@ -72,16 +74,16 @@ class CaptionerSpec:
 
     @property
     def is_llama_alone(self) -> bool:
-        """Whether the model has no adapter: it answers texts, and sees no pictures."""
+        """Whether the model is a LLaMA without adapter, which answers prompts but takes no pictures."""
         return self.llama_dir is not None and self.adapter is None
 
     @property
     def vision_kind(self) -> VisionKind:
-        """What runs the encoder, as given or by the encoder's file name."""
+        """What runs the encoder: as given, or according to the encoder's file name."""
         if self.vision is not None:
             return self.vision
         if self.encoder is None:
-            # An exported decoder alone has its encoder in its folder.
+            # Without `encoder`, an exported decoder uses the encoder in its folder.
             return "onnx" if self.decoder is not None and self.model is None and self.llama_dir is None else "torch"
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
@@ -194,7 +196,7 @@ class EncoderSources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
-    """A loaded model, as reports and records describe it."""
+    """The description of a loaded model, for reports and records."""
 
     name: str
     digest: str
@@ -202,19 +204,19 @@ class ModelInfo:
     dtype: str
     precision: Precision  # of the linear layers' weights; everything else has `dtype`
     vision: str  # what runs the encoder
-    mode: str  # how the decoder's steps are run
+    mode: str  # how the steps of the decoder are run
     operators: str
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     context: int  # tokens of prompt and answer together
-    default_prompt: str  # for captions
-    notes: tuple[str, ...] = ()  # for people: where the model differs from what they may expect
-    has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts, which sees no pictures
+    default_prompt: str  # the prompt for captions
+    notes: tuple[str, ...] = ()  # for the user, on what may be unexpected about the model
+    has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts; takes no pictures
     has_text_adapter: bool = False  # of LLaMA-Adapter V1
     template: Template = "instruction"  # of its prompts; conversation: an adapter for chat
     past: str | None = None  # digest of the past keys and values
 
     def require_adapter(self) -> None:
-        """Raise UsageError if this is LLaMA alone or with an adapter for texts, which sees no pictures."""
+        """Raise UsageError if the model takes no pictures: LLaMA alone, or with an adapter for texts."""
         if self.has_text_adapter or self.template == "conversation":
             kind = "LLaMA-Adapter V1 for texts" if self.has_text_adapter else "LLaMA-Adapter V2 for chat"
             raise UsageError(
@@ -228,10 +230,10 @@ class ModelInfo:
             )
 
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
-        """What a text without a picture attends to; by default what the model was trained with.
+        """What a prompt without a picture attends to; by default as in the model's training.
 
-        Trainers of LLaMA-Adapter V2 give examples without a picture an all-zeros one. Raises ValueError for a prefix
-        that the model does not have.
+        LLaMA-Adapter V2 is trained with a picture of zeros for examples without a picture. Raises ValueError for a
+        prefix that the model does not have.
         """
         if wanted == "zeros" and not self.has_adapter:
             raise ValueError("text_prefix zeros needs a model with adapter")

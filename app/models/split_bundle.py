@@ -1,4 +1,4 @@
-"""Bundles whose decoder is split over ranks, a file for each (`convert --tensor-parallel`)."""
+"""`convert --tensor-parallel`: writes bundles whose decoder is split over ranks, with one file for each rank."""
 
 import dataclasses
 import os
@@ -14,10 +14,10 @@ from llama_adapter.runtime.graphs.card import fingerprint
 def split_bundle(
     bundle: str | os.PathLike[str] | None, directory: str | os.PathLike[str], *, num_ranks: int, overwrite: bool = False
 ) -> Path:
-    """Write a bundle in its own precision with the decoder split over `num_ranks`; returns its folder.
+    """Write a bundle in its own precision with the decoder split over `num_ranks`; returns the new folder.
 
-    None is the embedded model. Packed weights are unpacked. The bundle keeps the known answer of the original. Raises
-    CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
+    `bundle` None means the embedded model. Packed weights are unpacked. The bundle keeps the known answer of the
+    original. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
     """
     source, target = Path(bundle_folder(bundle)), Path(directory)
     if target.resolve() == source.resolve():

@@ -28,9 +28,8 @@ def stream_model(
 ) -> StreamedModel:
     """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`; the decoder's are read one by one.
 
-    With ranks, the decoder's tensors are the share of the one that this process is.
-    When pictures are encoded elsewhere, CLIP may be missing; `encoder` is the card of that encoder, if it has one.
-    Without `take_packed` all weights are plain.
+    With `ranks`, the decoder's tensors are this process's share. If pictures are encoded elsewhere, CLIP may be
+    missing; `encoder` is the card of that encoder, if it has one. Without `take_packed`, all weights are unpacked.
     """
     if spec.llama_dir is None:
         return stream_bundle(
@@ -44,7 +43,7 @@ def stream_model(
             ranks=ranks,
         )
     precision = spec.precision or FLOAT
-    # Quantised as they are in the files, so that weights are rounded only once.
+    # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None
     if spec.is_llama_alone:
         model, tensors = stream_llama(spec, dtype=read_in, ranks=ranks)
@@ -60,9 +59,9 @@ def stream_model(
 
 
 def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> None:
-    """Raise UsageError where the decoder of `spec`, or a `random` one, cannot be divided over the ranks of `spec`.
+    """Raise UsageError if the decoder of `spec`, or a `random` one, cannot be divided over the ranks of `spec`.
 
-    Reads no weights, so it can be asked before ranks are started. Raises CheckpointError.
+    The check reads no weights, so that it can run before ranks are started. Raises CheckpointError for damaged files.
     """
     if random is not None:
         decoder = decoder_config(parse_size(random.name))

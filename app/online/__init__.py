@@ -1,1 +1,1 @@
-"""One captioner for many clients: the engine thread, its queue, and the clients' handles."""
+"""One captioner for many clients: the engine thread, its queue, and the handles of requests."""

@@ -1,6 +1,6 @@
-"""Requests before the engine: their pictures are read, then they wait for a slot.
+"""The queue of requests before the engine: their pictures are read, then they wait for a slot.
 
-Not thread-safe: the service holds its lock.
+Not thread-safe: the service holds its lock during every call.
 """
 
 import time
@@ -19,11 +19,11 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 
 _MAX_RETRY_AFTER_S = 60.0
-_MOST_PASSED = 7  # requests that a waiting background request lets pass, before it takes a place itself
+_MOST_PASSED = 7  # requests taken before a waiting background request, which then takes the next place
 
 
 class Asked(Protocol):
-    """What waits: a request of a client."""
+    """An item of the queue: it has a client's request."""
 
     @property
     def ask(self) -> Ask: ...
@@ -39,19 +39,19 @@ class Entry:
     ask: Ask
     handle: RequestHandle
     prompt: EncodedPrompt
-    allowed_s: float  # until the answer
-    deadline: float  # by `time.perf_counter()`
+    allowed_s: float  # time limit for the answer
+    deadline: float  # a time of `time.perf_counter()`
     text_prefix: TextPrefix = "none"  # what a question without a picture attends to
-    task: ReadingTask | None = None  # once its reading begins
-    reading: PictureReading | None = None  # once it is read
-    active: ActiveRequest | None = None  # once it is admitted
-    encoded: EncodedPicture | None = None  # once admitted, if the picture is in the cache
-    request_id: int = -1  # of the loop, once submitted
+    task: ReadingTask | None = None  # set when reading begins
+    reading: PictureReading | None = None  # set when the picture is read
+    active: ActiveRequest | None = None  # set at admission
+    encoded: EncodedPicture | None = None  # set at admission, if the picture is in the cache
+    request_id: int = -1  # the loop's id, set when submitted
     has_text: bool = False
     is_done: bool = False
 
     def activate(self) -> ActiveRequest:
-        """The request for the caption loop; its times start at `submit`."""
+        """Make the request for the caption loop. Its times count from `submit`."""
         read_ms = 0.0 if self.reading is None else self.reading.elapsed_ms
         waited_ms = (time.perf_counter() - self.handle.submitted) * 1e3 - read_ms
         return ActiveRequest(
@@ -69,26 +69,26 @@ class Entry:
 
     @property
     def read(self) -> PictureReading:
-        """What was read, of a request that is ready."""
+        """The picture that was read; only for a request that is ready."""
         assert self.reading is not None
         return self.reading
 
     @property
     def in_loop(self) -> ActiveRequest:
-        """The request for the caption loop, of one that is admitted."""
+        """The request in the caption loop; only for a request that is admitted."""
         assert self.active is not None
         return self.active
 
 
 class AdmissionQueue(Generic[E]):
-    """A fair queue of requests with limits. They are compared by identity."""
+    """A fair queue of requests, with limits. Requests are compared by identity."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
         self._ready: FairQueue[E] = FairQueue()
         self._ready_background: FairQueue[E] = FairQueue()
-        self._num_passed = 0  # since the last background request was taken
-        self._num_background = 0  # of the entries
+        self._num_passed = 0  # other requests taken since the last background request
+        self._num_background = 0  # background requests among the entries
         self._entries: set[E] = set()
         self._num_of: Counter[str] = Counter()
         self._num_bytes = 0
@@ -103,9 +103,10 @@ class AdmissionQueue(Generic[E]):
         return len(self._ready) > 0 or len(self._ready_background) > 0
 
     def check(self, ask: Ask, *, num_slow: int = 0) -> None:
-        """Raise BusyError if a request exceeds a limit. `num_slow` waiting requests have their own limit.
+        """Raise BusyError if accepting a request would exceed a limit.
 
-        Background requests leave these limits to others: their senders keep their number low.
+        `num_slow` waiting requests have slow pictures; these have their own limit and are not counted here. Background
+        requests are never refused here, because their senders limit their number.
         """
         if ask.is_background:
             return
@@ -126,18 +127,18 @@ class AdmissionQueue(Generic[E]):
             )
 
     def add(self, entry: E) -> None:
-        """Add a request whose picture is to be read, also again after the cache dropped it."""
+        """Add a request whose picture must be read. If the cache dropped the picture, the request is added again."""
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._count(entry, +1)
 
     def make_ready(self, entry: E) -> None:
-        """Queue a request whose picture is read; ignored if it left the queue."""
+        """Mark a request as ready, after its picture was read. Ignored if the request has left the queue."""
         if entry in self._entries:
             self._ready_as(entry).put(entry, owner=entry.ask.client)
 
     def take_ready(self, count: int, *, most_background: int) -> list[E]:
-        """Take up to `count` ready requests out of the queue, `most_background` of them background requests."""
+        """Remove and return up to `count` ready requests, at most `most_background` of them background requests."""
         taken: list[E] = []
         while len(taken) < count and (entry := self._next(may_be_background=most_background > 0)) is not None:
             most_background -= entry.ask.is_background
@@ -163,7 +164,7 @@ class AdmissionQueue(Generic[E]):
         return True
 
     def note_finish(self, now: float) -> None:
-        """Note the time of an answer, for the estimate of `retry_after_s`."""
+        """Record the time of an answer, for the estimate of `retry_after_s`."""
         self._finish_times.append(now)
 
     def _leave(self, entry: E) -> None:

@@ -1,4 +1,4 @@
-"""A queue in which owners take turns, so that one item does not wait behind another owner's hundred."""
+"""A queue in which owners take turns, so that one item does not wait for a hundred items of another owner."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Round-robin over owners; first in, first out for each. Not thread-safe."""
+    """Round-robin over owners; first in, first out for the items of each owner. Not thread-safe."""
 
     def __init__(self) -> None:
         self._owners: OrderedDict[str, deque[Item]] = OrderedDict()  # the next owner first; only owners with items
@@ -22,7 +22,7 @@ class FairQueue(Generic[Item]):
         return chain.from_iterable(self._owners.values())
 
     def put(self, item: Item, *, owner: str) -> None:
-        """Append an item to its owner's."""
+        """Append an item to its owner's items."""
         self._owners.setdefault(owner, deque()).append(item)
 
     def take(self) -> Item | None:

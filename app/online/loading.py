@@ -7,7 +7,7 @@ from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 
 
 def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
-    """Load a captioner, tell its notes, and compile the programs of a graph mode."""
+    """Load a captioner, pass its notes to `tell`, and compile the programs of a graph mode."""
     captioner = Captioner.from_spec(spec)
     for note in captioner.info.notes:
         tell(f"note: {note}")

@@ -1,4 +1,4 @@
-"""What the HTTP API needs of a service: one model in this process, or replicas on many machines."""
+"""The interface between HTTP API and service: one model in this process, or replicas on many machines."""
 
 from typing import Protocol
 
@@ -12,14 +12,14 @@ class OnlineService(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model; raises UnavailableError while there is none."""
+        """The loaded model. Raises UnavailableError while no model is loaded."""
 
     @property
     def batch_size(self) -> int:
-        """Requests answered together; raises UnavailableError while no model is loaded."""
+        """Number of requests answered together. Raises UnavailableError while no model is loaded."""
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Accept a request. Does not block. Raises as `Service.submit`."""
+        """Accept a request. Does not block. Raises the errors of `Service.submit`."""
 
     def status(self) -> ServiceStatus:
         """The current status."""
@@ -31,4 +31,4 @@ class OnlineService(Protocol):
         """Wait until all requests are answered; returns whether that happened in time."""
 
     def close(self) -> None:
-        """End; pending requests are answered with an error. Can be called again."""
+        """End the service; pending requests are answered with an error. Can be called again."""

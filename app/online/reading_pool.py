@@ -1,9 +1,9 @@
-"""Reads pictures of many clients in a few processes, fairly. Slow pictures delay only each other.
+"""Reads pictures of many clients in a few processes, fairly. Slow pictures delay only other slow pictures.
 
 There are two lanes. Every picture begins in the fast lane. A picture that takes more than `slow_after_s` of processor
-time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and others wait
-for the fast one, the reading is stopped, and starts again when the slow lane has a free place. So slow
-pictures cannot block fast ones.
+time, or hangs, moves to the slow lane, where its process has a lower priority. If the slow lane is full and other
+pictures wait for the fast lane, reading the slow picture is stopped, and starts again when the slow lane has a free
+place. So slow pictures cannot block fast ones.
 """
 
 import threading
@@ -21,15 +21,15 @@ from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-# Of `AnswerError`:
+# Codes of `AnswerError`:
 READING_BUSY = "reading_busy"  # too many slow pictures wait
-READING_FAILED = "reading_failed"  # the server cannot read pictures
-# Wall time, in units of `slow_after_s`, after which a reading counts as hung.
+READING_FAILED = "reading_failed"  # the server cannot read any pictures
+# Wall time, in units of `slow_after_s`, after which reading counts as hung.
 _HANGS_AFTER = 10
 
 
 class ReadingDroppedError(LlamaAdapterError):
-    """A picture is not read: the request was cancelled, or the service is closed."""
+    """A picture is not read, because the request was cancelled or the service is closed."""
 
     http_status = 503
 
@@ -42,13 +42,13 @@ class ReadingTask:
     """One picture to read."""
 
     picture: bytes
-    name: str  # in messages
+    name: str  # for messages
     client: str
-    is_wanted: Callable[[], bool]  # polled while it is read; False ends the reading
+    is_wanted: Callable[[], bool]  # polled while the picture is read; False ends the reading
     deliver: Callable[[PictureReading | Exception], None]  # called once, unless the task is discarded
-    side: int | None = None  # longest side of a view for people, in pixels; None: the encoder's square
+    side: int | None = None  # longest side of a view for display, in pixels; None: the encoder's square
     is_slow: bool = False  # whether it is in the slow lane
-    began: float | None = None  # `time.perf_counter()` when its reading was first observed
+    began: float | None = None  # `time.perf_counter()` when the reading was first observed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +56,13 @@ class PoolStatus:
     """Counts of pictures in a pool."""
 
     num_reading: int = 0
-    num_slow: int = 0  # slow ones of them
+    num_slow: int = 0  # slow pictures among them
 
 
 class ReadingPool:
     """A pool with a fast and a slow lane. Thread-safe.
 
-    `reader` needs a process for each place of both lanes; the pool closes it.
+    `reader` needs one process for each place in both lanes. The pool closes it.
     """
 
     def __init__(self, reader: IsolatedReader, *, limits: ServiceLimits, num_fast: int) -> None:
@@ -72,7 +72,7 @@ class ReadingPool:
         self._queues: dict[bool, FairQueue[ReadingTask]] = {False: FairQueue(), True: FairQueue()}
         self._running: set[ReadingTask] = set()
         self._is_closed = False
-        # Daemons: they do not delay the end of the interpreter.
+        # Daemon threads do not delay the end of the interpreter.
         self._threads = [
             threading.Thread(target=self._work, name=f"read {number}", daemon=True)
             for number in range(sum(self._num_places.values()))
@@ -91,19 +91,19 @@ class ReadingPool:
             task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
-        """Remove a picture that waits. One that is being read ends by `is_wanted`."""
+        """Remove a waiting picture. A picture that is being read is ended through `is_wanted`."""
         with self._changed:
             self._queues[task.is_slow].remove(task, owner=task.client)
 
     @property
     def num_slow_waiting(self) -> int:
-        """Requests whose pictures wait for the slow lane; without views."""
+        """Number of requests whose pictures wait for the slow lane; views are not counted."""
         with self._changed:
             return sum(task.side is None for task in self._queues[True])
 
     @property
     def num_view_bytes(self) -> int:
-        """Bytes of the waiting views' picture files."""
+        """Size in bytes of the picture files of waiting views."""
         with self._changed:
             waiting = chain.from_iterable(self._queues.values())
             return sum(len(task.picture) for task in waiting if task.side is not None)
@@ -117,7 +117,7 @@ class ReadingPool:
             )
 
     def close(self, *, timeout_s: float) -> None:
-        """End all processes and threads. Waiting pictures get a `ReadingDroppedError`."""
+        """End all processes and threads; `ReadingDroppedError` is delivered for waiting pictures."""
         dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
@@ -141,7 +141,7 @@ class ReadingPool:
                 result = self._reader.read(
                     task.picture,
                     name=task.name,
-                    # Asks for the digest first, so that a crash can be attributed to the picture.
+                    # The process then returns the digest first, so that a crash can be attributed to the picture.
                     wants_pixels=lambda digest: True,
                     side=task.side,
                     keep_waiting=partial(self._keep_waiting, task),
@@ -156,7 +156,7 @@ class ReadingPool:
             task.deliver(result)
 
     def _take(self) -> ReadingTask | None:
-        """The next picture for a free place; None once the pool is closed."""
+        """Wait for a picture and a free place in its lane; None once the pool is closed."""
         with self._changed:
             while not self._is_closed:
                 task = self._next(is_slow=False) or self._next(is_slow=True)
@@ -177,7 +177,7 @@ class ReadingPool:
             self._changed.notify()
 
     def _keep_waiting(self, task: ReadingTask, process: ReadingProcess, cpu_s: float) -> None:
-        """Move or drop a picture, given the processor time so far."""
+        """Called while a picture is read, with the processor time so far: move a slow picture, drop an unwanted one."""
         if self._is_closed or not task.is_wanted():
             raise ReadingDroppedError
         if task.began is None:
@@ -202,7 +202,7 @@ class ReadingPool:
                 raise _PostponedError
 
     def _postpone(self, task: ReadingTask) -> None:
-        """Move a picture to the queue of the slow lane, or refuse it."""
+        """Move a picture to the queue of the slow lane, or answer it with an error if that queue is full."""
         with self._changed:
             limits, waiting = self._limits, self._queues[True]
             num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
@@ -230,4 +230,4 @@ class ReadingPool:
 
 
 class _PostponedError(Exception):
-    """The reading is to be restarted in the slow lane."""
+    """The reading was stopped, and must be restarted in the slow lane."""

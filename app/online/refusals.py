@@ -1,4 +1,4 @@
-"""What services answer in place of the model, and checks of a request that need no model."""
+"""Errors that a service answers itself, and checks of a request that need no model."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ CANCELLED: Final = AnswerError(code="cancelled", message="The request was cancel
 
 
 def late(allowed_s: float) -> AnswerError:
-    """The error of a request without a complete answer after `allowed_s` seconds."""
+    """The error for a request that has no complete answer after `allowed_s` seconds."""
     return AnswerError(
         code="deadline", message=f"There was no complete answer within {allowed_s:g} s; ask again later."
     )

@@ -1,4 +1,4 @@
-"""A client's request, and the handle that gives its events to a thread or an event loop."""
+"""A client's request, and the handle through which a thread or an event loop receives its events."""
 
 import asyncio
 import queue
@@ -16,20 +16,20 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about one picture, or one prompt without."""
+    """One question about one picture, or one prompt without a picture."""
 
-    picture: bytes | None  # content of a picture file; None: a question without a picture
+    picture: bytes | None  # content of a picture file; None: no picture
     prompt: Prompt
-    text_prefix: TextPrefix | None = None  # without a picture; None: what the model was trained with
-    label: str = "picture"  # becomes `Answer.picture`
+    text_prefix: TextPrefix | None = None  # used without a picture; None: as in the model's training
+    label: str = "picture"  # copied to `Answer.picture`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     task: Task = FREE_TEXT
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
-    client: str = ""  # clients take turns
-    timeout_s: float | None = None  # at most the service's own limit; None: that limit
-    is_background: bool = False  # lets others go first; its time begins when it is admitted
+    stop: tuple[str, ...] = ()  # the text ends before the first of these strings
+    client: str = ""  # name of the client, for taking turns
+    timeout_s: float | None = None  # capped at the service's limit; None: that limit
+    is_background: bool = False  # yields to other requests; its time limit counts from its admission
     with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
-    with_pieces: bool = True  # whether the reader takes pieces of text; False: the answer alone
+    with_pieces: bool = True  # whether the reader uses pieces of text; False: only the answer
 
     @property
     def num_bytes(self) -> int:
@@ -38,7 +38,7 @@ class Ask:
 
 
 class RequestHandle:
-    """One request. Any thread may cancel it; one reader takes its events, by one of the five methods."""
+    """One request. Any thread may cancel it. A single reader takes its events, through one of the five methods."""
 
     def __init__(self, request_id: int, *, cancel: Callable[["RequestHandle"], None]) -> None:
         self.id = request_id
@@ -52,7 +52,7 @@ class RequestHandle:
     def cancel(self) -> None:
         """Cancel the request: its last event is an answer with error `cancelled` and the text so far.
 
-        Can be called again, and after the answer.
+        May be called repeatedly, and after the answer.
         """
         self.is_cancelled = True
         self._cancel(self)
@@ -66,7 +66,7 @@ class RequestHandle:
                 return
 
     def result(self) -> Answer:
-        """The answer. Blocks."""
+        """Wait for the answer and return it. Blocks."""
         return next(event for event in self.events() if isinstance(event, Answer))
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -76,14 +76,14 @@ class RequestHandle:
                 yield event
 
     async def groups(self, *, pause_s: float = 0.0) -> AsyncIterator[list[Event]]:
-        """Like `events`, for an event loop: what came since the last group, at least one event.
+        """Like `events`, for an event loop. Yields groups: all events since the last group, at least one.
 
-        Text that comes within `pause_s` of a group waits for the next one; the answer does not.
+        Text that arrives within `pause_s` seconds after a group is held for the next group. The answer is not held.
         """
         woken = asyncio.Event()
         self._listener = asyncio.get_running_loop(), woken
         while True:
-            woken.clear()  # first: an event after the last look sets it again
+            woken.clear()  # before reading the queue, so that a later event sets it again
             group: list[Event] = []
             with suppress(queue.Empty):
                 while True:
@@ -101,7 +101,7 @@ class RequestHandle:
             await woken.wait()
 
     async def answer(self) -> Answer:
-        """As `result`, without blocking the event loop; text does not wake it."""
+        """As `result`, without blocking the event loop. Pieces of text do not wake the event loop."""
         self._is_text_wanted = False
         async for event in self:
             if isinstance(event, Answer):
@@ -109,7 +109,7 @@ class RequestHandle:
         raise AssertionError("the last event is an answer")
 
     def deliver(self, event: Event) -> None:
-        """Give an event to the reader; called by the service."""
+        """Pass an event to the reader; called by the service."""
         self._events.put(event)
         if self._listener is not None and (self._is_text_wanted or isinstance(event, Answer)):
             loop, woken = self._listener

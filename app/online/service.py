@@ -44,11 +44,11 @@ from llama_adapter.app.reading.reader import PictureLimits, PictureReading
 from llama_adapter.app.tasks.answers import Answer, AnswerError, Event
 from llama_adapter.runtime.problems import describe, is_out_of_memory
 
-_WATCH_S = 0.1  # period of the check for deadlines
-_LATE_S = 5.0  # grace period in which the engine thread ends a late request
+_WATCH_S = 0.1  # interval between checks of deadlines
+_LATE_S = 5.0  # grace period for the engine thread to end a late request itself
 _READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
-_CLOSE_S = 10.0  # most that `close` waits for the engine thread
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # before the engine is loaded again; doubles with each failure
+_CLOSE_S = 10.0  # maximum time that `close` waits for the engine thread
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # wait before the engine is loaded again; doubled after each failure
 
 _log = logging.getLogger("llama_adapter.service")
 _READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; try again later.")
@@ -64,7 +64,7 @@ class Service:
         limits: ServiceLimits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`load` makes the captioner. It is called in the engine thread, at the start and after an engine failure."""
+        """`load` makes the captioner. The engine thread calls it, at the start and after an engine failure."""
         self.limits = limits or ServiceLimits()
         self._load = load
         self._observer = observer or Observer()
@@ -75,18 +75,18 @@ class Service:
         self._is_draining = False
         self._load_error: BaseException | None = None
         self._queue: AdmissionQueue[Entry] = AdmissionQueue(self.limits)
-        self._entries: dict[int, Entry] = {}  # unanswered requests, by handle
+        self._entries: dict[int, Entry] = {}  # unanswered requests, by the id of their handle
         self._num_submitted = 0
-        self._restarts, self._num_fruitless = 0, 0  # fruitless: consecutive failures without an answer
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
         self._last_error: str | None = None
         self._captioner: Captioner | None = None
-        self._pool: ReadingPool | None = None  # once a model was loaded
-        self._readers_failed_at: float | None = None  # by `time.perf_counter()`; None since a picture was read
-        self._running: dict[int, Entry] = {}  # in the loop, by handle; of the engine thread
+        self._pool: ReadingPool | None = None  # set when the first model is loaded
+        self._readers_failed_at: float | None = None  # time of the last failure; None after a success
+        self._running: dict[int, Entry] = {}  # requests in the loop, by handle id; belongs to the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._started = self._heartbeat = time.perf_counter()
-        # Its own thread, so that cached pictures do not wait for slow readings.
+        # A separate thread looks up cached pictures, so that they do not wait for slow readings.
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
             threading.Thread(target=self._main, name="engine", daemon=True),
@@ -99,7 +99,7 @@ class Service:
             thread.start()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Wait for the model; raises the error of loading it, or TimeoutError."""
+        """Wait until the model is loaded. Raises the error of loading it, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
                 raise TimeoutError(f"The model is not loaded after {timeout_s} s")
@@ -108,24 +108,24 @@ class Service:
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model; raises UnavailableError while there is none."""
+        """The loaded model. Raises UnavailableError while no model is loaded."""
         return self._loaded().info
 
     @property
     def spec(self) -> CaptionerSpec:
-        """The complete spec of the loaded model; raises UnavailableError while there is none."""
+        """The spec of the loaded model, with all values resolved. Raises UnavailableError while no model is loaded."""
         return self._loaded().spec
 
     @property
     def batch_size(self) -> int:
-        """Requests answered together; raises UnavailableError while no model is loaded."""
+        """Number of requests answered together. Raises UnavailableError while no model is loaded."""
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
         """Accept a request. Does not block.
 
-        Raises BusyError and UnavailableError for a request that may be sent again later; PromptTooLongError,
-        PromptError and ValueError for one that cannot be answered.
+        Raises BusyError and UnavailableError for a request that may be sent again later, and PromptTooLongError,
+        PromptError and ValueError for a request that cannot be answered.
         """
         captioner = self._loaded()
         check_sizes(ask, self.limits)
@@ -158,11 +158,11 @@ class Service:
         client: str,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Future[PictureReading]:
-        """A view of a picture for people: upright, at most `side` pixels wide and high; or its error.
+        """Read a picture for display: upright, at most `side` pixels wide and high. The result may be an error.
 
-        Raises UnavailableError while there is no model, and BusyError while too many views are waiting. Reading ends
-        early if the future is cancelled or `is_wanted` returns False; then, and if the service is closed, the future
-        raises `ReadingDroppedError`.
+        Raises UnavailableError while no model is loaded, and BusyError while too many views are waiting. Reading ends
+        early if the future is cancelled or `is_wanted` returns False. In these cases, and if the service is closed, the
+        future raises `ReadingDroppedError`.
         """
         pool = self._reading_pool()
         if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
@@ -205,7 +205,7 @@ class Service:
         return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
-        """Busy seconds by stage since the start, of the engine thread; for `read`, of the reading processes."""
+        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
         with self._changed:
             return dict(self._stage_seconds)
 
@@ -222,8 +222,8 @@ class Service:
     def close(self) -> None:
         """End the threads and close the model; pending requests are answered with an error. Can be called again.
 
-        Waits at most 10 s for the current step or the loading of the model, and kills the reading processes. A step
-        that hangs keeps its daemon thread.
+        Waits at most 10 s for the current step or the loading of the model, and kills the reading processes. If a step
+        hangs, its daemon thread is left running.
         """
         self._closing.set()
         with self._changed:
@@ -239,7 +239,7 @@ class Service:
         if self._pool is not None:
             self._pool.close(timeout_s=max(0.0, self._ends_by - time.perf_counter()))
 
-    # Any thread
+    # Called by any thread
 
     def _loaded(self) -> Captioner:
         captioner = self._captioner
@@ -270,7 +270,7 @@ class Service:
         self._finish(entry, active.failed(error, keep_text=True))
 
     def _finish(self, entry: Entry, answer: Answer) -> None:
-        """Give a request its answer; ignored if it has one."""
+        """Deliver the answer of a request; ignored if the request has an answer already."""
         with self._changed:
             if entry.is_done:
                 return
@@ -290,7 +290,7 @@ class Service:
         self._tell(self._observer.finished, answer, seconds)
 
     def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Call the observer; its errors are logged and do not affect answers."""
+        """Call the observer. Its errors are logged and do not affect answers."""
         try:
             observe(*values)
         except Exception as error:
@@ -304,10 +304,10 @@ class Service:
         for entry in entries:
             self._fail(entry, error)
 
-    # The thread that looks pictures up in the cache, and those of the reading pool
+    # Called by the thread that looks up pictures in the cache, and by the threads of the reading pool
 
     def _look(self, entry: Entry) -> None:
-        """Have the picture read, unless it is in the cache."""
+        """Send the picture to the reading pool, unless it is in the cache."""
         started = time.perf_counter()
         if entry.is_done:
             return
@@ -344,7 +344,7 @@ class Service:
             self._changed.notify_all()
 
     def _reading_failed(self, entry: Entry, error: Exception) -> None:
-        """Reading failed for a reason other than the picture, such as processes that do not start."""
+        """Reading failed for a reason outside the picture, such as processes that do not start."""
         if not isinstance(error, ReadingDroppedError):
             _log.error("reading a picture failed: %s", describe(error).sentence)
             with self._changed:
@@ -382,10 +382,10 @@ class Service:
             raise
         self._pool = ReadingPool(reader, limits=limits, num_fast=num_fast)
 
-    # The deadline thread
+    # Called by the deadline thread
 
     def _watch(self) -> None:
-        """Fail late requests, also while the engine is loaded or hangs."""
+        """Fail late requests, even while the engine is being loaded or hangs."""
         while not self._closing.wait(_WATCH_S):
             with self._changed:
                 now = time.perf_counter()
@@ -399,7 +399,7 @@ class Service:
             for entry in overdue:
                 self._fail(entry, late(entry.allowed_s))
 
-    # The engine thread
+    # Called by the engine thread
 
     def _main(self) -> None:
         try:
@@ -410,7 +410,7 @@ class Service:
                     self._engine_failed(error)
                 try:
                     captioner.close()
-                except Exception as error:  # such as that of a broken encoder; the next captioner has its own
+                except Exception as error:  # for example of a broken encoder; the next captioner opens a new one
                     _log.error("closing the model failed: %s", describe(error).sentence)
                 self._captioner = captioner = None
                 self._encoded.clear()
@@ -418,11 +418,11 @@ class Service:
         finally:
             with self._changed:
                 if not self._closing.is_set():
-                    self._state = "failed"  # no thread answers any more
+                    self._state = "failed"  # no thread answers requests any more
             self._end_all(CANCELLED)
 
     def _open(self) -> Captioner | None:
-        """Load the model; None once the service is closed. Retries if loading worked before."""
+        """Load the model; None once the service is closed. Loading is retried if it has succeeded before."""
         while True:
             if self._closing.wait(self._backoff_s()):
                 return None
@@ -483,10 +483,10 @@ class Service:
                 self._fail(entry, CANCELLED if entry.handle.is_cancelled else late(entry.allowed_s))
 
     def _admit(self, loop: CaptionLoop) -> None:
-        """Fill free slots: encode new pictures, submit requests."""
+        """Fill free slots: encode new pictures and submit requests."""
         readable: list[Entry] = []
         num_background = sum(entry.ask.is_background for entry in self._running.values())
-        # One row stays free for the others, so that they need not wait for the end of a background request.
+        # Background requests leave one row free, so that other requests need not wait for one of them to end.
         for entry in self._take_ready(loop.num_free, most_background=max(1, loop.num_rows - 1) - num_background):
             self._note_stage("read", entry.read.elapsed_ms / 1e3)
             if entry.read.error is None:
@@ -498,7 +498,7 @@ class Service:
             entry.request_id = loop.submit(entry.in_loop, picture)
 
     def _take_ready(self, count: int, *, most_background: int) -> list[Entry]:
-        """As `AdmissionQueue.take_ready`. If the cache dropped a picture meanwhile, it is read first."""
+        """As `AdmissionQueue.take_ready`. Requests whose picture the cache has dropped are sent to reading again."""
         taken: list[Entry] = []
         forgotten: list[Entry] = []
         with self._changed:
@@ -518,7 +518,7 @@ class Service:
         return taken
 
     def _encode(self, asked: Sequence[Entry], loop: CaptionLoop) -> list[EncodedPicture]:
-        """The encoded picture of each request; the same picture is encoded once."""
+        """The encoded picture of each request. A picture that several requests share is encoded once."""
         pictures: dict[str, EncodedPicture] = {}
         new: dict[str, Entry] = {}
         for entry in asked:
@@ -559,7 +559,7 @@ class Service:
         self._tell(self._observer.stage, stage, seconds)
 
     def _engine_failed(self, error: Exception) -> None:
-        """Fail the requests in the engine; waiting requests stay in the queue."""
+        """Fail the requests in the engine. Waiting requests stay in the queue."""
         problem = describe(error)
         _log.error("the engine failed and is reloaded: %s", problem.sentence)
         with self._changed:
@@ -573,7 +573,7 @@ class Service:
             self._changed.notify_all()
         if is_out_of_memory(error):
             code = "out_of_memory"
-        else:  # such as a lost rank: no fault of the request
+        else:  # for example a lost rank, which is not the request's fault
             code = "unavailable" if problem.http_status == 503 else "engine_failed"
         for entry in running:
             self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
@@ -589,5 +589,5 @@ def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception)
 
 
 def _kind(error: BaseException) -> str:
-    """The error for clients, without its message, which may contain paths."""
+    """The error's type, for clients. The message is left out, because it may contain paths."""
     return f"{type(error).__name__}; the log says more"

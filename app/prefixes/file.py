@@ -1,4 +1,4 @@
-"""The format of prefix files: encoded pictures as safetensors, a row each. Needs no torch."""
+"""The format of prefix files: encoded pictures as safetensors, one row per picture. Needs no torch."""
 
 # P pictures, A adapter layers, N heads, Q queries, H head size, D model width
 
@@ -26,13 +26,14 @@ from llama_adapter.vision.card import EncoderCard, read_vision_config
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
 
-Kept = Literal["queries", "keys_values"]  # visual queries alone, or also the adapter keys and values
+Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter's keys and values too
 
 _VERSION: Final = 1
 _KEY: Final = "llama_adapter_prefixes"
 _HINT: Final = "copy the folder again, or encode the pictures again with `llama-adapter encode`"
 _MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
-# Number types as safetensors and numpy name them. numpy has no bfloat16: its bits are the upper half of a float32.
+# Number types by their names in safetensors and numpy. numpy has no bfloat16, whose bits are the upper half of a
+# float32.
 _NUMBERS: Final = {"float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2")}
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "keeps"), str),
@@ -42,20 +43,20 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 class PrefixFileError(LlamaAdapterError):
-    """A prefix file that is damaged, or does not belong to the model."""
+    """A prefix file is damaged, or does not belong to the model."""
 
     default_hint = _HINT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """What encoded pictures: the model's encoder half, and all settings that their visual queries depend on."""
+    """How pictures were encoded: the model's encoder, and all settings that visual queries depend on."""
 
-    name: str  # of the model, for people
-    digest: str  # of the model in records; of an encoder without its language model: of that
+    name: str  # the model's name, for display
+    digest: str  # the model's digest in records; without a language model, the encoder's digest
     vision: VisionConfig
-    fingerprint: Mapping[str, str]  # of the encoder's halves, see `runtime.graphs.card`
-    dtype: str  # that the rows are stored in: what the encoder computed in
+    fingerprint: Mapping[str, str]  # of the encoder's parts, see `runtime.graphs.card`
+    dtype: str  # the encoder computed in it, and rows are stored in it
     precision: Precision  # of the encoder's weights
     exif: Literal["upright", "ignore"]
     reading: Literal["exact", "fast"]
@@ -77,18 +78,18 @@ class Encoding:
 
     @property
     def card(self) -> EncoderCard:
-        """The encoder as an exported one describes itself."""
+        """The card that an exported encoder of this model would have."""
         return EncoderCard(name=self.name, vision=self.vision, dtype="float32", opset=0, fingerprint=self.fingerprint)
 
     def to_json(self) -> str:
-        """The text that a file carries."""
+        """The text that is stored in files."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {"vision": self.vision.to_dict(), "fingerprint": dict(self.fingerprint)}
         return json.dumps({"version": _VERSION, **values}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Encoding":
-        """Inverse of `to_json`. Raises ValueError for damage and for another version."""
+        """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
         values = read_object(text)
         version = values.pop("version", None)
         if version != _VERSION:
@@ -99,39 +100,39 @@ class Encoding:
 
 
 class StoredPicture(NamedTuple):
-    """A picture as an encoder leaves it, in float32, which holds the numbers of every dtype exactly."""
+    """An encoded picture, in float32, which represents the numbers of every dtype exactly."""
 
     query_QD: np.ndarray
-    k_ANQH: np.ndarray | None = None  # adapter keys and gated values; None: to be projected
+    k_ANQH: np.ndarray | None = None  # adapter keys and gated values; None: not projected yet
     v_ANQH: np.ndarray | None = None
 
     @property
     def keys_values(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Both, or None."""
+        """Keys and values, or None if they are not stored."""
         return None if self.k_ANQH is None or self.v_ANQH is None else (self.k_ANQH, self.v_ANQH)
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """By their names in files."""
+        """The tensors, by their names in files."""
         named = zip(("queries", "keys", "values"), self, strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
 
 
 class Entry(NamedTuple):
-    """A row's picture."""
+    """The picture of a row."""
 
     digest: str  # SHA-256 of the picture's file, hexadecimal
-    name: str  # as records have it
-    crc32: int  # of the row's numbers
+    name: str  # as in records
+    crc32: int  # of the row's bytes
 
 
 def read_encoding(place: str) -> Encoding:
-    """What encoded the pictures of a prefix file or folder, by the folder's first file. Raises PrefixFileError."""
+    """The encoding of a prefix file, or of a folder by its first file. Raises PrefixFileError."""
     return read_prefix_file(os.path.join(place, FIRST_FILE) if os.path.isdir(place) else place).encoding
 
 
 def write_prefixes(path: Path, encoding: Encoding, rows: Sequence[tuple[str, str, StoredPicture]]) -> None:
-    """Write pictures, each with its digest and name, as one file; atomic and synced. Raises OSError."""
+    """Write pictures, each with its digest and name, to one file, atomically and synced. Raises OSError."""
     stored = [{name: _stored(tensor, encoding.dtype) for name, tensor in row.tensors.items()} for _, _, row in rows]
     entries = [
         Entry(digest, name, _checksum(parts.values())) for (digest, name, _), parts in zip(rows, stored, strict=True)
@@ -146,7 +147,7 @@ def write_prefixes(path: Path, encoding: Encoding, rows: Sequence[tuple[str, str
         head[name] = {"dtype": _NUMBERS[encoding.dtype][0], "shape": shape, "data_offsets": [position, end]}
         position = end
     text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # as safetensors aligns its data
+    text += b" " * (-len(text) % 8)  # safetensors aligns data to 8 bytes
     with atomic_write(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in rows[0][2].tensors:
@@ -160,7 +161,7 @@ def write_prefixes(path: Path, encoding: Encoding, rows: Sequence[tuple[str, str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixFile:
-    """The head of a prefix file."""
+    """The header of a prefix file."""
 
     encoding: Encoding
     entries: tuple[Entry, ...]
@@ -168,7 +169,7 @@ class PrefixFile:
 
 
 def read_prefix_file(path: str | os.PathLike[str]) -> PrefixFile:
-    """The head of a file. Raises PrefixFileError for a missing, damaged or foreign one."""
+    """Read the header of a file. Raises PrefixFileError for a missing or damaged file, or one of another format."""
     shown = shown_name(os.fspath(path))
     try:
         status = os.stat(path)
@@ -181,7 +182,7 @@ def read_prefix_file(path: str | os.PathLike[str]) -> PrefixFile:
 
 @lru_cache(maxsize=64)
 def _read_head(path: str, num_bytes: int, changed_ns: int) -> PrefixFile:
-    """Raises ValueError and OSError. `changed_ns` is for the cache."""
+    """Read and check a header. Raises ValueError and OSError. `changed_ns` is part of the cache key only."""
     with open(path, "rb") as file:
         beginning = file.read(8)
         length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else 0
@@ -243,14 +244,14 @@ def _read_entries(text: str) -> tuple[Entry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRow:
-    """One encoded picture in a prefix file, as a source that a reader takes in place of a picture."""
+    """One encoded picture in a prefix file. Readers take it as a source, like a picture."""
 
     path: str
     row: int
     digest: str  # of the picture
 
     def read(self, wanted: Encoding) -> StoredPicture:
-        """The row. Raises PictureError if it cannot be read, is damaged, or is not of the `wanted` encoding."""
+        """Read the row. Raises PictureError if it cannot be read, is damaged, or has another encoding than `wanted`."""
         shown = f"`{shown_name(self.path)}`"
         try:
             file = read_prefix_file(self.path)
@@ -277,7 +278,7 @@ class PrefixRow:
 
 
 def differences(one: Encoding, other: Encoding) -> str:
-    """How an encoding differs from another, for messages: such as `holds prefixes of the model A, not of B`."""
+    """How an encoding differs from another, as a part of a sentence that begins with `holds prefixes of`."""
     if one.digest != other.digest:
         return (
             f"holds prefixes of the model {one.name} ({one.digest[:12]}), and those of {other.name} "

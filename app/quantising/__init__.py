@@ -1,1 +1,1 @@
-"""`quantize --calibrate`: rounds weights such that the outputs of layers stay, for the inputs that pictures give."""
+"""`quantize --calibrate`: rounds weights so that layers' outputs change little for the inputs from sample pictures."""

@@ -1,4 +1,4 @@
-"""A bundle whose weights are rounded for the inputs that pictures give."""
+"""Writes a bundle whose weights are rounded for the layer inputs that sample pictures give."""
 
 import os
 import sys
@@ -16,7 +16,10 @@ from llama_adapter.app.terminal.stderr_lines import say
 
 
 def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
-    """As `quantise_bundle`, rounded for the samples. Raises as that, `calibrated_scheme` and `collect_samples`."""
+    """As `quantise_bundle`, but rounded for the samples.
+
+    Raises the errors of `quantise_bundle`, `calibrated_scheme` and `collect_samples`.
+    """
     calibrated_scheme(job.precision)
     bundle = None if job.model is None else os.path.abspath(job.model)  # a path, not a name to search for
 

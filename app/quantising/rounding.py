@@ -1,7 +1,7 @@
-"""Rounds a model's linear layers by what their inputs look like: one pass of all samples through both halves.
+"""Rounds a model's linear layers according to their inputs, in one pass of all samples through encoder and decoder.
 
-Each layer is rounded when its inputs arrive, and computes with the rounded weight. So later layers see what earlier
-ones have become, and one weight at a time is in float32. Activations of all samples are in memory together.
+Each layer is rounded when its inputs arrive, and then computes with the rounded weight. So later layers get inputs from
+rounded layers, and only one weight at a time is in float32. Activations of all samples are in memory together.
 """
 
 # B samples, S tokens, H x W x C pixels, Q queries, D model width, I inputs
@@ -28,14 +28,14 @@ from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 
-_SAMPLES_AT_ONCE = 16  # of the sum of a Hessian
+_SAMPLES_AT_ONCE = 16  # added to a Hessian in one product
 
-Progress = Callable[[int, int], None]  # takes the numbers of rounded layers and of all
+Progress = Callable[[int, int], None]  # called with the number of rounded layers and of all layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A picture as the encoder takes it, uint8 (H, W, 3), and the tokens that the decoder sees of its question."""
+    """A picture's pixels for the encoder, uint8 (H, W, 3), and the tokens of its question and answer."""
 
     pixels: np.ndarray
     token_ids: tuple[int, ...]  # prompt and answer
@@ -43,7 +43,7 @@ class Sample:
 
 
 def calibrated_scheme(precision: Precision) -> Scheme:
-    """The scheme of a precision; raises UsageError if it does not round by inputs."""
+    """The scheme of a precision. Raises UsageError if the scheme does not support calibration."""
     scheme = find_scheme(precision)
     if scheme.calibrate is None:
         able = [name for name in QUANTISED if find_scheme(name).calibrate is not None]
@@ -63,9 +63,9 @@ def round_model(
     precision: Precision,
     progress: Progress = lambda done, all: None,
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
-    """As `quantise_model`, rounded for the inputs that the samples give; float32 computes, on the CPU.
+    """As `quantise_model`, but rounded for the layer inputs that the samples give. It computes in float32 on the CPU.
 
-    Raises CheckpointError as `quantise_model`, and UsageError as `calibrated_scheme`.
+    Raises the CheckpointError of `quantise_model` and the UsageError of `calibrated_scheme`.
     """
     require_float(model)
     scheme = calibrated_scheme(precision)
@@ -88,8 +88,9 @@ def round_model(
     rounder = _Rounder(decoder, scheme, count=count)
     tokens_BS, is_token_BS, is_answered_BS = _padded(samples)
     length = tokens_BS.shape[1]
-    # The adapter's tokens go through the keys and values of ordinary tokens, or through layers of their own. The first
-    # are rounded later, when the tokens come; the picture's keys and values are those before rounding until then.
+    # The adapter's queries are projected by the layers that also project ordinary tokens, or by separate layers. Layers
+    # that also project ordinary tokens are rounded later, when those tokens arrive. Until then, the picture's keys and
+    # values are computed with weights that are not rounded.
     with rounder.waiting("layers."):
         prefix = decoder.project_prefix(visual_query_BQD)
     with rounder.only(is_token_BS):
@@ -111,7 +112,7 @@ def round_model(
 
 
 def _widened(state: Mapping[str, Tensor], linears: frozenset[str]) -> dict[str, Tensor]:
-    """All but the linear weights in float32; these are widened one by one."""
+    """All tensors except linear weights, in float32. Linear weights are widened later, one by one."""
     return {name: tensor if name in linears else tensor.float() for name, tensor in state.items()}
 
 
@@ -126,7 +127,7 @@ def _stored(
 
 
 def _padded(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, S) with padding behind, where they are tokens, and where their logits choose a token."""
+    """Tokens (B, S) padded at the end, a mask of real tokens, and a mask of positions whose logits choose a token."""
     length = max(len(sample.token_ids) for sample in samples)
     tokens_BS = torch.zeros(len(samples), length, dtype=torch.long)
     is_token_BS, is_answered_BS = tokens_BS.bool(), tokens_BS.bool()
@@ -138,7 +139,7 @@ def _padded(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Rounder:
-    """Rounds the linear layers of a module when their inputs arrive. `parts` are stored tensors by weight."""
+    """Rounds the linear layers of a module when their inputs arrive. `parts` has the stored tensors of each weight."""
 
     def __init__(self, module: nn.Module, scheme: Scheme, *, count: Callable[[], None]) -> None:
         self.parts: dict[str, Parts] = {}
@@ -153,20 +154,20 @@ class _Rounder:
 
     @contextmanager
     def only(self, counted_BS: Tensor) -> Iterator[None]:
-        """Inputs (B, S, I) elsewhere do not count."""
+        """During the context, only inputs (B, S, I) at marked positions are counted."""
         self._counted_BS = counted_BS
         yield
         self._counted_BS = None
 
     @contextmanager
     def waiting(self, prefix: str) -> Iterator[None]:
-        """Inputs of layers whose names begin so are counted, and the layers are not rounded yet."""
+        """During the context, layers whose names begin with `prefix` only count their inputs; they are not rounded."""
         self._waiting = prefix
         yield
         self._waiting = None
 
     def round(self, name: str, layer: nn.Linear, x_BSI: Tensor) -> Tensor:
-        """Round a layer by these inputs (B, S, I) and those counted before; returns the weight float32 (out, I)."""
+        """Round a layer for these inputs (B, S, I) and those counted before; returns the weight, float32 (out, I)."""
         weight = layer.weight.float()
         hessian_II = self._hessian(name, x_BSI)
         if self._waiting is not None and name.startswith(self._waiting):

@@ -1,4 +1,4 @@
-"""Calibration samples: pictures are read, and the model itself answers the questions of a job about them."""
+"""Collects calibration samples: reads pictures, and lets the model answer the questions of a job about them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,24 +19,24 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.config import VisionConfig
 
 LEAST_PICTURES = 8
-MOST_PICTURES = 512  # whose activations are in memory together
-FEW_PICTURES = 128  # the paper's number of sequences
+MOST_PICTURES = 512  # limited because all activations are in memory together
+FEW_PICTURES = 128  # the number of sequences in the paper
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSpec:
-    """Where calibration samples come from."""
+    """The sources of calibration samples."""
 
     pictures: tuple[str, ...]  # files, folders, patterns and tar archives
-    questions: tuple[Question, ...] = (Question(),)  # each picture is asked one of them, in turn
+    questions: tuple[Question, ...] = (Question(),)  # each picture gets one of them, in turn
     reader: ReaderKind = "process"
 
 
 def collect_samples(spec: SampleSpec, *, model: str | None, vision: VisionConfig) -> list[Sample]:
-    """The samples of a bundle whose encoder is `vision`, answered greedily on the CPU.
+    """The samples for a bundle whose encoder is `vision`, answered greedily on the CPU.
 
-    Pictures without an answer are skipped with a note. Raises UsageError for fewer than `LEAST_PICTURES`, before the
-    model is loaded if so few can be read, and the errors of loading it.
+    Pictures without an answer are skipped with a note. Raises UsageError for fewer than `LEAST_PICTURES` pictures; if
+    too few can be read, before the model is loaded. Raises the errors of loading the model.
     """
     captioner_spec = CaptionerSpec(model=model, device="cpu", channel_order=vision.channel_order)
     inputs = list(islice(read_inputs(InputSpec(paths=spec.pictures)), MOST_PICTURES + 1))
@@ -55,7 +55,7 @@ def collect_samples(spec: SampleSpec, *, model: str | None, vision: VisionConfig
 
 
 def _read(one: PictureInput, reader: Reader) -> PictureReading | None:
-    """None with a note for a picture that cannot be read."""
+    """Read a picture; for a picture that cannot be read, print a note and return None."""
     error, reading = one.error, None
     if error is None:
         assert one.source is not None, "only pictures are named"
@@ -74,7 +74,7 @@ def _answered(
     for index, (one, reading) in enumerate(read):
         question = fill(questions[index % len(questions)], picture_variables(one.label, one.columns))
         prompt = question.prompt(captioner.info.default_prompt)
-        captioner.encode_prompt(prompt, question.task)  # raises before any work
+        captioner.encode_prompt(prompt, question.task)  # raises before any work is done
         asked = WorkQuestion(index=index, prompt=prompt, task=question.task)
         items.append(WorkItem(picture=reading, label=one.label, questions=(asked,)))
     answers = [event for event in captioner.run(items, sampling=SamplingParams()) if isinstance(event, Answer)]

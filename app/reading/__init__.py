@@ -1,1 +1,1 @@
-"""Reads pictures into the square of pixels that the encoder takes, in threads or in processes that can be killed."""
+"""Reads pictures into squares of pixels for the encoder, in threads or in processes that can be killed."""

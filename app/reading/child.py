@@ -1,6 +1,7 @@
-"""The main function of a reading process: reads one picture after the other until its parent has ended.
+"""The main function of a reading process: reads one picture after another until the parent process ends.
 
-Started by app/reading/process.py; imports no torch. A picture may hang it, end it or take it over.
+app/reading/process.py starts it. It imports torch only for fast reading. A hostile picture may make the process hang,
+crash, or run foreign code.
 """
 
 import json
@@ -26,10 +27,10 @@ from llama_adapter.app.reading.wire import (
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
-SEND_BUFFER_BYTES = 2**20  # a square of pixels fits, so that one write sends it
+SEND_BUFFER_BYTES = 2**20  # large enough for a square of pixels, which is then sent by one write
 _TOO_LARGE = AnswerError(
     code="too_large",
-    message="There is not enough memory to read this picture in a process of its own; make it smaller.",
+    message="There is not enough memory to read this picture in a separate process; make it smaller.",
 )
 
 
@@ -38,16 +39,17 @@ class _ParentHasGone(Exception):
 
 
 def run(*arguments: str) -> None:
-    """Read pictures until the parent has ended. `ReadingProcess` gives the arguments, as JSON."""
+    """Read pictures until the parent process ends. `ReadingProcess` passes the arguments as JSON."""
     descriptor, size, memory_bytes, limits, spec = map(json.loads, arguments)
-    # Signals that interrupt or end the job are for the parent, which finishes what it has begun.
+    # Signals that interrupt or end the job are ignored here: the parent handles them, and finishes the pictures it has
+    # begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, lose a picture rather than the job
+        file.write("1000")  # if memory runs out, the system should end this process rather than the job
     if spec["reading"] == "fast":
-        import torch  # noqa: F401  (now, outside the first picture's time)
+        import torch  # noqa: F401  (imported before the first picture's time limit begins)
     reader = PictureReader(CaptionerSpec(**spec), size=size, limits=PictureLimits(**limits))
     if memory_bytes is not None:
         limit_memory(memory_bytes)
@@ -58,7 +60,7 @@ def run(*arguments: str) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the address space to what this process has now plus `num_bytes`, whether used or not."""
+    """Limit the address space of this process to its current size plus `num_bytes`."""
     with suppress(OSError, ValueError):
         with open("/proc/self/statm") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
@@ -68,7 +70,7 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def serve(connection: socket.socket, reader: PictureReader) -> None:
-    """Answer requests; raises `_ParentHasGone` at the end."""
+    """Answer requests. Raises `_ParentHasGone` when the parent has ended."""
 
     def asks_parent(digest: str) -> bool:
         connection.sendall(ReplyHead(kind=ReplyKind.DIGEST, digest=digest).encode())
@@ -90,12 +92,12 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
                 side=request.side,
             )
         except MemoryError:
-            pass  # only behind this block is the memory of the reading free again, for the reply
+            pass  # the reply is sent after this block, when the memory of the reading has been released
         reply(connection, reading or PictureReading(error=_TOO_LARGE))
 
 
 def reply(connection: socket.socket, reading: PictureReading) -> None:
-    """Send a reading in one write, where the buffer takes it."""
+    """Send a reading, in one write if it fits into the socket's buffer."""
     code, body, size, shape = None, memoryview(b""), (0, 0), (0, 0)
     if reading.error is not None:
         code = next(known for known in PICTURE_ERROR_CODES if known == reading.error.code)
@@ -114,7 +116,7 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
 
 
 def received(connection: socket.socket, number: int) -> bytes:
-    """Exactly `number` bytes. Raises `_ParentHasGone` at the end of the stream."""
+    """Receive exactly `number` bytes. Raises `_ParentHasGone` at the end of the stream."""
     content = connection.recv(number, socket.MSG_WAITALL)
     if len(content) < number:
         raise _ParentHasGone

@@ -1,4 +1,4 @@
-"""Reads pictures in separate processes that can be killed, so that no file hangs or ends the calling process."""
+"""Reads pictures in separate processes that can be killed, so that no file can hang or end the calling process."""
 
 import os
 import time
@@ -15,7 +15,8 @@ from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 
-# Address space for one picture beyond the process itself. The largest allowed picture, 128 million floats, takes 2 GiB.
+# Address space for one picture, in addition to the process itself. The largest allowed picture takes 2 GiB (128 million
+# floats).
 DEFAULT_MEMORY_BYTES = 4 * 2**30
 
 
@@ -23,9 +24,10 @@ class IsolatedReader:
     """Reads exactly as `PictureReader`, but in `num_processes` processes (default: one per reading thread).
 
     `num_kept` of them (default: all) are kept ready; the others start on demand. A picture that is not read within
-    `timeout_s` seconds gets the error `timeout`; one that ends its process, or needs more than `memory_bytes`, gets
-    `crashed` or `too_large`. The process is replaced. None means no limit. An opened PIL image is read in the calling
-    thread, without these limits. Thread-safe. The processes end with this one, however it ends.
+    `timeout_s` seconds gets the error `timeout`. A picture that ends its process gets `crashed`, and one that needs
+    more than `memory_bytes` gets `crashed` or `too_large`. The process is then replaced. None means no limit. An opened
+    PIL image is read in the calling thread, without these limits. Thread-safe. However this process ends, the reading
+    processes end with it.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class IsolatedReader:
         return self._crew.process_ids
 
     def start(self) -> None:
-        """Start the processes that are kept ready, without waiting for them. Without this they start on demand."""
+        """Start the processes that are kept ready, without waiting for them. Otherwise they start on demand."""
         self._crew.start()
 
     def wait_until_ready(self) -> None:
@@ -76,7 +78,7 @@ class IsolatedReader:
         """As `Reader.read`. Raises `ReadingProcessError` if no process can be started, RuntimeError after closing.
 
         The time of `wants_pixels` does not count. `keep_waiting` is called 20 times a second during a reading, with the
-        processor seconds used so far; what it raises ends the reading and is raised here.
+        process and the processor seconds used so far. An exception that it raises ends the reading and is raised here.
         """
         if isinstance(source, os.PathLike):
             source = os.fsdecode(source)
@@ -98,10 +100,10 @@ class IsolatedReader:
         side: int | None,
         keep_waiting: KeepWaiting | None,
     ) -> tuple[PictureReading, bool]:
-        """Read once; also says whether another attempt may succeed.
+        """Read once; returns the reading, and whether another attempt may succeed.
 
-        It may if the process ended before it replied about this picture, or by SIGKILL, which no decoder sends: when
-        memory is short, the system kills any process.
+        Another attempt may succeed if the process ended before it replied about this picture, or if it was ended by
+        SIGKILL. No decoder sends SIGKILL, but the system may kill any process when memory is short.
         """
         started = time.perf_counter()
         process: ReadingProcess | None = None
@@ -136,7 +138,7 @@ class IsolatedReader:
         return reading, code == CRASHED and (was_killed or not reading.digest)
 
     def close(self) -> None:
-        """End the processes. May be repeated. A reading in another thread then raises RuntimeError."""
+        """End the processes. May be called repeatedly. A reading in another thread then raises RuntimeError."""
         self._crew.close()
 
     def __enter__(self) -> Self:
@@ -174,7 +176,7 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 def open_reader(
     kind: ReaderKind, spec: CaptionerSpec, *, size: int, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
 ) -> Reader:
-    """The reader of a command's pictures, for an encoder that takes squares of `size` pixels. Starts its processes."""
+    """Open the reader of a command's pictures, for an encoder that takes squares of `size` pixels; starts processes."""
     if kind == "thread":
         return PictureReader(spec, size=size)
     reader = IsolatedReader(spec, size=size, timeout_s=timeout_s)

@@ -10,11 +10,11 @@ from typing import Generic, NamedTuple, Self, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Decoding and resizing release Python's lock, so threads help; more of them than this only fill memory.
+# Decoding and resizing release the GIL, so threads help. More threads than this only use more memory.
 MAX_THREADS = 4
 MAX_AHEAD_BYTES = 512 * 2**20
-_PATIENCE_S = 1.0  # for a whole batch, while nothing else is under way
-_LOOK_S = 0.1  # between two checks of `stop` while waiting
+_PATIENCE_S = 1.0  # how long `take` waits for all the results that are wanted, rather than for one
+_LOOK_S = 0.1  # interval between checks of `stop` while waiting
 
 
 def num_reading_threads() -> int:
@@ -24,7 +24,7 @@ def num_reading_threads() -> int:
 
 class _Pending(NamedTuple, Generic[Item, Result]):
     item: Item
-    future: "Future[Result] | None"  # None: it is read when it is taken, in the caller's thread
+    future: "Future[Result] | None"  # None: the item is read when it is taken, in the caller's thread
     num_bytes: int
 
     @property
@@ -35,10 +35,10 @@ class _Pending(NamedTuple, Generic[Item, Result]):
 class Prefetcher(Generic[Item, Result]):
     """Applies `read` to the items of `source` in threads, up to `ahead` items before they are taken.
 
-    It stops earlier when the `num_bytes` of the items reach `ahead_bytes`. Items are drawn from `source` in the
-    caller's thread or, if the source `may_wait`, in a thread of its own. Items that are not `shareable` are read in the
-    caller's thread. `take` raises what `read` raises, and, after all earlier items, what `source` raises. Leaving the
-    context does not wait for readings, which may hang.
+    Fewer items are read ahead if their `num_bytes` reach `ahead_bytes` in total. Items are drawn from `source` in the
+    caller's thread, or, with `may_wait`, in a separate thread. Items that are not `shareable` are read in the caller's
+    thread. `take` raises the exceptions of `read`, and, after all earlier items, the exception of `source`. Leaving the
+    context does not wait for running reads, which may hang.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Prefetcher(Generic[Item, Result]):
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
         self._num_bytes, self._ahead_bytes, self._stop = num_bytes, ahead_bytes, stop
-        self._changed = threading.Condition()  # guards what follows; not held while something is drawn or read
+        self._changed = threading.Condition()  # guards the following fields; not held while an item is drawn or read
         self._pending: list[_Pending[Item, Result]] = []  # in the order they were drawn
         self._pending_bytes = 0
-        self._room = 0  # how many may be pending
-        self._has_ended = False  # the source
-        self._failure: BaseException | None = None  # why, if it ended with an exception
+        self._room = 0  # how many items may be pending
+        self._has_ended = False  # whether the source has ended
+        self._failure: BaseException | None = None  # the exception with which the source ended, if any
         self._is_closed = False
-        self.is_exhausted = False  # everything was taken and nothing is left to raise; set by `take`
+        self.is_exhausted = False  # all results were taken and no exception is left to raise; set by `take`
         self._pool = ThreadPoolExecutor(num_threads or num_reading_threads(), thread_name_prefix="read")
-        # Not one of the pool's, which the interpreter waits for when it ends.
+        # Not a thread of the pool, because the interpreter waits for those at exit.
         self._drawer = threading.Thread(target=self._draw_apart, name="draw", daemon=True) if may_wait else None
         if self._drawer is not None:
             self._drawer.start()
 
     def take(self, count: int, *, at_least: int | None = None) -> list[Result]:
-        """Up to `count` results that are ready, the oldest first; a slow reading does not delay the others.
+        """Return up to `count` results that are ready, the oldest first; a slow read does not delay the others.
 
-        Waits until `at_least` (default: `count`) are ready or no more will come. After a second, or while nothing is
-        pending, one is enough. Does not wait once `stop` returns True.
+        Waits until `at_least` (default: `count`) results are ready or no more will come. After a second, or while
+        nothing is pending, one result is enough. Does not wait once `stop` returns True.
         """
         results: list[Result] = []
         wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
@@ -99,7 +99,7 @@ class Prefetcher(Generic[Item, Result]):
         return results
 
     def close(self, *, wait: bool = True) -> None:
-        """Drop what was not taken. May be repeated. With `wait`, no thread is left."""
+        """Drop results that were not taken. May be called repeatedly. With `wait`, all threads have ended on return."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class Prefetcher(Generic[Item, Result]):
         return self._pending_bytes < self._ahead_bytes or not self._pending
 
     def _fill(self, number: int) -> None:
-        """Draw until `number` items are pending, or at least one and they hold too many bytes."""
+        """Draw until `number` items are pending, or until at least one is pending and the limit of bytes is reached."""
         with self._changed:
             self._room = number
             self._changed.notify_all()
@@ -135,14 +135,14 @@ class Prefetcher(Generic[Item, Result]):
         try:
             while self._wait_for_room():
                 self._draw()
-        except BaseException as failure:  # whatever it is, waiting has to end
+        except BaseException as failure:  # of any kind: `take` must not wait for ever
             self._end(failure)
         finally:
             if isinstance(self._source, Generator):
                 self._source.close()
 
     def _wait_for_room(self) -> bool:
-        """Wait for room; whether more is to be drawn."""
+        """Wait until more items may be pending; returns whether to draw another one."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room or self._has_ended or self._is_closed)
             return not (self._has_ended or self._is_closed or self._stop())

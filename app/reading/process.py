@@ -1,4 +1,4 @@
-"""A reading process as its parent handles it: start, request, end. No wait is without a limit."""
+"""The parent's side of a reading process: start, request, end."""
 
 import dataclasses
 import json
@@ -27,9 +27,9 @@ from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.child_process import ChildProcess
 
 ENTRY = "llama_adapter.app.reading.child:run"
-# One thread each, since there is a process per thread. glibc keeps up to 128 MiB between pictures: by default it gives
-# pages back after each one and has them cleared again for the next, a tenth of the time of drawings and a fifth of that
-# of large photographs.
+# One thread per process, because there is one process per reading thread. glibc keeps up to 128 MiB between pictures.
+# By default, it returns pages to the system after each picture, and the system clears them again for the next one. That
+# takes a tenth of the time for drawings and a fifth of the time for large photographs.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -37,31 +37,31 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": f"{64 * 2**20}",
     "MALLOC_TRIM_THRESHOLD_": f"{128 * 2**20}",
     "MALLOC_TOP_PAD_": f"{16 * 2**20}",
-    # glibc overwrites what it hands out. Some decoders leave parts of a damaged picture as memory was: it may hold
-    # another client's picture, and the pixels differ from run to run.
+    # glibc overwrites memory that it allocates. Some decoders leave parts of a damaged picture uninitialised. Such
+    # memory may contain another client's picture, and the pixels would differ from run to run.
     "MALLOC_PERTURB_": "255",
 }
 REAP_LIMIT_S = 1.0
-TICK_S = 0.05  # between two calls of `keep_waiting`
-SLOW_NICENESS = 5  # about a quarter of the processor time of what runs beside it
-# A process that holds more memory than this after a picture is replaced, so that one picture's memory is given back.
+TICK_S = 0.05  # interval between calls of `keep_waiting`
+SLOW_NICENESS = 5  # about a quarter of the processor time of other processes
+# A process that uses more memory than this after a picture is replaced, so that the memory is released.
 MAX_KEPT_BYTES = 384 * 2**20
-_CHECK_MEMORY_AFTER_MS = 100.0  # pictures read sooner have not filled much
+_CHECK_MEMORY_AFTER_MS = 100.0  # pictures that are read faster have not used much memory
 
-# Called during a reading, with the process and the processor seconds it has used for this picture. What it raises ends
-# the reading.
+# Called during a reading, with the process and the processor seconds it has used for this picture. An exception that it
+# raises ends the reading.
 KeepWaiting = Callable[["ReadingProcess", float], None]
 
 
 class ReadingProcess:
-    """A process that reads pictures, for one caller at a time. After an error it can only be ended."""
+    """A process that reads pictures, for one caller at a time. After an error, it must be ended."""
 
     def __init__(self, spec: CaptionerSpec, *, size: int, memory_bytes: int | None, limits: PictureLimits) -> None:
-        """Starts it without waiting for it. Raises OSError."""
+        """Start the process without waiting for it. Raises OSError."""
         self._size, self._folder = size, _current_folder()
-        self.is_ready = False  # has started, and said so
-        self.is_spent = False  # reads well, but should be replaced: its priority is low, or it holds much memory
-        self.digest = ""  # of the picture that is read, as far as it is known
+        self.is_ready = False  # whether it has reported that it is ready
+        self.is_spent = False  # it works, but should be replaced: its priority is low, or it uses much memory
+        self.digest = ""  # of the picture that is being read; "" until known
         about = (size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
         self._child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
         self._connection = self._child.connection
@@ -71,7 +71,7 @@ class ReadingProcess:
         return self._child.process.pid
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Wait until it has started. Raises as `read`, also if it has ended since."""
+        """Wait until the process is ready. Raises the errors of `read`, also if the process has ended since."""
         if not self.is_ready:
             self._receive_head(time.monotonic() + timeout_s)
             self.is_ready = True
@@ -90,8 +90,8 @@ class ReadingProcess:
     ) -> PictureReading:
         """Read one picture.
 
-        Raises TimeoutError when `timeout_s` is over, ConnectionError when the process has ended, ChildProcessError when
-        its reply is malformed, and what `wants_pixels` and `keep_waiting` raise.
+        Raises TimeoutError after `timeout_s`, ConnectionError if the process has ended, ChildProcessError if its reply
+        is malformed, and the exceptions of `wants_pixels` and `keep_waiting`.
         """
         self.digest = ""
         started = time.perf_counter()
@@ -108,7 +108,7 @@ class ReadingProcess:
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
-            deadline = None if deadline is None else deadline + time.monotonic() - asked  # our own time does not count
+            deadline = None if deadline is None else deadline + time.monotonic() - asked  # this time does not count
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
             if keep_waiting is not None:
                 self._wait(keep_waiting, deadline=deadline)
@@ -128,17 +128,17 @@ class ReadingProcess:
         )
 
     def slow_down(self) -> None:
-        """Lower its priority for good; it cannot be raised again, so the process is spent."""
+        """Lower the process's priority. It cannot be raised again, so the process is marked as spent."""
         self.is_spent = True
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
 
     def kill(self) -> None:
-        """Send SIGKILL; a process that hangs in the system ends later. Thread-safe."""
+        """Send SIGKILL. A process that hangs in the operating system ends later. Thread-safe."""
         self._child.process.kill()
 
     def end(self) -> bool:
-        """Kill it and release its resources here; returns whether it has ended. Can be called again."""
+        """Kill the process and release its resources; returns whether it has ended. Can be called again."""
         self._child.process.kill()
         self._connection.close()
         is_gone = self._child.has_ended(within_s=REAP_LIMIT_S)
@@ -147,20 +147,20 @@ class ReadingProcess:
         return is_gone
 
     def has_gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
         return self._child.has_ended()
 
     def let_go(self) -> None:
-        """In a forked process: close what was inherited; the child belongs to the other process."""
+        """In a forked process: close inherited descriptors. The reading process belongs to the other process."""
         self._child.disown()
 
     @property
     def said(self) -> str:
-        """The last line that it wrote on stdout or stderr, after `end`."""
+        """The last line that the process wrote to stdout or stderr; available after `end`."""
         return self._child.said
 
     def how_it_ended(self) -> str:
-        """In words, after it ended by itself: "by SIGSEGV"."""
+        """How a process ended by itself, in words such as "by SIGSEGV"."""
         self._child.has_ended(within_s=REAP_LIMIT_S)
         return self._child.how_it_ended() or "amid a reply"
 
@@ -171,7 +171,7 @@ class ReadingProcess:
                 self._connection.sendall(part)
 
     def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
-        """Wait until something can be received or the deadline has passed."""
+        """Wait until data can be received. Raises TimeoutError after the deadline."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
@@ -183,7 +183,7 @@ class ReadingProcess:
             keep_waiting(self, cpu_s - cpu_before)
 
     def _cpu_seconds(self) -> float:
-        """Processor seconds since its start; without /proc, those of the clock."""
+        """Processor seconds since the process started; without /proc, seconds of the clock."""
         with suppress(OSError, IndexError, ValueError):
             fields = Path(f"/proc/{self.process_id}/stat").read_bytes().rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -201,7 +201,7 @@ class ReadingProcess:
         try:
             head = ReplyHead.decode(content, max_side=max_side)
         except ValueError as error:
-            raise ChildProcessError(f"its reply is none of a reading process: {error}") from None
+            raise ChildProcessError(f"it is not a reply of a reading process: {error}") from None
         self.digest = head.digest
         return head
 
@@ -222,7 +222,7 @@ class ReadingProcess:
                 self._connection.settimeout(_remaining(deadline))
                 count = self._connection.recv_into(view)
                 if not count:
-                    self._child.has_ended(within_s=REAP_LIMIT_S)  # so that the error says how
+                    self._child.has_ended(within_s=REAP_LIMIT_S)  # collects the exit status for the message
                     raise ConnectionAbortedError("it closed the connection")
                 view = view[count:]
 
@@ -239,7 +239,7 @@ def _socket_errors() -> Iterator[None]:
 
 
 def _remaining(deadline: float | None) -> float | None:
-    """Seconds for one call; never 0, so that what has arrived is still taken."""
+    """Timeout in seconds for one call. It is never 0, so that data that has arrived is still received."""
     return None if deadline is None else max(1e-3, deadline - time.monotonic())
 
 

@@ -1,4 +1,4 @@
-"""A pool of reading processes, lent to threads one by one and replaced after errors."""
+"""A pool of reading processes. A thread borrows one process at a time; processes are replaced after errors."""
 
 import os
 import threading
@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from llama_adapter.app.reading.process import ReadingProcess
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-START_LIMIT_S = 120.0  # importing takes 0.2 s, but from a cold network disk much longer
-START_PAUSE_S = 0.2  # after a start that failed: the system may be short of processes for a moment
+START_LIMIT_S = 120.0  # imports take 0.2 s, but much longer from a cold network disk
+START_PAUSE_S = 0.2  # pause after a failed start: the system may be short of processes for a moment
 MAX_FAILED_STARTS = 3  # in a row
 MAX_UNENDING = 32
 
@@ -21,9 +21,9 @@ class ReadingProcessError(LlamaAdapterError):
 
 
 class ReadingCrew:
-    """At most `num_processes` processes made by `start`. `num_kept` of them (default: all) are kept ready.
+    """Has at most `num_processes` processes, which `start` makes. `num_kept` of them (default: all) are kept ready.
 
-    Thread-safe. A forked process gets reading processes of its own.
+    Thread-safe. A forked process starts its own reading processes.
     """
 
     def __init__(self, start: Callable[[], ReadingProcess], *, num_processes: int, num_kept: int | None = None) -> None:
@@ -38,30 +38,33 @@ class ReadingCrew:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self._num_processes)
-        self._idle: list[ReadingProcess] = []  # the last is lent next, so that its caches are warm
+        self._idle: list[ReadingProcess] = []  # the last one is lent next, because its caches are warm
         self._members: set[ReadingProcess] = set()  # idle or lent
-        self._unending: list[ReadingProcess] = []  # killed, and still hanging in the operating system
+        self._unending: list[ReadingProcess] = []  # killed, but still hanging in the operating system
         self._num_failed_starts = 0
-        # For a pool that is not closed, and for the end of the interpreter.
+        # Ends the processes if the pool was not closed, and at the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end_all, self._members)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The ids of the running processes, in no order."""
+        """The ids of the running processes, in arbitrary order."""
         with self._lock:
             return tuple(process.process_id for process in self._members)
 
     def start(self) -> None:
-        """Start the processes that are kept ready, without waiting for them. A failure is raised when one is needed."""
+        """Start the processes that are kept ready, without waiting for them.
+
+        If that fails, the error is raised later, when a process is needed.
+        """
         with self._lock, suppress(OSError):
             while not self._is_closed and self._num_good() < self._num_kept:
                 self._idle.insert(0, self._started())
 
     @contextmanager
     def lent(self) -> Iterator[ReadingProcess]:
-        """A started process. It is replaced after an exception in the block, and when it is spent.
+        """Lend a started process. It is replaced after an exception in the block, and when it is spent.
 
-        Raises `ReadingProcessError` where none can be started, RuntimeError after closing.
+        Raises `ReadingProcessError` if no process can be started, RuntimeError after closing.
         """
         with self._places:
             process = self._ready()
@@ -77,12 +80,12 @@ class ReadingCrew:
                 self._idle.append(process)
 
     def close(self) -> None:
-        """End all processes, also those that are lent. May be repeated."""
+        """End all processes, including lent ones. May be called repeatedly."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for process in self._members:
-                process.kill()  # its borrower notices, and ends it
+                process.kill()  # the borrowing thread notices it, and ends the process
         for process in idle:
             self._discard(process)
         with self._lock:
@@ -90,12 +93,12 @@ class ReadingCrew:
                 self._finalizer()
 
     def check_open(self) -> None:
-        """Raises RuntimeError after closing."""
+        """Raise RuntimeError after closing."""
         if self._is_closed:
             raise RuntimeError("This reader of pictures was closed")
 
     def forget(self) -> None:
-        """In a process that was just forked, with this thread only: the processes belong to the parent."""
+        """Called in a forked process, which has only this thread: leave the reading processes to the parent."""
         self._finalizer.detach()
         for process in (*self._members, *self._unending):
             process.let_go()

@@ -1,4 +1,4 @@
-"""Reads one picture into the square of pixels that the encoder takes, or into an error. Thread-safe."""
+"""Reads one picture into a square of pixels for the encoder, or into an error. Thread-safe."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ _HAS_ENCODER: Final = (
     "the prefix file as encoder."
 )
 
-# Of `AnswerError` for one picture, beside `vision.errors.PICTURE_ERROR_CODES`.
+# Codes of `AnswerError` for one picture, in addition to `vision.errors.PICTURE_ERROR_CODES`.
 TIMEOUT: Final = "timeout"  # it was not read in time
 CRASHED: Final = "crashed"  # the process that read it ended
 
@@ -49,14 +49,17 @@ class PictureLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureReading:
-    """The result of reading one picture: its pixels, or an error. A text has a `TextPrefix` as its digest."""
+    """The result of reading one picture: its pixels, or an error.
 
-    digest: str = ""  # SHA-256 of the file's bytes in hex; empty when they could not be read
-    pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) of a view
-    encoded: StoredPicture | None = None  # in place of pixels, from a prefix file
+    For a prompt without a picture, `digest` is a `TextPrefix`.
+    """
+
+    digest: str = ""  # SHA-256 of the file's bytes in hexadecimal; "" if they could not be read
+    pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) for a view
+    encoded: StoredPicture | None = None  # from a prefix file, instead of pixels
     error: AnswerError | None = None
     elapsed_ms: float = 0.0
-    width: int = 0  # of the whole picture, in pixels; 0 without pixels
+    width: int = 0  # of the original picture, in pixels; 0 without pixels
     height: int = 0
 
     @property
@@ -67,7 +70,7 @@ class PictureReading:
 
     @property
     def content(self) -> np.ndarray | StoredPicture | TextPrefix:
-        """What is encoded, of a reading without error: pixels, or what stands for a picture."""
+        """What to encode, for a reading without error: pixels, a stored picture, or a text prefix."""
         if self.pixels is not None:
             return self.pixels
         if self.encoded is not None:
@@ -77,7 +80,7 @@ class PictureReading:
 
 
 class Reader(Protocol):
-    """Reads pictures, here or in other processes. Any number of threads may call `read` at once."""
+    """Reads pictures, in this process or in others. Any number of threads may call `read` at once."""
 
     def read(
         self,
@@ -87,16 +90,16 @@ class Reader(Protocol):
         wants_pixels: Callable[[str], bool] | None = None,
         side: int | None = None,
     ) -> PictureReading:
-        """Read one picture; what is wrong with it comes back as `error`. Messages call bytes by `name`.
+        """Read one picture; problems are returned as `error`. Messages use `name` for pictures given as bytes.
 
         `wants_pixels` is called with the digest before anything is decoded. If it returns False, nothing is decoded.
-        With `side`, the pixels are a view for people, upright and at most `side` pixels wide and high, in place of the
+        With `side`, the pixels are a view for display, upright and at most `side` pixels wide and high, instead of the
         encoder's square.
         """
         ...
 
     def close(self) -> None:
-        """Release threads, processes and files. May be repeated."""
+        """Release threads, processes and files. May be called repeatedly."""
         ...
 
 
@@ -108,9 +111,9 @@ class PictureReader:
 
     def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits | None = None) -> None:
         self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
-        # Models of blue-green-red order were trained with OpenCV, which converts to plain colours before resizing.
+        # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
-        # Twice the size, so that the last step still averages.
+        # Twice the size, so that the final resize still averages pixels.
         self._least_side = 2 * size if spec.reading == "fast" else None
 
     def read(
@@ -137,7 +140,7 @@ class PictureReader:
             if isinstance(source, FileSlice):
                 source = source.read(max_bytes=max_bytes)
             elif wants_pixels is not None and isinstance(source, (str, os.PathLike)):
-                # The file's bytes first, so that they are hashed before they are decoded.
+                # The file is read first, so that its bytes are hashed before they are decoded.
                 name, source = shown_name(source), read_picture_file(source, max_bytes=max_bytes)
             if wants_pixels is not None and isinstance(source, bytes) and source:
                 digest = hashlib.sha256(source).hexdigest()
@@ -165,7 +168,7 @@ class PictureReader:
         """Nothing to release."""
 
     def _encoded(self, source: PrefixRow) -> StoredPicture:
-        """Raises `PictureError`, also for prefixes of another encoding than the captioner was loaded for."""
+        """Read a row. Raises `PictureError`, also if the row's encoding is not the one the captioner was loaded for."""
         if self._spec.vision_kind != "prefixes" or self._spec.encoder is None:
             raise PictureError("unsupported", _HAS_ENCODER)
         try:
@@ -185,7 +188,7 @@ def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
         return view_pixels(loaded.image, side=side)
     except MemoryError:
         raise PictureError("too_large", f"There is not enough memory to show {loaded.name}; make it smaller.") from None
-    except Exception as error:  # Pillow fails with many types at a mode that it does not convert
+    except Exception as error:  # Pillow raises many types for a mode that it cannot convert
         raise PictureError(
             "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."
         ) from None

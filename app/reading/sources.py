@@ -1,4 +1,4 @@
-"""A picture's bytes as a part of a file, such as an archive. Plain values; decodes nothing."""
+"""Sources of pictures, such as a part of an archive file. Plain values; decodes nothing."""
 
 import os
 import zlib
@@ -13,17 +13,18 @@ from llama_adapter.vision.image import PictureSource
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Bytes within a file, such as a member of an uncompressed tar."""
+    """A range of bytes in a file, such as a member of an uncompressed tar archive."""
 
     path: str
     offset: int
     num_bytes: int
-    header: int | None = None  # CRC-32 of the tar header that stood before them; None: not known
+    header: int | None = None  # CRC-32 of the tar header before the bytes; None: unknown
 
     def read(self, *, max_bytes: int) -> bytes:
-        """The bytes. Raises `PictureError` if they are unreadable, more than `max_bytes`, or if the header has changed.
+        """Read the bytes. Raises `PictureError` if they are unreadable or more than `max_bytes`, or if the header
+        changed.
 
-        In an archive that was replaced, another picture may be at this offset.
+        The header is checked because a replaced archive may have another picture at this offset.
         """
         name = f"`{shown_name(self.path)}`"
         if self.num_bytes > max_bytes:

@@ -1,4 +1,4 @@
-"""Pictures as people look at them: small, and as addresses of pages. No model, no limits of files."""
+"""Pictures for display: reduced views, and data URIs for pages. Knows no model and no file limits."""
 
 import base64
 from io import BytesIO
@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
-BACKGROUND: Final = (128, 128, 128)  # of transparent pictures in a view
+BACKGROUND: Final = (128, 128, 128)  # behind transparent pictures in a view
 
 
 def data_address(image: Image.Image) -> str:
-    """An RGB image as a `data:image/jpeg;base64,...` address."""
+    """An RGB image as a data URI, `data:image/jpeg;base64,...`."""
     file = BytesIO()
     image.save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")
@@ -20,7 +20,8 @@ def data_address(image: Image.Image) -> str:
 def view_pixels(image: Image.Image, *, side: int) -> np.ndarray:
     """Pixels uint8 (H, W, 3), RGB, of the picture reduced to at most `side` pixels in width and height.
 
-    Deep grey is spread over the values that occur. Raises what Pillow raises for a mode that it does not convert.
+    Grey pictures of more than 8 bits are scaled to the range of values that occur. Raises the exceptions of Pillow for
+    a mode that it cannot convert.
     """
     if image.mode.startswith(("I", "F")):
         return _deep_grey(image, side=side)

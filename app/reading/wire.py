@@ -1,7 +1,7 @@
-"""Messages to and from reading processes, as bytes with heads of fixed size. Plain functions.
+"""Messages to and from reading processes, as bytes with headers of fixed size. Plain functions.
 
-Replies are not trusted, as a hostile file may have taken the process over: every field of the head is checked, and
-what follows is a text of bounded length or exactly the pixels.
+Replies are not trusted, because a hostile file may have taken over the process. Every field of the header is checked,
+and the body is a text of bounded length or exactly the pixels.
 """
 
 import pickle
@@ -17,71 +17,72 @@ MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST
 
 _REQUEST = struct.Struct("<IQ")  # bytes of the pickled request, bytes of the picture
-# Kind, whether the digest is known, error, digest, bytes that follow, the picture's width and height, rows and columns.
+# Kind, whether the digest is known, error code, digest, body size in bytes, the picture's width and height, rows,
+# columns.
 _REPLY = struct.Struct("<BBBx32sIIIHH")
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
 _NO_DIGEST = bytes(32)
 
 
 class ReplyKind(IntEnum):
-    """What a reply is."""
+    """The kind of a reply."""
 
     READY = 1  # the process has started
-    DIGEST = 2  # of the picture; it waits for WANTED or NOT_WANTED
-    DONE = 3  # pixels, or an error's message, or neither: nothing was wanted but the digest
+    DIGEST = 2  # has the picture's digest; the process then waits for WANTED or NOT_WANTED
+    DONE = 3  # has pixels, or an error message, or neither if only the digest was wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to read, and in which folder."""
+    """The picture to read, and the folder to read it in."""
 
     source: str | FileSlice | bytes
     name: str | None
-    asks_first: bool  # whether it sends the digest and waits before decoding
-    folder: str | None  # to change to before; None: stay
-    side: int | None = None  # of the view that is wanted, in pixels; None: the encoder's square
+    asks_first: bool  # whether the process sends the digest and waits before decoding
+    folder: str | None  # the current folder to change to first; None: no change
+    side: int | None = None  # longest side of a view, in pixels; None: the encoder's square
 
     def encode(self) -> tuple[bytes, bytes]:
-        """The head with what describes the request, and the picture's bytes, which may be many."""
+        """The header with the description of the request, and the picture's bytes, which may be large."""
         data = self.source if isinstance(self.source, bytes) else b""
         packed = pickle.dumps(replace(self, source=b"") if data else self)
         return _REQUEST.pack(len(packed), len(data)) + packed, data
 
     @staticmethod
     def decode(packed: bytes, data: bytes) -> "Request":
-        """From the description and the picture's bytes. Both are trusted: they come from the parent."""
+        """Make a request from its description and the picture's bytes. Both come from the parent and are trusted."""
         request: Request = pickle.loads(packed)
         return replace(request, source=data) if data else request
 
 
 def request_sizes(head: bytes) -> tuple[int, int]:
-    """Bytes of the description and of the picture."""
+    """Sizes in bytes of the description and of the picture."""
     num_packed, num_data = _REQUEST.unpack(head)
     return num_packed, num_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyHead:
-    """The fixed part of a reply. What follows is the message where there is a code, else the pixels."""
+    """The fixed part of a reply. The body is the message if there is a code, else the pixels."""
 
     kind: ReplyKind
-    digest: str = ""  # as hex; empty when it is not known
+    digest: str = ""  # hexadecimal; "" if unknown
     code: PictureErrorCode | None = None
-    num_bytes: int = 0  # that follow
+    num_bytes: int = 0  # size of the body
     size: tuple[int, int] = (0, 0)  # width and height of the whole picture, in pixels
-    shape: tuple[int, int] = (0, 0)  # rows and columns of the pixels that follow, three bytes each
+    shape: tuple[int, int] = (0, 0)  # rows and columns of the pixels in the body, three bytes each
 
     def encode(self) -> bytes:
-        """The bytes."""
+        """The header as bytes."""
         code = 0 if self.code is None else 1 + PICTURE_ERROR_CODES.index(self.code)
         digest = bytes.fromhex(self.digest) or _NO_DIGEST
         return _REPLY.pack(self.kind, bool(self.digest), code, digest, self.num_bytes, *self.size, *self.shape)
 
     @classmethod
     def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
-        """Check every field. Raises ValueError for values that our reading processes never send.
+        """Decode a header and check every field. Raises ValueError for values that reading processes never send.
 
-        `max_side` bounds rows and columns of the pixels.
+        `max_side` is the limit for rows and columns of the pixels.
         """
         kind, has_digest, code, digest, num_bytes, width, height, rows, columns = _REPLY.unpack(head)
         is_done = kind == ReplyKind.DONE
@@ -106,10 +107,10 @@ class ReplyHead:
 
 
 def encode_message(message: str) -> bytes:
-    """An error's message, cut to the length of a reply."""
+    """An error message as bytes, cut to the maximum length."""
     return message.encode(errors="backslashreplace")[:MAX_MESSAGE_BYTES]
 
 
 def decode_message(message: bytes | bytearray) -> str:
-    """The text, safe for a terminal: control characters become escapes. Never fails."""
+    """The message as text, safe for a terminal: control characters are escaped. Never raises."""
     return shown_text(message.decode(errors="replace"))

@@ -1,1 +1,1 @@
-"""Records: their format, files of them, and what such files answer already."""
+"""Records: their format, their files, and an index of the questions that files answer already."""

@@ -1,4 +1,4 @@
-"""Appends records to a file so that no crash, full disk or second writer loses any."""
+"""Appends records to a file, so that no record is lost by a crash, a full disk or a second writer."""
 
 import errno
 import fcntl
@@ -34,9 +34,9 @@ class RecordFileLockedError(RecordFileError):
 
 
 def open_records(out: str) -> "RecordWriter":
-    """The writer of a job's records. If `out` is a folder or ends with a slash, it appends to the folder's last part.
+    """Open the writer of a job's records. If `out` is a folder or ends with a slash, it appends to the last part there.
 
-    Parts are called part-00000.jsonl and so on. Raises as `RecordWriter` and `read_manifest` do.
+    Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter` and `read_manifest`.
     """
     path, older = Path(out), tuple[Path, ...]()
     if out.endswith(("/", os.sep)) or path.is_dir():
@@ -47,7 +47,7 @@ def open_records(out: str) -> "RecordWriter":
     writer = RecordWriter(path, older=older)
     try:
         if writer.is_durable:
-            read_manifest(out)  # a broken one is refused before anything is thrown away
+            read_manifest(out)  # raises for a broken manifest, before any record is deleted
     except BaseException:
         writer.close()
         raise
@@ -55,20 +55,22 @@ def open_records(out: str) -> "RecordWriter":
 
 
 class RecordWriter:
-    """Appends records to a file; what was written before survives a crash.
+    """Appends records to a file. Records that were written survive a crash.
 
-    Opening creates the file, locks it (flock) and repairs a last line that a crash left torn: a whole record gets its
-    line feed (`repair` is "completed"), a torn one is cut off ("dropped"). Every record reaches the operating system at
-    once. Records are synced to the disk after every `sync_every` of them, after two seconds, and at the end; the file
-    is then compared with its path. A record that cannot be written whole is taken back. A new file that stays empty is
-    removed. Pipes and devices such as /dev/stdout are only written to.
+    Opening creates the file, locks it (flock) and repairs a last line without line feed, as a crash may leave it: a
+    complete record gets its line feed (`repair` is "completed"), an incomplete one is cut off ("dropped"). Every record
+    is passed to the operating system immediately. Records are synced to disk after every `sync_every` records, after
+    two seconds, and at the end. At each sync, the file is compared with its path. If a record cannot be written
+    completely, the written part is removed. A new file that stays empty is deleted. Pipes and devices such as
+    /dev/stdout are only written to.
 
-    Raises `RecordFileLockedError`, `RecordFileError` for a file of something else (which is left alone),
-    `RecordFileLostError` if another program removes, replaces or changes the file during the run, and OSError.
+    Raises `RecordFileLockedError` if another run writes to the file, `RecordFileError` for a file with other content
+    (which is left unchanged), `RecordFileLostError` if another program removes, replaces or changes the file during the
+    run, and OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
-        """`older`: files of the same folder that earlier runs filled; they are read and cleared with this one."""
+        """`older` are files of earlier runs in the same folder. They are read and cleared together with this file."""
         if sync_every < 1:
             raise ValueError(f"sync_every must be at least 1, got {sync_every}")
         self.path = Path(path)
@@ -101,7 +103,7 @@ class RecordWriter:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of records, oldest first; none for pipes and devices."""
+        """All files of records, oldest first; empty for pipes and devices."""
         return (*self._older, self.path) if self.is_durable else ()
 
     def write(self, record: Record) -> None:
@@ -114,7 +116,7 @@ class RecordWriter:
         except BrokenPipeError:
             raise
         except OSError as error:
-            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other writer
+            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other program wrote
                 self._file.truncate(self._end)  # works on a full disk
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.num_written += 1
@@ -125,7 +127,7 @@ class RecordWriter:
                 self.sync()
 
     def sync(self) -> None:
-        """Make everything written durable. Raises `RecordFileLostError`, once, if the file is not in its place."""
+        """Sync everything written to disk. Raises `RecordFileLostError`, only once, if the file is not at its path."""
         if not self.is_durable:
             return
         os.fsync(self._file.fileno())
@@ -134,7 +136,7 @@ class RecordWriter:
             self._is_name_synced = True
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
-            self._is_checked = False  # raised once
+            self._is_checked = False  # the error is raised only once
             try:
                 check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
             except RecordFileLostError as error:
@@ -150,7 +152,7 @@ class RecordWriter:
         if not self.is_durable:
             return
         for part in self._older:
-            with RecordWriter(part) as writer:  # refuses other files and other writers
+            with RecordWriter(part) as writer:  # raises for other files and other writers
                 writer.clear()
             part.unlink()
         self._older = ()
@@ -158,7 +160,7 @@ class RecordWriter:
         self._end = 0
 
     def close(self) -> None:
-        """Make everything written durable and close the file; further calls do nothing. Raises as `sync`."""
+        """Sync everything written and close the file. Further calls do nothing. Raises the errors of `sync`."""
         if self._file.closed:
             return
         try:
@@ -171,9 +173,9 @@ class RecordWriter:
             self._file.close()
 
     def _open(self) -> BinaryIO:
-        """The file, locked. If its last writer has removed it, the name is opened again."""
+        """Open and lock the file. If its last writer has removed it meanwhile, the path is opened again."""
         while True:
-            # "a+b": repair reads the file. Devices and pipes cannot be opened for both.
+            # "a+b", because repair reads the file. Devices and pipes cannot be opened for reading and writing.
             file = open(self.path, "a+b" if self.is_durable else "ab", buffering=0)  # noqa: SIM115 - closed by close()
             if not self.is_durable:
                 return file
@@ -208,16 +210,16 @@ def _locked(file: BinaryIO, path: Path) -> bool:
 
 
 def _repair(file: BinaryIO, path: Path) -> str | None:
-    """Repair the last line: "completed", "dropped", or None if nothing was wrong.
+    """Repair the last line. Returns "completed", "dropped", or None if there was nothing to repair.
 
-    Raises RecordFileError, and changes nothing, if it is neither a whole record nor the beginning of one.
+    Raises RecordFileError, and changes nothing, if the line is neither a complete record nor the beginning of one.
     """
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return None
     file.seek(0)
     first_line = _read_line(file)
-    # Only a file of ours may be cut: a picture named by mistake must not lose its tail.
+    # Only a file of records may be cut. A picture that was named by mistake must not be damaged.
     if parse_record(first_line) is None and (first_line.endswith(b"\n") or not is_begun(first_line)):
         raise no_records(path, where="line 1", line=first_line)
     start = _start_of_last_line(file)
@@ -242,7 +244,7 @@ def _repair(file: BinaryIO, path: Path) -> str | None:
 
 
 def _read_line(file: BinaryIO) -> bytes:
-    """A line, read up to `MAX_RECORD_BYTES`. `readline` of an unbuffered file reads byte by byte."""
+    """Read a line of up to `MAX_RECORD_BYTES`. On unbuffered files, `readline` would read byte by byte."""
     line = bytearray()
     while b"\n" not in line[-65536:] and len(line) <= MAX_RECORD_BYTES and (more := file.read(65536)):
         line += more
@@ -251,7 +253,7 @@ def _read_line(file: BinaryIO) -> bytes:
 
 
 def _start_of_last_line(file: BinaryIO) -> int:
-    """Offset behind the last line feed, searched from the end of the file."""
+    """Offset after the last line feed, searched from the end of the file."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = file.seek(max(0, end - 65536))

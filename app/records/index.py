@@ -1,4 +1,4 @@
-"""Which questions files of records answer already, in 38 bytes of memory per record."""
+"""An index of the questions that files of records answer already. It takes 38 bytes of memory per record."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from llama_adapter.app.records.record import Record, may_be_escaped, read_record
 
 State = Literal["answered", "failed"]
 
-# Records under other names that are looked at; a picture with more copies than that is answered again.
+# Number of records under other names that are examined. A picture with more copies may be answered again.
 _MAX_DOUBTS = 16
 
 
 class RecordIndex:
-    """The records of some files; each answers for one picture and prompt. Thread-safe; can be pickled.
+    """The records of some files. Each record answers one prompt about one picture. Thread-safe; can be pickled.
 
-    A record belongs to a picture if it has its id and its name. A record of the same id under another name counts too
-    if no file of that name exists, or if it is another spelling of the picture's path: renamed and moved pictures are
-    not answered again. If both files exist, they are copies, and each gets its own record.
+    A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
+    no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
+    are not answered again. If both files exist, they are copies, and each gets its own record.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Reads all files, oldest first. Raises `RecordFileError` and OSError."""
         self._paths = tuple(map(Path, paths))
         keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
-        superseded: dict[int, tuple[int, int, str]] = {}  # by name: place and run of the last such record
+        superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
                 keys += _key(record["id"], record["picture"])
@@ -58,7 +58,7 @@ class RecordIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, in bytes."""
+        """Size of the index in memory, in bytes."""
         kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
         return self._failed_names.nbytes + sum(part.nbytes for part in kept)
 
@@ -70,22 +70,22 @@ class RecordIndex:
         self._lock = threading.Lock()
 
     def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
-        """What is recorded under this id and name; "elsewhere": only under other names. Reads no file."""
+        """The state recorded for this id and name; "elsewhere" if only other names are recorded. Reads no file."""
         own, first, last = self._rows(_key(record_id, picture))
         if not own:
             return "elsewhere" if last > first else None
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
 
     def has_failed(self, name: str) -> bool:
-        """Whether any question about a picture of this name has failed and was not answered since."""
+        """Whether any question about a picture with this name has failed and was not answered later."""
         first, last = _bounds(self._failed_names, np.uint64(name_key(name)), 0, len(self._failed_names))
         return last > first
 
     def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
-        """Whether a later run than that of the last record of `record_id` recorded `failure_id` for this picture.
+        """Whether `failure_id` was recorded for this picture in a later run than the last record of `record_id`.
 
-        That happens while its bytes are not readable; readers of the file then take the failure for the last word. A
-        failure of the same run belongs to another picture of this name, as in an archive.
+        That happens if the picture's bytes were unreadable in the later run. Readers of the file then treat the failure
+        as the latest result. A failure in the same run belongs to another picture with this name, as in an archive.
         """
         own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
         if not own or not failures:
@@ -96,7 +96,7 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
-        """Take the record of this picture, unless another picture took it; says what it holds.
+        """Claim the record of this picture, unless another picture has claimed it; returns its state.
 
         `path` is the picture's file, if it has one.
         """
@@ -104,7 +104,7 @@ class RecordIndex:
             return self._take(self._candidates(_key(record_id, picture), path))
 
     def claim_escaped(self, record_id: str, escaped: str) -> State | None:
-        """As `claim`, under the `picture_names.escaped_name` that earlier versions wrote."""
+        """As `claim`, for the `picture_names.escaped_name` that earlier versions wrote."""
         with self._lock:
             own, _, _ = self._rows(_key(record_id, escaped))
             return self._take(row for row in self._free(own) if may_be_escaped(self._record_of(row)))
@@ -116,13 +116,13 @@ class RecordIndex:
         return None
 
     def _free(self, rows: range) -> Iterator[int]:
-        """Rows that no picture has taken, answers first."""
+        """Rows that no picture has claimed, answers first."""
         return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
 
     def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
         own, first, last = self._rows(key)
         yield from self._free(own)
-        # numpy: there may be a hundred thousand copies of one picture.
+        # Done with numpy, because there may be a hundred thousand copies of one picture.
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
@@ -130,14 +130,14 @@ class RecordIndex:
                 yield row
 
     def _rows(self, key: bytes) -> tuple[range, int, int]:
-        """The rows of this id and name, and the bounds of all rows of this id."""
+        """The rows with this id and name, and the bounds of all rows with this id."""
         high, low, name = np.frombuffer(key, dtype=">u8").astype(np.uint64)
         first, last = _bounds(self._high, high, 0, len(self))
         first, last = _bounds(self._low, low, first, last)
         return range(*_bounds(self._name, name, first, last)), first, last
 
     def _place(self, row: int) -> tuple[int, int]:
-        """File and offset: ascending in time."""
+        """File number and offset, which are in the order of time."""
         return int(self._files[row]), int(self._offsets[row])
 
     def _record_of(self, row: int) -> Record:
@@ -146,7 +146,7 @@ class RecordIndex:
             return cast(Record, json.loads(file.readline()))
 
     def _drop_superseded(self, superseded: Mapping[int, tuple[int, int, str]]) -> None:
-        """Drop failures that have an answer of the same id and name, or that a record of a later run supersedes."""
+        """Drop failures that have an answer with the same id and name, or that a record of a later run supersedes."""
         for row in np.flatnonzero(self._has_failed).tolist():
             by = superseded.get(int(self._name[row]))
             if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
@@ -159,7 +159,7 @@ class RecordIndex:
 
 
 def _key(record_id: str, picture: str) -> bytes:
-    """24 bytes: the id (or its digest, if it is not 32 hex digits) and a digest of the name."""
+    """A key of 24 bytes: the id (or its digest, if it is not 32 hex digits) and a digest of the name."""
     try:
         own = bytes.fromhex(record_id)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What identifies a record: picture, prompt, model and settings. All ids of records come from here."""
+"""The identity of a record: picture, prompt, model and settings. All record ids are computed here."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ if TYPE_CHECKING:  # readers of records need no torch
 class RecordKey:
     """Everything an answer depends on, except the bytes of the picture. Equal ids mean the work is already done."""
 
-    picture: str  # its name, as the record has it
-    prompt: str  # as the record has it
+    picture: str  # its name in the record
+    prompt: str  # as in the record
     model_digest: str
     settings: Mapping[str, Any]  # JSON values, see `record_settings`; the order of the keys does not matter
 
     def id(self, digest: str) -> str:
-        """The record's id, 32 hex digits. `digest` is that of the picture's bytes, "" if they could not be read.
+        """The record's id, 32 hex digits. `digest` is the digest of the picture's bytes, "" if they could not be read.
 
-        Without a digest the name stands for the picture.
+        Without a digest, the name identifies the picture.
         """
         parts = [digest or f"name:{self.picture}", self.prompt, self.model_digest, dict(self.settings)]
         canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -43,7 +43,7 @@ def record_settings(
 ) -> dict[str, Any]:
     """The `settings` of a key. `spec` and `info` are those of the loaded model.
 
-    `form` ("instruction" or "raw") and `input` tell apart prompts that look alike in a record.
+    `form` ("instruction" or "raw") and `input` distinguish prompts that look the same in a record.
     """
     return {
         **sampling.settings(),
@@ -54,7 +54,7 @@ def record_settings(
         "dtype": info.dtype,
         "context": info.context,
         "channel_order": spec.channel_order,
-        # Absent by default, so that ids of earlier versions stay the same.
+        # Default values are left out, so that ids of earlier versions stay the same.
         **({} if spec.reading == "exact" else {"reading": spec.reading}),
         **({} if info.precision == "float" else {"precision": info.precision}),
         **({} if info.encoder is None else {"encoder": info.encoder}),

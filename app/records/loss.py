@@ -1,4 +1,4 @@
-"""Detects that another program removed, moved, replaced or changed a file of records during a run, and rescues it."""
+"""Detects that another program removed, moved, replaced or changed a file of records during a run, and saves it."""
 
 import itertools
 import os
@@ -16,11 +16,11 @@ _MOVE_BACK = f"move that file to where --out names it, or name it as --out; then
 
 
 class RecordFileLostError(RecordFileError):
-    """The file that a run writes is no longer what the user named; `hint` says what to do."""
+    """The file that a run writes to is no longer at the path that the user named. `hint` says what to do."""
 
 
 def is_at(path: Path, file: BinaryIO) -> bool | None:
-    """Whether a path leads to this open file; None if the system does not say."""
+    """Whether a path leads to this open file; None if the system cannot tell."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -35,7 +35,7 @@ def has_name(file: BinaryIO) -> bool:
 
 
 def is_standard_output(file: BinaryIO) -> bool:
-    """Whether an open file is also stdout or stderr of this process, which get more than records."""
+    """Whether an open file is also stdout or stderr of this process, which receive other output too."""
     here = os.fstat(file.fileno())
     for descriptor in (1, 2):
         with suppress(OSError):
@@ -45,10 +45,10 @@ def is_standard_output(file: BinaryIO) -> bool:
 
 
 def check_file(file: BinaryIO, *, path: Path, place: Path, num_bytes: int) -> None:
-    """Raise `RecordFileLostError` unless `path` leads to the open file, and that has `num_bytes` bytes.
+    """Raise `RecordFileLostError` unless `path` leads to the open file and the file has `num_bytes` bytes.
 
-    `place` is what `path` resolved to when the file was opened. A removed file is written there again; if that name is
-    taken, beside it; if its folder is gone, into the nearest folder that exists.
+    `place` is the resolved `path` at the time of opening. A removed file is written to `place` again; if that name is
+    taken, to another name in the same folder; if the folder is gone, to the nearest existing parent folder.
     """
     is_there = is_at(path, file)
     if is_there is None:
@@ -97,7 +97,7 @@ def _removed(file: BinaryIO, *, path: Path, place: Path) -> RecordFileLostError:
 
 
 def _write_again(file: BinaryIO, *, place: Path) -> Path:
-    """Write a removed file again, whole or not at all and never over another file; returns its path."""
+    """Write a removed file again, completely or not at all, and never over another file; returns its path."""
     folder = next(folder for folder in place.parents if folder.is_dir())
     others = (f"{place.stem}.rescued-{number}{place.suffix}" for number in itertools.count(1))
     names = itertools.chain([place.name], others) if folder == place.parent else others
@@ -119,12 +119,12 @@ def _write_again(file: BinaryIO, *, place: Path) -> Path:
 
 
 def _takes_name(file: Path, name: Path) -> bool:
-    """Give a file this name; False if it is taken."""
+    """Give a file this name; False if the name is taken."""
     try:
         os.link(file, name)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no links
         if os.path.lexists(name):
             return False
         file.rename(name)
@@ -132,7 +132,7 @@ def _takes_name(file: Path, name: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, if its file system supports that."""
+    """Sync the file names in a folder to disk, if its file system supports that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

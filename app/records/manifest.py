@@ -1,4 +1,4 @@
-"""The manifest beside a file of records: which runs wrote it, with which model and settings."""
+"""The manifest of a file of records: the runs that wrote it, with their models and settings."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ EndReason = Literal["finished", "interrupted", "failed"]
 
 
 def new_run_id() -> str:
-    """An id for one run that sorts by time: 20260131T120000Z-1a2b3c4d."""
+    """A new id for a run, such as 20260131T120000Z-1a2b3c4d. Ids sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
@@ -35,17 +35,17 @@ class RunManifest:
     """One run that wrote into a file of records."""
 
     run: str
-    spec: dict[str, Any]  # of the loaded model: no value is "auto"
+    spec: dict[str, Any]  # the spec of the loaded model; no value is "auto"
     model_digest: str
     versions: dict[str, str]  # of python, torch, ...
     job: dict[str, Any] = field(default_factory=dict)  # inputs, questions and sampling
-    settings: dict[str, Any] = field(default_factory=dict)  # as a file of settings has them, to run it again
+    settings: dict[str, Any] = field(default_factory=dict)  # in the form of a settings file, to repeat the run
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
     started_at: str = field(default_factory=_now)
-    ended_at: str | None = None  # None: still running, or killed
+    ended_at: str | None = None  # None: the run is still active, or was killed
     end_reason: EndReason | None = None
-    counts: dict[str, int] = field(default_factory=dict)  # answers of this run by finish
+    counts: dict[str, int] = field(default_factory=dict)  # number of this run's answers, by `finish`
 
     def end(self, reason: EndReason) -> None:
         """Set the time and the reason of the end."""
@@ -53,9 +53,9 @@ class RunManifest:
 
 
 def manifest_path(records_path: str | os.PathLike[str]) -> Path:
-    """`answers.jsonl` -> `answers.jsonl.manifest.json`; of a folder, `manifest.json` in it.
+    """`answers.jsonl` -> `answers.jsonl.manifest.json`; for a folder, `manifest.json` inside it.
 
-    Links are followed, so that all names of one file have one manifest and /dev/stdout leaves none in /dev.
+    Links are followed, so that all names of a file have one manifest, and /dev/stdout gives none in /dev.
     """
     path = Path(os.path.realpath(records_path))
     if path.is_dir():
@@ -64,10 +64,10 @@ def manifest_path(records_path: str | os.PathLike[str]) -> Path:
 
 
 def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifest) -> None:
-    """Add the run to the manifest of a file of records, or replace it there; other runs stay.
+    """Add a run to the manifest of a file of records, or replace its entry; entries of other runs are kept.
 
     The manifest is replaced atomically. Raises `RecordFileError` if the existing manifest is broken, and OSError if it
-    cannot be written, also if the folder is gone.
+    cannot be written, for example because the folder is gone.
     """
     place = manifest_path(records_path)
     if not place.parent.is_dir():
@@ -78,7 +78,7 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
         "version": MANIFEST_VERSION,
         "runs": [asdict(run) for run in runs.values()],
     }
-    # Surrogates, which stand for bytes that are not UTF-8, are written as escapes and read back unchanged.
+    # Surrogates (bytes that are not UTF-8) are written as escapes, and reading gives them back unchanged.
     text = json.dumps(content, indent=2, ensure_ascii=False)
     with atomic_write(place) as file:
         file.write(text.encode(errors="backslashreplace") + b"\n")

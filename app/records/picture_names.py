@@ -1,4 +1,4 @@
-"""Names of pictures: as text, as keys, and as records of earlier versions wrote them."""
+"""Names of pictures: as text, as keys, and in the escaped form of earlier versions."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ def name_as_text(name: str) -> str:
     r"""A name as valid text, for prompts: each byte that is not UTF-8 becomes an escape (`\xff`)."""
     try:
         return os.fsencode(name).decode(errors="backslashreplace")
-    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+    except UnicodeEncodeError:  # a lone surrogate that does not represent a byte
         return name.encode(errors="backslashreplace").decode()
 
 
@@ -19,9 +19,9 @@ def name_key(name: str) -> int:
 
 
 def escaped_name(name: str) -> str:
-    r"""A name as records of earlier versions have it: every character that Python calls unprintable is escaped.
+    r"""A name in the form of earlier versions: every character that Python considers unprintable is escaped.
 
-    That includes ordinary ones such as U+202F (`\u202f`). Two names may share this form.
+    That includes ordinary characters such as U+202F (`\u202f`). Two names may have the same escaped form.
     """
     if name.isprintable():
         return name
@@ -32,7 +32,7 @@ def escaped_name(name: str) -> str:
 
 
 def place_of(path: str) -> str:
-    """The path with its folder resolved. A link in last place is kept: it is a file of its own in that folder."""
+    """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file."""
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name)
 
@@ -40,7 +40,8 @@ def place_of(path: str) -> str:
 def find_escaped(name: str) -> str:
     """The existing path whose `escaped_name` is `name`.
 
-    `name` itself if there is none, if a file has this very name, or if two files share the escaped form.
+    Returns `name` itself if there is no such path, if a file with exactly this name exists, or if two files have the
+    same escaped form.
     """
     if "\\" not in name or os.path.lexists(name):
         return name
@@ -58,7 +59,7 @@ def find_escaped(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _true_names(folder: str, changed_ns: int) -> dict[str, str]:
-    """The names in a folder by their escaped form, if that differs and is not shared."""
+    """Names in a folder, by their escaped form; only names whose escaped form differs and is unique."""
     found: dict[str, str] = {}
     shared = set()
     for name in os.listdir(folder):

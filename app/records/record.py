@@ -1,4 +1,4 @@
-"""The format of records: an answer as one JSON object in a line. `file.py` writes files of them."""
+"""The format of records: each answer is a JSON object on one line. `file.py` writes files of records."""
 
 import json
 import math
@@ -18,7 +18,7 @@ PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")
 
 
 class RecordFileError(LlamaAdapterError):
-    """A file is not a file of records, or the manifest beside it is not a manifest."""
+    """A file is not a file of records, or its manifest is not a manifest."""
 
 
 class ErrorRecord(TypedDict):
@@ -32,10 +32,10 @@ class Record(TypedDict):
     """One line of a file of records."""
 
     id: str
-    picture: str  # its name; bytes that are not UTF-8 are surrogates, as `os.fsdecode` gives them
+    picture: str  # the picture's name; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`
     exact_name: NotRequired[
         bool
-    ]  # True for names with a backslash; without it, that may be an earlier version's escape
+    ]  # True for names with a backslash; if absent, the backslash may be an escape of an earlier version
     prompt: str
     text: str
     finish: str  # stop, length, choice or error
@@ -49,7 +49,7 @@ class Record(TypedDict):
 
 
 def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
-    """The record of one answer. Probabilities keep six significant digits."""
+    """The record of one answer. Probabilities are rounded to six significant digits."""
     error = answer.error
     record = Record(
         id=key.id(answer.digest),
@@ -74,47 +74,47 @@ def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Se
 
 
 def recorded_choice(answer: Answer) -> dict[str, float | None] | None:
-    """The probabilities of an answer as a record holds them."""
+    """The probabilities of an answer, rounded as in records."""
     if answer.choice is None:
         return None
     return {name: _or_null(float(f"{probability:.6g}")) for name, probability in answer.choice.items()}
 
 
 def _or_null(number: float) -> float | None:
-    """JSON has no NaN and no infinity: they become null, so that one odd value does not cost a record."""
+    """The number, or None for NaN and infinity, which JSON lacks: such a value must not make the record invalid."""
     return number if math.isfinite(number) else None
 
 
 def json_line(value: Mapping[str, object]) -> str:
     """A record or another object as one line of JSON, without the line feed. Text is not escaped to ASCII.
 
-    Control characters, line separators and lone surrogates are escaped; they are unsafe on terminals or end a line for
-    some readers. All of them read back unchanged.
+    Control characters, line separators and lone surrogates are escaped, because they are unsafe on terminals, or end a
+    line for some readers. Parsing gives all of them back unchanged.
     """
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
 
 
 def may_be_escaped(record: Record) -> bool:
-    """Whether the picture's name may be a `picture_names.escaped_name`, as earlier versions wrote it."""
+    """Whether the picture's name may be a `picture_names.escaped_name` of an earlier version."""
     return "\\" in record["picture"] and not record.get("exact_name", False)
 
 
 def is_part(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is named as a part of a folder of records is."""
+    """Whether a file has the name of a part in a folder of records."""
     return PART_NAME.fullmatch(os.path.basename(os.fspath(path))) is not None
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
     """The records of a file in order, including superseded ones; empty lines and a torn last line are skipped.
 
-    Raises `RecordFileError` naming the first line that is no record, and OSError if the file cannot be read.
+    Raises `RecordFileError`, which names the first line that is not a record, and OSError if the file cannot be read.
     """
     return (record for _, record in read_record_lines(path))
 
 
 def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Record]]:
-    """As `read_records`, each with the offset of its line in bytes."""
+    """As `read_records`, but each record comes with the byte offset of its line."""
     offset = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -128,13 +128,13 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
 
 
 def superseded_names(record: Record) -> list[str]:
-    """Names whose failures in earlier runs a record supersedes. The file is not trusted."""
+    """The names whose failures in earlier runs a record supersedes. Invalid content is ignored."""
     names = record.get("supersedes")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record of one line; None for anything else, also if a value has the wrong type. The file is not trusted."""
+    """The record in a line; None for anything else, also if a value has the wrong type: files are not trusted."""
     try:
         value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would accept UTF-16 as well
     except (ValueError, RecursionError):
@@ -165,7 +165,7 @@ def _are(kind: type, *values: object) -> bool:
 
 
 def _are_numbers(values: Iterable[object]) -> bool:
-    """Finite numbers or null."""
+    """Whether all values are finite numbers or null."""
     return all(
         value is None or (type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max)
         for value in values
@@ -173,7 +173,7 @@ def _are_numbers(values: Iterable[object]) -> bool:
 
 
 def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
-    """The error for a file that holds something else; `line` is what stands at `where`, if known."""
+    """The error for a file with other content. `line` is the content at `where`, if known."""
     fault, advice = fault_in(line)
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."

@@ -1,28 +1,30 @@
-"""Lines that are no record: torn by a crash, or something else."""
+"""Examines lines that are not records: they may be torn by a crash, or be something else."""
 
 import json
 import re
 from typing import Final
 
-# Above any record: prompts and choices come from lines of 1 MiB, and escaping makes at most six bytes of one.
+# Larger than any record: prompts and choices come from lines of at most 1 MiB, and escaping turns one byte into at most
+# six.
 MAX_RECORD_BYTES: Final = 2**24
 
 _BEGINNING: Final = b'{"id": "'
-# Quotes within strings are escaped, so this matches at the beginning of a record only.
+# Quotes within strings are escaped, so this matches only at the beginning of a record.
 _RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
 _NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
 _SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
 
 
 def without_zeros(tail: bytes) -> bytes:
-    """The end of a file without the zeros that a power cut leaves in place of unwritten bytes."""
+    """The end of a file, without the zeros that unwritten bytes become after a power cut."""
     return tail.rstrip(b"\0")
 
 
 def is_torn(tail: bytes) -> bool:
-    """Whether the bytes behind the last line feed are the beginning of one record, or only zeros.
+    """Whether the bytes after the last line feed are the beginning of a single record, or only zeros.
 
-    Cutting those off loses nothing. A whole JSON value, or two begun records, mean that line feeds were lost.
+    Such bytes can be cut off without loss. A complete JSON value, or the beginnings of two records, mean that line
+    feeds were lost.
     """
     begun = without_zeros(tail)
     if not begun:
@@ -32,13 +34,13 @@ def is_torn(tail: bytes) -> bool:
 
 
 def is_begun(line: bytes) -> bool:
-    """Whether a first line without a line feed is a torn record of ours."""
+    """Whether a first line without a line feed is the beginning of a record."""
     begun = line[: len(_BEGINNING)]
     return bool(begun) and _BEGINNING.startswith(begun) and is_torn(line)
 
 
 def fault_in(line: bytes) -> tuple[str, str]:
-    """What is wrong with a line that is no record, and what to do."""
+    """What is wrong with a line that is not a record, and what to do about it."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is in UTF-16", "save it in UTF-8"
     if line.startswith(b"\x1f\x8b"):
@@ -57,7 +59,7 @@ def fault_in(line: bytes) -> tuple[str, str]:
 
 
 def _end_of_first_value(line: bytes) -> int | None:
-    """Offset behind the JSON object that a line begins with; None if there is no whole one."""
+    """Offset after the JSON object at the beginning of a line; None if there is no complete object."""
     if not line.startswith(b"{"):
         return None
     text = line.decode(errors="surrogateescape")

@@ -1,1 +1,1 @@
-"""Jobs over many machines, by Ray. Imports of Ray happen inside functions."""
+"""Jobs on many machines with Ray. Ray is imported inside functions only."""

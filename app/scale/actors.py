@@ -1,4 +1,4 @@
-"""The captioner actors of a job: which are ready, and which chunks each has in hand. Runs in the driver."""
+"""The captioner actors of a job: which are ready, and which chunks each of them has. Runs in the driver."""
 
 import logging
 import textwrap
@@ -16,9 +16,9 @@ from llama_adapter.runtime.child_process import last_line
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-IN_HAND = 2  # chunks of a captioner: one that it answers, and one on its way there
-MAX_RESTARTS = 5  # of a captioner without an answer in between, before it is given up
-MAX_TRIES = 2  # of a chunk whose captioner was lost
+IN_HAND = 2  # chunks per captioner: one being answered, and one being transferred
+MAX_RESTARTS = 5  # restarts of a captioner that answers nothing in between; then it is given up
+MAX_TRIES = 2  # attempts for a chunk whose captioner was lost
 
 _log = logging.getLogger("llama_adapter.scale")
 
@@ -36,9 +36,9 @@ class _Member:
 class Crew:
     """Hands read chunks to captioners.
 
-    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, `MAX_TRIES` times in
-    all; then they are lost, and the ledger finds them. A captioner whose machine is gone, or whose process ends again
-    and again, is given up.
+    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, with `MAX_TRIES`
+    attempts in total. After that, the chunks are lost, and the ledger finds them. A captioner is given up if its
+    machine is gone, or if its process ends repeatedly.
     """
 
     job: Job
@@ -48,7 +48,7 @@ class Crew:
     _members: list[_Member] = field(default_factory=list)
     _loading: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
     _answering: "dict[ObjectRef[Any], tuple[_Member, ObjectRef[Any], int]]" = field(default_factory=dict)
-    _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of tries
+    _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of attempts
 
     def start(self) -> None:
         """Start all captioners; they load in the background."""
@@ -59,33 +59,33 @@ class Crew:
 
     @property
     def num_ready(self) -> int:
-        """Captioners that take chunks."""
+        """Number of captioners that accept chunks."""
         return sum(member.is_ready for member in self._members)
 
     @property
     def num_in_hand(self) -> int:
-        """Chunks that captioners have, or that return from a lost one."""
+        """Number of chunks that captioners have, or that were returned by lost captioners."""
         return len(self._answering) + len(self._returned)
 
     @property
     def can_take(self) -> bool:
-        """Whether a captioner has room for another chunk."""
+        """Whether a captioner can accept another chunk."""
         return any(member.is_ready and member.in_hand < IN_HAND for member in self._members)
 
     def give(self, chunk: "ObjectRef[Any]", *, num_tries: int = 0) -> None:
-        """Hand a read chunk to the captioner with the fewest in hand."""
+        """Hand a read chunk to the captioner with the fewest chunks."""
         member = min((member for member in self._members if member.is_ready), key=lambda member: member.in_hand)
         member.in_hand += 1
         self._answering[member.actor.answer.remote(chunk)] = member, chunk, num_tries
 
     def give_returned(self) -> None:
-        """Hand chunks of lost captioners to others, as far as they have room."""
+        """Hand chunks of lost captioners to other captioners, as long as these accept chunks."""
         while self._returned and self.can_take:
             chunk, num_tries = self._returned.pop()
             self.give(chunk, num_tries=num_tries)
 
     def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
-        """Answers, and captioners that are ready, within `timeout_s`. Raises WorkersFailedError if none is left."""
+        """Yield answers and states of captioners, within `timeout_s`. Raises WorkersFailedError if none is left."""
         import ray
 
         waiting = [*self._answering, *self._loading]
@@ -126,7 +126,7 @@ class Crew:
         return actor.remote(self.job, device=place.device, threads=place.threads, folder=self.folder)
 
     def _load(self, member: _Member) -> None:
-        # Retried over restarts: it fails only after the last one.
+        # Ray retries it after each restart, so it fails only after the last one.
         self._loading[member.actor.load.options(max_task_retries=-1).remote()] = member
 
     def _take_state(self, reference: "ObjectRef[Any]") -> LoadedModel | NotLoaded | None:
@@ -151,7 +151,7 @@ class Crew:
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
             if num_tries + 1 < MAX_TRIES:
                 self._returned.append((chunk, num_tries + 1))
-            if member.is_ready:  # else this is known already
+            if member.is_ready:  # otherwise the loss is known already
                 member.is_ready = False
                 _log.info("a captioner is lost: %s", error)
                 self._load(member)
@@ -163,9 +163,9 @@ class Crew:
         return answered
 
     def _replace(self, member: _Member, error: BaseException) -> None:
-        """Start a new actor in place of one without restarts left, if that one had answered something.
+        """Replace an actor that has no restarts left by a new one, if it had answered something.
 
-        Raises WorkersFailedError if it was the last one and is not replaced.
+        Raises WorkersFailedError if it was the last captioner and is not replaced.
         """
         import ray
 

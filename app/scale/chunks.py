@@ -1,4 +1,4 @@
-"""What goes to the workers and comes back: pictures in chunks. Plain values, no Ray and no torch."""
+"""Chunks of pictures that go to workers, and their answers. Plain values, without Ray and torch."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,9 @@ from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.runtime.problems import Problem
 
-MAX_PICTURES = 64  # of 150 kB each as pixels: large enough to keep a batch full, small enough to be repeated
-MAX_BYTES = 32 * 2**20  # of pictures that come as bytes
-MAX_LOSSES = 2  # of a chunk; then its pictures are tried one by one, and finally fail
+MAX_PICTURES = 64  # per chunk, 150 kB each as pixels: enough to fill batches, few enough to repeat
+MAX_BYTES = 32 * 2**20  # per chunk, of pictures given as bytes
+MAX_LOSSES = 2  # per chunk; after the first loss, pictures are tried one by one
 
 _LOST = AnswerError(
     code="lost",
@@ -24,12 +24,12 @@ _LOST = AnswerError(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Pictures that are read, answered and, if a worker is lost, repeated together."""
+    """Pictures that are read and answered together, and repeated together if a worker is lost."""
 
     number: int
     items: tuple[WorkItem, ...]
-    is_sure: bool = False  # all of it is to be answered, whatever the records of earlier runs say
-    num_losses: int = 0  # how often it did not come back
+    is_sure: bool = False  # whether all of it must be answered, regardless of earlier records
+    num_losses: int = 0  # how often the chunk was lost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class ReadChunk:
 
     number: int
     items: tuple[WorkItem, ...]  # their pictures are readings
-    problem: Problem | None = None  # why none could be read
+    problem: Problem | None = None  # the reason, if none could be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,27 +49,27 @@ class AnsweredChunk:
     digests: tuple[str, ...]  # of the pictures, in their order
     answers: tuple[Answer, ...]
     left_out: frozenset[int] = frozenset()  # positions of pictures that an earlier run seems to have answered
-    host: str = ""  # where it was answered
+    host: str = ""  # the machine that answered it
     busy_s: float = 0.0
-    problem: Problem | None = None  # why the job cannot go on
+    problem: Problem | None = None  # the reason, if the job cannot continue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """Tells a worker which pictures it may leave out; the driver decides on each."""
+    """Tells a worker which pictures it may leave out. The driver makes the final decision on each."""
 
     index: RecordIndex
     retry_errors: bool
 
     def has(self, item: WorkItem, digest: str) -> bool:
-        """Whether every question about a picture seems to be answered."""
+        """Whether every question about a picture seems to be answered already."""
         keys: Iterator[RecordKey] = (question.tag.key for question in item.questions)
         wanted = (None, "failed") if self.retry_errors else (None,)
         return all(self.index.look_up(key.id(digest), key.picture) not in wanted for key in keys)
 
 
 class Ledger:
-    """Numbers chunks, and keeps each one until it is answered or given up."""
+    """Numbers chunks, and keeps each chunk until it is answered or given up."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -79,19 +79,24 @@ class Ledger:
         return len(self._under_way)
 
     def enter(self, items: Sequence[WorkItem], *, is_sure: bool = False, num_losses: int = 0) -> Chunk:
-        """A new chunk, which is under way from now on."""
+        """Make a new chunk, and keep it as being in progress."""
         chunk = Chunk(number=next(self._numbers), items=tuple(items), is_sure=is_sure, num_losses=num_losses)
         self._under_way[chunk.number] = chunk
         return chunk
 
     def settle(self, number: int) -> Chunk | None:
-        """The chunk that was answered; None if it was answered before, as may happen after a machine was lost."""
+        """Remove an answered chunk and return it.
+
+        Returns None if it was answered before, which may happen after a machine was lost.
+        """
         return self._under_way.pop(number, None)
 
     def enter_lost(self) -> tuple[list[Chunk], list[Answer]]:
-        """Call this when no worker has anything: all chunks left are lost, and become chunks of one picture each.
+        """Split all remaining chunks into chunks of one picture each.
 
-        Also returns failed answers for the pictures that were lost `MAX_LOSSES` times.
+        Call it only when no worker has chunks; the remaining chunks are then lost.
+
+        Also returns failed answers for pictures that were lost `MAX_LOSSES` times.
         """
         lost, self._under_way = list(self._under_way.values()), {}
         chunks, failures = [], []
@@ -106,7 +111,7 @@ class Ledger:
 
 
 def sizes(first: int, *, num_alike: int) -> Iterator[int]:
-    """How many pictures the chunks have: `first` of them at the start, so that no worker waits long, then more."""
+    """Sizes of chunks in pictures: `first` at the start, so that no worker waits long, then larger ones."""
     size = min(first, MAX_PICTURES)
     while size < MAX_PICTURES:
         yield from itertools.repeat(size, num_alike)
@@ -115,7 +120,7 @@ def sizes(first: int, *, num_alike: int) -> Iterator[int]:
 
 
 def in_chunks(items: Iterable[WorkItem], sizes: Iterator[int]) -> Iterator[tuple[WorkItem, ...]]:
-    """Items in groups of these sizes; smaller ones where pictures come as bytes."""
+    """Group items into these sizes. Groups are smaller if pictures are given as bytes."""
     group: list[WorkItem] = []
     num_bytes, size = 0, next(sizes)
     for item in items:

@@ -17,25 +17,25 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.problems import Problem
 
-# Read by Ray when it is imported. Values of the user stay.
+# Ray reads these when it is imported. Values that the user has set are kept.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    "RAY_SERVE_LOG_TO_STDERR": "0",  # its notes stay in its files
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see them
+    "RAY_SERVE_LOG_TO_STDERR": "0",  # its log goes to files only
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see the devices
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
 }
 
 _CONNECT_S = 10.0
-_ANSWER_S = 30.0  # for a machine to say how much memory is free
+_ANSWER_S = 30.0  # for a machine to report its free memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayOptions:
-    """Where a job runs, and on how many devices."""
+    """The cluster on which a job runs, and the number of captioners."""
 
-    actors: int | None = None  # captioners at once; None: one for every device of the cluster
-    address: str | None = None  # HOST:PORT of a running cluster; None: that of RAY_ADDRESS, else this machine alone
+    actors: int | None = None  # number of captioners; None: one for every device of the cluster
+    address: str | None = None  # HOST:PORT of a running cluster; None: RAY_ADDRESS if set, else only this machine
 
     def __post_init__(self) -> None:
         if self.actors is not None and self.actors < 1:
@@ -48,15 +48,16 @@ class RayOptions:
 
 
 class WorkersFailedError(LlamaAdapterError):
-    """The processes on other machines cannot go on; `hint` says what to do."""
+    """The processes on other machines cannot continue. `hint` says what to do."""
 
 
 @contextmanager
 def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str = "ray") -> Iterator[str]:
-    """Within it, Ray can be used; yields a line that describes the cluster.
+    """Join a cluster, or start one, for the duration of the context; yields a line that describes the cluster.
 
-    `package` is the part of Ray that is needed, and `extra` installs it. A cluster that this process had joined before
-    stays joined. Raises UsageError if it is not installed and WorkersFailedError if the cluster is not reachable.
+    `package` is the part of Ray that is needed, and `extra` installs it. If this process has joined a cluster before,
+    it uses that cluster and does not leave it. Raises UsageError if Ray is not installed, and WorkersFailedError if the
+    cluster is unreachable.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -97,7 +98,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str
 
 @contextmanager
 def _own_sigterm_handler() -> Iterator[None]:
-    """Afterwards, SIGTERM does what it did before: Ray sets a handler and leaves it."""
+    """Restore the handler of SIGTERM at the end, because Ray sets one and does not remove it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -117,7 +118,7 @@ def machines() -> list[Machine]:
 
 
 def free_bytes_of(machine_ids: Sequence[str]) -> dict[str, int | None]:
-    """The free memory of some machines, by their ids; a machine that does not say is missing."""
+    """The free memory of some machines in bytes, by their ids. A machine that does not answer is missing."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -135,7 +136,7 @@ def free_bytes_of(machine_ids: Sequence[str]) -> dict[str, int | None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens there: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at the address. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
@@ -150,7 +151,7 @@ def _described(*, address: str) -> str:
 
 
 def _quieten() -> None:
-    """Errors end a job with one sentence; Ray's own logs stay in its files."""
+    """Reduce Ray's logging to errors: errors end a job with one sentence, and Ray's log files have the details."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -161,7 +162,7 @@ def _missing(error: ImportError) -> str:
 
 
 def raise_problem(problem: Problem, *, host: str) -> NoReturn:
-    """Raise what went wrong on a machine."""
+    """Raise an error for a problem on a machine."""
     sentence = f"On {host}: {problem.sentence}"
     if problem.exit_code == ExitCode.USAGE:
         raise UsageError(sentence, hint=problem.hint)

@@ -1,4 +1,4 @@
-"""The loop of a job over many machines: chunks out, answers in, until nothing is under way."""
+"""The main loop of a job on many machines: hands out chunks and takes answers until no chunk is in progress."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from llama_adapter.app.scale.worker import LoadedModel, NotLoaded
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.runtime.child_process import last_line
 
-WINDOW = 32  # chunks of one Ray dataset: 300 MB of pixels if all of them wait
+WINDOW = 32  # chunks per Ray dataset: 300 MB of pixels if all of them wait
 MAX_FAILED_WINDOWS = 3
 _WAIT_S = 0.05
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("llama_adapter.scale")
 
 
 class Drive:
-    """Keeps readers and captioners busy. Not thread-safe."""
+    """Supplies readers and captioners with work. Not thread-safe."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Drive:
         say: Callable[[str], None],
     ) -> None:
         """`first` is the model that all captioners must have."""
-        # Seconds of all captioners together: that they answered, and that they were ready.
+        # Seconds in which captioners answered, and in which they were ready, summed over all captioners.
         self.busy_s, self.ready_s = 0.0, 0.0
         self._crew, self._pipeline, self._planner = crew, pipeline, planner
         self._first, self._say = first, say
@@ -48,9 +48,11 @@ class Drive:
         self._taken_at = time.perf_counter()
 
     def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
-        """The answers to all groups of pictures; once `stop` returns True, only to what captioners have in hand.
+        """Yield the answers to all groups of pictures.
 
-        Raises WorkersFailedError, and what listing the pictures raises.
+        Once `stop` returns True, only chunks that captioners have are answered.
+
+        Raises WorkersFailedError, and the errors of listing the pictures.
         """
         while not stop():
             has_fed = self._feed(groups)
@@ -67,7 +69,7 @@ class Drive:
             yield from self._take()
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
-        """Give the readers chunks if they need some; False if there are none left."""
+        """Give chunks to the readers if they need some. Returns False if no chunks are left."""
         if self._pipeline.num_pending >= 2:
             return True
         window, self._again = self._again[:WINDOW], self._again[WINDOW:]
@@ -107,7 +109,7 @@ class Drive:
                 check_alike(loaded(came), self._first)
 
     def _settle(self, came: AnsweredChunk) -> Iterator[Answer]:
-        """The answers of a chunk that is still under way, to the questions that the planner wants."""
+        """Yield the answers of a chunk that is still in progress, for the questions that the planner wants."""
         if came.problem is not None:
             raise_problem(came.problem, host=came.host)
         self.busy_s += came.busy_s
@@ -138,14 +140,14 @@ class Drive:
 
 
 def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:
-    """The model of a captioner. Raises why it was not loaded."""
+    """The model of a captioner. Raises the problem that prevented loading."""
     if isinstance(came, NotLoaded):
         raise_problem(came.problem, host=came.host)
     return came
 
 
 class Loaded(Protocol):
-    """A loaded model somewhere."""
+    """A loaded model, on any machine."""
 
     @property
     def host(self) -> str: ...
@@ -155,7 +157,7 @@ class Loaded(Protocol):
 
 
 def check_alike(model: Loaded, first: Loaded) -> None:
-    """Raise WorkersFailedError if a captioner has another model than the first one."""
+    """Raise WorkersFailedError if a captioner's model differs from the first one."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
         here, there = getattr(model.info, name), getattr(first.info, name)
         if here != there:

@@ -1,4 +1,4 @@
-"""Ray Data reads chunks of pictures on all machines, ahead of the captioners. A thread of the driver."""
+"""Reads chunks of pictures ahead of the captioners, with Ray Data on all machines. Runs in a thread of the driver."""
 
 import pickle
 import queue
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 
 
 class ReadingPipeline:
-    """Takes windows of chunks, and gives references to read chunks in any order.
+    """Takes windows of chunks, and returns references to read chunks in any order.
 
-    Each window is a Ray dataset of its own: the list of pictures is never needed as a whole, and what is lost with a
-    machine is read again from the chunk, which the driver keeps.
+    Each window is a separate Ray dataset, so the complete list of pictures is never needed. If a machine is lost, its
+    chunks are read again; the driver keeps them.
     """
 
     def __init__(self, reading: Reading, *, known: Known | None, num_tasks: int, ahead: int) -> None:
-        """`ahead`: how many read chunks wait to be taken, beside those that Ray Data keeps."""
+        """`ahead` is the number of read chunks that may wait here, in addition to those that Ray Data keeps."""
         import ray
 
         self._read = partial(read_block, reading=reading, known=None if known is None else ray.put(known))
         self._num_tasks = num_tasks
         self._windows: queue.SimpleQueue[Sequence[Chunk] | None] = queue.SimpleQueue()
         self._ready: queue.Queue[ObjectRef[Any] | BaseException | None] = queue.Queue(max(1, ahead))
-        self._num_pending = 0  # windows; of the thread that calls `take`
+        self._num_pending = 0  # number of windows; used only by the thread that calls `take`
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="read-chunks", daemon=True)
         self._thread.start()
 
     @property
     def num_pending(self) -> int:
-        """Windows that are not read to their end."""
+        """Number of windows that are not completely read."""
         return self._num_pending
 
     def add(self, window: Sequence[Chunk]) -> None:
-        """Read these chunks, after those before."""
+        """Read these chunks, after all earlier ones."""
         self._num_pending += 1
         self._windows.put(window)
 
     def take(self, *, timeout_s: float) -> "ObjectRef[Any] | None":
-        """A read chunk, if one is ready within `timeout_s`. Raises what ended the reading of a window."""
+        """A read chunk, or None if none is ready within `timeout_s`. Raises the error that ended reading a window."""
         while True:
             try:
                 got = self._ready.get(timeout=timeout_s) if timeout_s else self._ready.get_nowait()
@@ -97,7 +97,7 @@ class ReadingPipeline:
 
 
 def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, known: Any) -> dict[str, Any]:
-    """A batch of one pickled `Chunk` -> one pickled `ReadChunk`. `known` is a reference to a `Known`."""
+    """Read a batch of one pickled `Chunk`; returns one pickled `ReadChunk`. `known` is a reference to a `Known`."""
     import ray
 
     found: Known | None = None if known is None else ray.get(known)
@@ -108,7 +108,7 @@ def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, kn
 
 
 def prepare_context() -> None:
-    """Settings of Ray Data in this process."""
+    """Set Ray Data's options in this process."""
     from ray.data import DataContext
 
     context = DataContext.get_current()

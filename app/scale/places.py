@@ -1,4 +1,4 @@
-"""Places captioners in a cluster: one for each device, bound to its machine. Imports no Ray."""
+"""Assigns captioners to the devices of a cluster: one for each device, on its machine. Imports no Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from llama_adapter.runtime.errors import UsageError
 
 HOST = "cpu"
-READING_CPUS = 0.5  # that a reading task reserves: they fit on every machine beside a captioner
+READING_CPUS = 0.5  # reserved by a reading task: small, so that it fits next to a captioner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A machine of the cluster and its resources: CPU, GPU, ..."""
+    """A machine of the cluster, with its resources such as CPU and GPU."""
 
     id: str
     resources: Mapping[str, float]
 
     def count(self, resource: str) -> int:
-        """Whole units of a resource."""
+        """The number of whole units of a resource."""
         return int(self.resources.get(resource, 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where one captioner runs, and what it reserves there."""
+    """The machine and device of one captioner, and the resources that it reserves."""
 
     machine: str
     device: str  # as in CaptionerSpec
     num_cpus: float
-    devices: Mapping[str, float]  # reserved too, by Ray's name of the resource
-    threads: int | None  # that it computes with; None: torch's default
+    devices: Mapping[str, float]  # reserved devices, by Ray's name of the resource
+    threads: int | None  # number of compute threads; None: torch's default
 
 
 def resource_of(device: str, machines: Sequence[Machine]) -> str:
-    """Ray's name for a kind of device: CPU, its own name if a machine has such a resource, else GPU."""
+    """Ray's resource name for a kind of device: CPU; or the kind's own name if a machine has it; or else GPU."""
     kind = device.partition(":")[0].upper()
     if kind == HOST.upper():
         return "CPU"
@@ -49,10 +49,10 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
 def plan_places(
     machines: Sequence[Machine], *, device: str, actors: int | None, flag: str = "--actors", ranks: int = 1
 ) -> list[Place]:
-    """A place for each of `actors` captioners, by default for as many as there are devices for.
+    """A place for each of `actors` captioners; by default, for as many captioners as the devices allow.
 
-    A captioner of several `ranks` takes as many devices of one machine. On processors the default is one captioner for
-    each machine. Raises UsageError, which names the number of actors by its `flag`, if the cluster lacks the
+    A captioner with several `ranks` takes one device for each rank, all on one machine. On CPUs, the default is one
+    captioner for each machine. Raises UsageError, which uses `flag` for the number of actors, if the cluster lacks the
     resources.
     """
     resource = resource_of(device, machines)
@@ -67,7 +67,7 @@ def plan_places(
     slots = [machine for machine in fit for _ in range(machine.count(resource) // ranks)]
     if not slots or (actors is not None and actors > len(slots)):
         raise _too_few_devices(fit, resource, actors=actors, flag=flag, ranks=ranks, most=len(slots))
-    # A worker sees its own devices only, counted from 0, so numbers of devices mean nothing to it.
+    # A worker sees only its own devices, numbered from 0, so the device number of the job is dropped.
     kind = device.partition(":")[0]
     return [
         Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: float(ranks)}, threads=None)
@@ -78,7 +78,7 @@ def plan_places(
 def _too_few_devices(
     machines: Sequence[Machine], resource: str, *, actors: int | None, flag: str, ranks: int, most: int
 ) -> UsageError:
-    """What to say of a cluster that has devices for `most` captioners."""
+    """The error for a cluster that has devices for only `most` captioners."""
     if ranks == 1:
         return UsageError(
             f"{flag} {actors} needs as many devices, and the cluster has {most} {resource}",
@@ -98,7 +98,7 @@ def _too_few_devices(
 
 
 def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[Place]:
-    """Captioners in turn over the machines; each reserves its share of the processors, less those that read."""
+    """Distribute captioners over the machines in turn. Each reserves its share of the CPUs, less those for reading."""
     wanted = len(machines) if actors is None else actors
     places = []
     for position, machine in enumerate(machines):
@@ -107,7 +107,7 @@ def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[P
             continue
         cpus = machine.count("CPU")
         share = (cpus - 2 * READING_CPUS) / here if cpus > 1 else READING_CPUS / here
-        # Ray takes fractions below one only.
+        # Ray accepts fractions only below one.
         num_cpus = float(math.floor(share)) if share >= 1 else math.floor(share * 100) / 100
         places += [
             Place(machine=machine.id, device=HOST, num_cpus=num_cpus, devices={}, threads=max(1, cpus // here))
@@ -116,6 +116,6 @@ def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[P
 
 
 def num_reading_tasks(machines: Sequence[Machine], *, num_captioners: int) -> int:
-    """How many tasks may read at once: at most four for each captioner, and half of the processors."""
+    """The number of tasks that may read at once: at most four for each captioner, and at most half of the CPUs."""
     cpus = sum(machine.count("CPU") for machine in machines)
     return max(2, min(4 * num_captioners, cpus // 2))

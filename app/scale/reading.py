@@ -1,4 +1,4 @@
-"""Runs where pictures are read: reads those of a chunk, and leaves out what an earlier run answered."""
+"""Runs in the reading tasks: reads the pictures of a chunk, except those that an earlier run answered."""
 
 import dataclasses
 import os
@@ -19,8 +19,8 @@ from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
 
-# Storage with addresses is slow for each file and serves many at once. Local files are read one after another: there
-# is a task for each processor.
+# Remote storage is slow for each file, but serves many files at once. Local files are read one after another, because
+# there is one task for each processor.
 _REMOTE_THREADS = 8
 
 
@@ -29,20 +29,20 @@ class Reading:
     """How the pictures of a job are read."""
 
     spec: CaptionerSpec  # of the loaded model
-    size: int  # of the square that its encoder sees, in pixels
+    size: int  # side of the square that its encoder takes, in pixels
     kind: str  # process or thread
     timeout_s: float
     folder: str  # the current folder of the driver
 
 
 def enter_folder(folder: str) -> None:
-    """Make the driver's current folder the current one here, if it exists, so that relative names mean the same."""
+    """Change to the driver's current folder, if it exists here, so that relative names have the same meaning."""
     with suppress(OSError):
         os.chdir(folder)
 
 
 def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> bytes:
-    """The pickle of a `Chunk` -> that of a `ReadChunk`. A picture that cannot be read has an error."""
+    """Read a pickled `Chunk`; returns a pickled `ReadChunk`. A picture that cannot be read has an error."""
     chunk: Chunk = pickle.loads(payload)
     enter_folder(reading.folder)
     look = partial(_look, reader=_reader(reading), known=None if chunk.is_sure else known)
@@ -50,8 +50,8 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
     try:
         num_threads = _REMOTE_THREADS if any(is_remote(item.picture) for item in items) else 1
         with ThreadPoolExecutor(num_threads, thread_name_prefix="read") as pool:
-            items = tuple(pool.map(look, items))  # in their order: the driver goes by positions
-    except Exception as error:  # errors of one picture are in its reading
+            items = tuple(pool.map(look, items))  # in their order, because the driver identifies pictures by position
+    except Exception as error:  # an error of a single picture is in its reading instead
         problem = describe(error)
         items = tuple(dataclasses.replace(item, picture=PictureReading()) for item in chunk.items)
     return pickle.dumps(ReadChunk(number=chunk.number, items=items, problem=problem), protocol=5)

@@ -1,4 +1,4 @@
-"""Runs a job on a Ray cluster: this process lists the pictures, hands them out, and alone writes the answers."""
+"""Runs a job on a Ray cluster. Only this process lists the pictures, hands them out, and writes the answers."""
 
 import os
 import subprocess
@@ -26,9 +26,9 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
 
-# Prints its argument when its stdin ends without a byte: then this process has ended.
+# Prints its argument if its stdin ends without a byte, which means that this process has ended.
 _LISTENER: Final = "import sys; sys.stdin.buffer.read(1) or print(sys.argv[1], file=sys.stderr)"
-_PATIENCE_S: Final = 5.0  # for the listener to end
+_PATIENCE_S: Final = 5.0  # timeout for the listener to end
 
 
 class RayRunner:
@@ -41,7 +41,7 @@ class RayRunner:
 
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
-        """Start captioners on the cluster and wait for the first one, which says what the model is."""
+        """Start captioners on the cluster and wait for the first one, which reports spec and info of the model."""
         for name, value in (("--profile", job.profile), ("--trace", job.trace)):
             if value is not None:
                 raise UsageError(f"{name} measures one process", hint=f"leave --engine ray or {name} out")
@@ -70,7 +70,7 @@ class RayRunner:
         say: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Generator[Event]:
-        """See `Runner`. Captioners have compiled their programs when they are loaded."""
+        """See `Runner`. Captioners compile their programs when they are loaded."""
         num_captioners = len(self._crew.places)
         index = planner.earlier
         pipeline = ReadingPipeline(
@@ -97,12 +97,12 @@ class RayRunner:
         return wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0
 
     def report(self, tally: Tally, wall_s: float) -> str:
-        """Jobs with a profile are refused."""
+        """Not implemented: `open` refuses jobs with a profile."""
         raise NotImplementedError
 
 
 def _first_ready(crew: Crew) -> LoadedModel:
-    """Wait for the first captioner. Raises what its loading raised."""
+    """Wait for the first captioner. Raises the error of loading it."""
     while True:
         for came in crew.wait(1.0):
             assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
@@ -111,9 +111,9 @@ def _first_ready(crew: Crew) -> LoadedModel:
 
 @contextmanager
 def last_words(job: Job) -> Iterator[None]:
-    """Within it, a second process prints a sentence on stderr if this one is ended from outside of Python.
+    """During the context, a second process prints a sentence on stderr if this process is ended from outside Python.
 
-    Ray ends the process itself, with exit code 1, once its node is dead.
+    Ray ends this process, with exit code 1, when its node is dead.
     """
     kept = "The answers so far are printed above" if job.out is None else f"The records in `{job.out}` are kept"
     problem = Problem(
@@ -126,7 +126,7 @@ def last_words(job: Job) -> Iterator[None]:
     reader, writer = os.pipe()
     try:
         command = [sys.executable, "-I", "-S", "-c", _LISTENER, format_problem(problem)]
-        # Its own session: neither Ctrl-C nor the end of a shell must end it first.
+        # It has its own session, because neither Ctrl-C nor the end of a shell may end it first.
         listener = subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
     finally:
         os.close(reader)

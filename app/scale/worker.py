@@ -1,4 +1,4 @@
-"""Runs on the machine of a device: a captioner that answers chunks. Imports no Ray; Ray makes an actor of it."""
+"""A captioner that answers chunks, on the machine of its device. Ray makes an actor of it; it imports no Ray."""
 
 import dataclasses
 import pickle
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """What a captioner tells the driver once it is loaded."""
+    """A captioner's report to the driver after it was loaded."""
 
     host: str
     spec: CaptionerSpec  # no value is "auto"
     info: ModelInfo
-    image_size: int  # side of the square that the model sees, in pixels
+    image_size: int  # side of the square that the model takes, in pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotLoaded:
-    """Why a captioner could not be loaded."""
+    """A captioner's report to the driver that it could not be loaded."""
 
     host: str
     problem: Problem
@@ -57,7 +57,7 @@ class CaptionWorker:
         return LoadedModel(host=host, spec=captioner.spec, info=captioner.info, image_size=captioner.image_size)
 
     def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
-        """Answer a read chunk; its pickle is the `payload` of a table with one row."""
+        """Answer a read chunk. `block` is a table with one row, whose `payload` is the pickled chunk."""
         started = time.perf_counter()
         chunk: ReadChunk = pickle.loads(block["payload"][0].as_buffer())
         digests, left_out, asked = [], [], []

@@ -1,1 +1,1 @@
-"""Settings: one declaration each, and four sources: the command line, the environment, a file and the default."""
+"""Settings: each has one declaration and four sources (command line, environment, file and default)."""

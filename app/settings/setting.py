@@ -1,4 +1,4 @@
-"""One setting of a command: its place in files, its environment variable, and how its text becomes a value."""
+"""One setting of a command: its key in files, its environment variable, and how its text becomes a value."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
@@ -28,33 +28,33 @@ Given = str | list[str]  # the text of a value, or of each of its items
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What a flag, an environment variable and a key of a file set. It is made from the flag's declaration."""
+    """A value that a flag, an environment variable or a key of a file sets. It is made from the flag's declaration."""
 
     section: str
     key: str
-    dest: str  # its name among the values that a command takes
-    shown: str  # on the command line: `--batch-size`, `PICTURES`
+    dest: str  # its name among the values that a command receives
+    shown: str  # its name on the command line, such as `--batch-size` or `PICTURES`
     help: str
     default: Any
     parse: Callable[[str], Any]  # raises ValueError, TypeError or ArgumentTypeError
-    choices: tuple[Any, ...]  # none: any value
-    flags: Mapping[Any, str]  # of the values of flags without a value; none: the flag takes a value
+    choices: tuple[Any, ...]  # allowed values; empty: any value
+    flags: Mapping[Any, str]  # flag by value, for flags without an argument; empty: the flag takes an argument
     is_list: bool
-    separator: str | None  # between the items of a text that may be written as a list in files
+    separator: str | None  # between the items of a text; files may give a list instead
     is_required: bool
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off."""
+        """Whether the setting is either on or off."""
         return bool(self.flags) and not self.choices
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The name of its environment variable."""
         return PREFIX + self.key.upper()
 
     def read(self, given: Given) -> Any:
-        """The value of a text, or of the texts of a list. Raises ValueError with what was wanted."""
+        """The value of a text, or of the texts of a list. Raises ValueError, which says what was expected."""
         if self.is_list:
             return [self._value(text) for text in ([given] if isinstance(given, str) else given)]
         if isinstance(given, list):
@@ -84,7 +84,7 @@ class Setting:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | None:
-    """The known name that is most similar, if one is."""
+    """The most similar known name; None if no name is similar enough."""
     import difflib
 
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)

@@ -10,14 +10,14 @@ from llama_adapter.app.settings.setting import SECTIONS, Setting
 from llama_adapter.runtime.text import shown_text
 
 _PLAIN = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w/.+-]*", re.ASCII)
-_NO_TEXTS = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|\.inf|\.nan")  # plain, YAML reads something else
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # which YAML cannot hold, or folds
+_NO_TEXTS = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|\.inf|\.nan")  # need quotes to be read as text
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # YAML cannot hold or keep these
 
 _TYPES: Mapping[Any, str] = {int: "integer", float: "number"}
 
 
 def format_settings(settings: Mapping[str, Any], *, sources: Mapping[str, str] | None = None) -> str:
-    """A file of settings by section and key, with a comment for each key that `sources` has."""
+    """The text of a settings file, by section and key, with a comment for each key in `sources`."""
     lines = [f"command: {_format(settings['command'])}"] if settings.get("command") else []
     for section in SECTIONS:
         table = settings.get(section) or {}
@@ -29,7 +29,7 @@ def format_settings(settings: Mapping[str, Any], *, sources: Mapping[str, str] |
 
 
 def _format(value: Any) -> str:
-    """A value in YAML that fits into a line. Values that no text stands for are null."""
+    """A value as YAML on one line. Values that cannot be written as text become null."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_format, value))}]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and not _NO_TEXTS.fullmatch(value):
@@ -43,7 +43,7 @@ def _format(value: Any) -> str:
 
 
 def json_schema(commands: Mapping[str, Collection[Setting]]) -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) for files of settings; with `command`, a file has only the keys of that command."""
+    """A JSON schema (draft 2020-12) for settings files. A file with `command` may have only keys of that command."""
     tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for settings in commands.values():
         for setting in settings:
@@ -83,7 +83,7 @@ def _value_schema(setting: Setting) -> dict[str, Any]:
     if setting.choices:
         item = {"enum": list(dict.fromkeys((*setting.choices, *([setting.default] if setting.default else []))))}
     elif item["type"] == "string" and setting.parse is not str:
-        item = {"type": ["string", "number"]}  # a text of its own form, such as 8 or auto
+        item = {"type": ["string", "number"]}  # a text in a special format, such as 8 or auto
     forms = [item, {"type": "null"}]
     if setting.is_list or setting.separator:
         forms.append({"type": "array", "items": {"type": ["string", "number"]}})

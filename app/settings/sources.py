@@ -1,4 +1,4 @@
-"""The value of every setting of a command: that of the command line, the environment, a file, or the default."""
+"""Resolves the value of every setting of a command: from the command line, the environment, a file or the default."""
 
 import os
 import re
@@ -10,14 +10,14 @@ from llama_adapter.app.settings.setting import PREFIX, SECTIONS, Given, Setting,
 from llama_adapter.app.settings.yaml_file import Entry, SettingsFile
 from llama_adapter.runtime.errors import UsageError
 
-_KUBERNETES = re.compile(r"(tcp|udp)://")  # it sets LLAMA_ADAPTER_PORT for a service named llama-adapter
+_KUBERNETES = re.compile(r"(tcp|udp)://")  # Kubernetes sets LLAMA_ADAPTER_PORT if a service is named llama-adapter
 
-Commands = Callable[[], Mapping[str, Collection[Setting]]]  # all of them, with their settings
+Commands = Callable[[], Mapping[str, Collection[Setting]]]  # all commands, with their settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effective:
-    """The value of one setting, and where it comes from."""
+    """The value of one setting, and its source."""
 
     setting: Setting
     value: Any
@@ -26,7 +26,7 @@ class Effective:
 
     @property
     def name(self) -> str:
-        """The setting for messages, as its user gave it."""
+        """The setting's name for messages, as the user gave it."""
         return f"{self.setting.key} ({self.source})" if self.kind == "file" else self.source
 
 
@@ -39,10 +39,10 @@ def resolve(
     variables: Mapping[str, str],
     commands: Commands,
 ) -> list[Effective]:
-    """The value of each setting. `given` are those of the command line, by `dest`, in place of all others.
+    """The value of each setting. `given` are the values of the command line, by `dest`; they take precedence.
 
-    `variables` are more names of environment variables, by `dest`; they go before LLAMA_ADAPTER_KEY. Raises UsageError
-    for values and names that are not valid, with their line or variable.
+    `variables` are additional names of environment variables, by `dest`; they take precedence over LLAMA_ADAPTER_KEY.
+    Raises UsageError, which names the line or variable, for invalid values and names.
     """
     _check_variables(settings, commands)
     entries = {} if file is None else _matched(file, settings, command=command, commands=commands)
@@ -65,7 +65,7 @@ def resolve(
 
 
 def by_section(effective: Iterable[Effective], *, command: str) -> dict[str, Any]:
-    """Values by section and key, as a file has them."""
+    """Values by section and key, in the form of a settings file."""
     tables: dict[str, Any] = {"command": command}
     for one in effective:
         value = list(one.value) if isinstance(one.value, tuple) else one.value
@@ -74,7 +74,7 @@ def by_section(effective: Iterable[Effective], *, command: str) -> dict[str, Any
 
 
 def to_run_again(effective: Iterable[Effective], *, command: str) -> dict[str, Any]:
-    """What the manifest of a run keeps. Without `overwrite`: who runs it again does not lose the answers."""
+    """The settings for the manifest of a run. `overwrite` is left out, so that repeating the run keeps the answers."""
     kept = (one for one in effective if one.value not in (None, [], ()) and one.setting.key != "overwrite")
     return by_section(kept, command=command)
 
@@ -87,7 +87,7 @@ def _read(setting: Setting, given: Given, place: str) -> Any:
 
 
 def _set_variable(setting: Setting, variables: Mapping[str, str]) -> str | None:
-    """The environment variable that sets it; an empty one does not."""
+    """The environment variable that sets this setting, if any. An empty variable is ignored."""
     for name in (variables.get(setting.dest), setting.variable):
         if name and os.environ.get(name) and not (name == f"{PREFIX}PORT" and _KUBERNETES.match(os.environ[name])):
             return name
@@ -95,7 +95,7 @@ def _set_variable(setting: Setting, variables: Mapping[str, str]) -> str | None:
 
 
 def _items(setting: Setting, text: str) -> Given:
-    """A variable with a list is one item, or a JSON list of texts."""
+    """The text of a variable; for a list setting, a JSON list of texts gives several items."""
     if setting.is_list and text.startswith("["):
         import json
 
@@ -109,7 +109,10 @@ def _items(setting: Setting, text: str) -> Given:
 
 
 def _check_variables(settings: Sequence[Setting], commands: Commands) -> None:
-    """Raise UsageError for a variable that is nearly a setting's. Those of other commands and programs may be set."""
+    """Raise UsageError for a variable whose name is similar to that of a setting.
+
+    Variables for other commands and for other programs are allowed.
+    """
     own = {setting.variable for setting in settings}
     unknown = [name for name in os.environ if name.startswith(PREFIX) and name not in own]
     if not unknown:
@@ -121,7 +124,7 @@ def _check_variables(settings: Sequence[Setting], commands: Commands) -> None:
 
 
 def _matched(file: SettingsFile, settings: Sequence[Setting], *, command: str, commands: Commands) -> dict[str, Entry]:
-    """The entries of a file by key. Raises UsageError for those that the command does not have."""
+    """The entries of a file by key. Raises UsageError for entries that are not settings of the command."""
     if file.command not in (None, command):
         known = commands()
         hint = f"use it with `llama-adapter {file.command}`" if file.command in known else _similar(file.command, known)
@@ -165,6 +168,6 @@ def _similar(name: str | None, known: Iterable[str]) -> str:
 
 
 def _similar_flag(key: str, own: Mapping[str, Setting]) -> str:
-    """Flags may have another name than their key: `--list` sets `lists`."""
+    """A hint for a key that is the name of a flag, if the setting's key differs: `--list` sets `lists`."""
     flags = {setting.shown.lstrip("-").replace("-", "_"): setting.key for setting in own.values()}
     return f"`{flags[key]}` may be meant" if key in flags else ""

@@ -1,4 +1,4 @@
-"""Files of settings: YAML, the manifest of an earlier run, or another system's file. PyYAML is imported to read one."""
+"""Settings files: YAML, the manifest of an earlier run, or another system's file. PyYAML is imported when needed."""
 
 import dataclasses
 import os
@@ -12,14 +12,14 @@ from llama_adapter.app.settings.setting import SECTIONS, Given
 from llama_adapter.runtime.errors import UsageError
 
 MAX_CONFIG_BYTES = 2**20
-MAX_CONFIG_VALUES = 100_000  # with those that aliases repeat
+MAX_CONFIG_VALUES = 100_000  # including values that aliases repeat
 
 FOREIGN = "llama_adapter.app.compat.foreign"
-COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
+COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # suffixes of files with a command line of another system
 
 
 class Table(dict[str, Any]):
-    """A mapping of a file as plain values; `lines` has the line of each key, from 1, where it is known."""
+    """A mapping in a file, as plain values. `lines` has the line of each key, counted from 1, if known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Table(dict[str, Any]):
 class Entry:
     """A key of a file with its value."""
 
-    section: str | None  # None: `key` stands where a section was wanted
+    section: str | None  # None: `key` is at the top level, where only sections are allowed
     key: str
     given: Given | None
     place: str  # `run.yaml:7`
@@ -47,15 +47,15 @@ class SettingsFile:
 
 
 def read_settings(path: str) -> SettingsFile:
-    """The settings in a file: ours, a manifest's last run, or those of a system that `app/compat` knows.
+    """The settings in a file: a file of this program, the last run of a manifest, or a file that `app/compat` supports.
 
-    Raises UsageError with the line for what cannot be read, and OSError.
+    Raises UsageError, which names the line, for invalid content, and OSError.
     """
     if path.endswith("manifest.json"):
         return _settings(_last_run(path), path)
     if path.endswith(COMMAND_SUFFIXES):
         return _foreign(import_module(FOREIGN).import_file(path).check(path), path)
-    content = read_content(path)  # once: it may be a pipe
+    content = read_content(path)  # read only once, because it may be a pipe
     data = read_yaml(path, content=content, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
         typed = read_yaml(path, content=content)
@@ -83,10 +83,10 @@ def read_content(path: str) -> str:
 
 
 def read_yaml(path: str, *, content: str | None = None, as_written: bool = False) -> Table:
-    """The mapping in a YAML file; with `as_written`, its scalars are texts and None.
+    """The mapping in a YAML file. With `as_written`, its scalars are texts or None.
 
-    `content` is its text, if that was read. Raises UsageError with the line for other content, duplicate keys and too
-    many values, and OSError.
+    `content` is the text of the file, if it was read already. Raises UsageError, which names the line, for other
+    content, duplicate keys and too many values, and OSError.
     """
     import yaml
 
@@ -121,7 +121,7 @@ def _as_written(node: Any) -> str | None:
 
 
 class _Walk:
-    """Nodes -> plain values, up to a number of them: aliases may repeat a node without end."""
+    """Converts YAML nodes to plain values. Their number is limited, because aliases may repeat a node without end."""
 
     def __init__(self, path: str, scalar: Callable[[Any], Any]) -> None:
         self._path, self._scalar, self._num_left = path, scalar, MAX_CONFIG_VALUES
@@ -138,7 +138,7 @@ class _Walk:
         if node.id == "scalar":
             try:
                 value = self._scalar(node)
-                str(value)  # a hexadecimal number of thousands of digits is a value, but none that can be shown
+                str(value)  # raises for a hexadecimal number of thousands of digits, which cannot be shown
             except (ValueError, OverflowError) as error:
                 raise UsageError(f"{self._path}:{line}: {error}") from None
             return value
@@ -188,7 +188,7 @@ def _settings(data: Mapping[str, Any], path: str) -> SettingsFile:
 
 
 def as_given(value: Any, place: str) -> Given | None:
-    """The text of a value, or of each item of a list. Raises UsageError, which begins with `place`, for others."""
+    """The text of a value, or of each item of a list. Raises UsageError, which begins with `place`, for other types."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, os.PathLike):

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerError:
-    """Why a question has no complete answer."""
+    """The reason why a question has no complete answer."""
 
     code: str
     message: str
@@ -31,24 +31,24 @@ class TokenLogprob(NamedTuple):
 class Answer:
     """The answer to one question about one picture. With `error`, the text is empty or incomplete."""
 
-    index: int  # of the question
-    picture: str  # label
-    # SHA-256 of the picture's bytes, hexadecimal; empty: they could not be read. Without a picture: the text prefix.
+    index: int  # index of the question
+    picture: str  # label of the picture
+    # SHA-256 of the picture's bytes, hexadecimal; "" if they could not be read. Without a picture: the text prefix.
     digest: str
     prompt: str
     text: str
     token_ids: tuple[int, ...]
     finish: Literal["stop", "length", "choice", "error"]
-    choice: dict[str, float] | None = None  # probability of each choice; they sum to 1
-    details: Mapping[str, Any] = field(default_factory=dict)  # further fields of the record, JSON values by name
+    choice: dict[str, float] | None = None  # probability of each choice; the sum is 1
+    details: Mapping[str, Any] = field(default_factory=dict)  # additional fields of the record: JSON values by name
     error: AnswerError | None = None
-    # Milliseconds. queue: until a service admitted it; clip: of the encoder, for the whole batch.
+    # Milliseconds. queue: time until a service admitted the request; clip: time of the encoder for the whole batch.
     ms: dict[str, float] = field(default_factory=dict)  # queue, read, clip, first_token, total
     prompt_tokens: int = 0
     unfamiliar: bool | None = None  # whether the picture is out of distribution; None: the model cannot tell
     is_reused: bool = False  # the encoded picture came from the cache
     tag: Any = None  # the `tag` of the question
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the generated tokens, if they were asked for
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the generated tokens, if requested
 
     def __repr__(self) -> str:
         names = (
@@ -66,7 +66,7 @@ class TextDelta:
 
     index: int
     text: str
-    token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new since the piece before
+    token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new since the last piece
 
 
 Event = TextDelta | Answer

@@ -7,7 +7,7 @@ from llama_adapter.app.tasks.entry import Option, TaskEntry
 from llama_adapter.app.tasks.question import Question
 
 _DESCRIPTION = """\
-Ask the same question about each picture. With --choices the answer is the likeliest of them, with its probability;
+Ask the same question about each picture. With --choices, the answer is the most likely of them, with its probability;
 otherwise it is free text. The output is as for `caption`.
 
   llama-adapter ask photos --recursive --question "Is there a person?" --choices yes,no --out answers.jsonl

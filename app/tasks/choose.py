@@ -1,4 +1,4 @@
-"""The task `choose`: answer with the likeliest of given texts."""
+"""The task `choose`: answer with the most likely of given texts."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from llama_adapter.app.tasks.task import FREE_TEXT, Task
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Answer with the likeliest of at least two different texts. Raises ValueError for anything else."""
+    """Answer with the most likely of at least two different texts. Raises ValueError for anything else."""
 
     choices: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class OneOf:
 
 
 def choosing(choices: Iterable[str] | None) -> Task:
-    """The task of front ends that may name choices; None: free text. Raises ValueError as `OneOf`."""
+    """The task for given choices; None means free text. Raises ValueError for invalid choices."""
     if choices is None:
         return FREE_TEXT
     texts = () if isinstance(choices, str) else tuple(choices)
@@ -54,7 +54,7 @@ def choosing(choices: Iterable[str] | None) -> Task:
 
 
 def parse_choices(text: str) -> tuple[str, ...]:
-    """`Yes, No` -> ("Yes", "No"); raises ValueError for fewer than two, empty or equal ones."""
+    """`Yes, No` -> ("Yes", "No"). Raises ValueError for fewer than two choices, and for empty or equal ones."""
     choices = tuple(choice.strip() for choice in text.split(","))
     if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
         raise ValueError(f"wanted at least two different answers separated by commas, got {text!r}")
@@ -88,7 +88,7 @@ CHOOSE = TaskEntry(
             help="answer with one of these",
             request=RequestField(
                 name="answer_choices",
-                description="The answer is the likeliest of these texts, and `answer_probabilities` holds the "
+                description="The answer is the most likely of these texts, and `answer_probabilities` holds the "
                 "probability of each. Sampling parameters and `stop` have no effect.",
                 min_texts=2,
                 aliases=("guided_choice",),

@@ -1,4 +1,4 @@
-"""An entry of the task registry: what every front end offers of a task, and the question that its values make."""
+"""Entries of the task registry: a task as all front ends offer it, and how its values become a question."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from typing import Any
 
 from llama_adapter.app.tasks.question import Question
 
-PROMPT_OPTIONS = ("instruction", "input", "raw")  # every front end has its own way to ask for these
+PROMPT_OPTIONS = ("instruction", "input", "raw")  # each front end has its own fields for these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestField:
-    """A field of HTTP requests, beside OpenAI's own."""
+    """A field of HTTP requests, in addition to OpenAI's fields."""
 
     name: str
     description: str
-    min_texts: int | None = None  # None: one text; else a list of at least this many different texts
-    aliases: tuple[str, ...] = ()  # other servers' names of the same field
+    min_texts: int | None = None  # None: one text; otherwise a list of different texts, at least as many
+    aliases: tuple[str, ...] = ()  # names of the same field in other servers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,35 +29,35 @@ class Widget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A value that a task takes from its user."""
+    """A value that the user gives to a task."""
 
     name: str
-    flag: str  # of the command line
+    flag: str  # its name on the command line
     help: str
     metavar: str = "TEXT"
     parse: Callable[[str], Any] = str  # raises ValueError
-    separator: str | None = None  # between the items of its text, which files may give as a list
+    separator: str | None = None  # between the items of a text; settings files may then give a list
     request: RequestField | None = None
     widget: Widget | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskEntry:
-    """A task as front ends offer it. Entries may share a command."""
+    """A task, described for all front ends. Several entries may share a command."""
 
     name: str
     command: str
-    takes: str = "a picture"  # for people
+    takes: str = "a picture"  # shown to the user, as is `answers`
     answers: str = "text"
-    needs_picture: bool = True  # False: its command takes prompts alone
-    help: str = ""  # one line for the list of commands; the first entry of a command has it
+    needs_picture: bool = True  # False: its command takes prompts without pictures
+    help: str = ""  # one line for the list of commands; only in a command's first entry
     description: str = ""
     options: tuple[Option, ...]
     question: Callable[[Mapping[str, Any]], Question]  # raises ValueError
-    needs_instruction: bool = False  # there is no default prompt
-    has_probabilities: bool = False  # its answers can be thresholded and calibrated
+    needs_instruction: bool = False  # whether there is no default prompt
+    has_probabilities: bool = False  # whether thresholds and calibration apply to its answers
 
     def is_chosen_by(self, values: Mapping[str, Any]) -> bool:
-        """Whether an option that only this task has is given."""
+        """Whether the values give an option that only this task has."""
         own = (option.name for option in self.options if option.name not in PROMPT_OPTIONS)
         return any(values.get(name) is not None for name in own)

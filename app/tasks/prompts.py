@@ -1,4 +1,4 @@
-"""Prompts -> token ids, each tokenised once."""
+"""Encodes prompts as token ids. Each prompt is tokenised once."""
 
 import operator
 import threading
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
 
 TokenIds = tuple[int, ...]
 
-# Bounds of the cache: a hundred continuations may have more tokens than a thousand questions.
+# Limits of the cache. Tokens are limited too, because a hundred continuations may have more than a thousand questions.
 MAX_REMEMBERED_PROMPTS = 1024
 MAX_REMEMBERED_TOKENS = 500_000  # about 20 MB
 
@@ -28,9 +28,9 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A question with the turns before it, (role, text) each, oldest first; roles are system, user and assistant.
+    """A question with earlier turns, each (role, text), oldest first; roles are system, user and assistant.
 
-    A model whose template has no turns sees the question and texts of the system alone.
+    A model whose template has no turns gets only the question and the texts of the system.
     """
 
     turns: tuple[Turn, ...]
@@ -38,7 +38,7 @@ class Dialogue:
 
     @property
     def without_turns(self) -> str | tuple[str, str]:
-        """The prompt for a template without turns: texts of the system are the instruction, the question its input."""
+        """The prompt for a template without turns: system texts become the instruction, and the question its input."""
         system = "\n".join(text for role, text in self.turns if role == "system" and text.strip())
         return (system, self.question) if system else self.question
 
@@ -49,14 +49,14 @@ Prompt = str | tuple[str, str | None] | Dialogue | RawPrompt | Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedPrompt:
-    """A prompt, and the continuations to score, as token ids."""
+    """A prompt and the continuations to score, as token ids."""
 
-    text: str  # as records show it
+    text: str  # the prompt as shown in records
     token_ids: TokenIds = ()
     continuations: tuple[TokenIds, ...] = ()
-    has_end: bool = False  # whether the end-of-sequence token closes each continuation
-    num_cut: int = 0  # tokens that `max_tokens` cut off behind the first
-    stop: tuple[str, ...] = ()  # texts of its template that end an answer
+    has_end: bool = False  # whether each continuation ends with the end-of-sequence token
+    num_cut: int = 0  # tokens that were cut after the first because of `max_tokens`
+    stop: tuple[str, ...] = ()  # texts of the template that end an answer
 
     def text_ids(self, index: int) -> TokenIds:
         """The token ids of a continuation's text."""
@@ -64,7 +64,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Encodes prompts and caches them: most runs ask few different questions. Thread-safe."""
+    """Encodes prompts and caches them, because most runs ask few different questions. Thread-safe."""
 
     def __init__(
         self,
@@ -73,18 +73,19 @@ class PromptEncoder:
         check: Callable[[TokenIds, tuple[TokenIds, ...]], None],
         template: Template = "instruction",
     ) -> None:
-        """`check` raises for a prompt or continuations that the engine cannot take; `template` is the model's."""
+        """`check` raises for a prompt or continuations that the engine cannot take. `template` is the model's."""
         self._tokenizer, self._check, self._template = tokenizer, check, template
         self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None], EncodedPrompt] = {}
-        self._num_tokens = 0  # of all of them
+        self._num_tokens = 0  # in all cached prompts
         self._lock = threading.Lock()
 
     def encode(
         self, prompt: Prompt, continuations: tuple[str, ...] = (), *, max_tokens: int | None = None
     ) -> EncodedPrompt:
-        """Raises TypeError for what is no prompt, and what `check` raises.
+        """Encode a prompt and its continuations. Raises TypeError for an invalid prompt, and the errors of `check`.
 
-        A prompt of more than `max_tokens` tokens keeps its begin token and its end; `num_cut` says how many it lost.
+        A prompt of more than `max_tokens` tokens keeps its begin token and its end. `num_cut` is the number of tokens
+        cut.
         """
         key = _hashable(prompt), continuations, max_tokens
         encoded = self._encoded.get(key)
@@ -109,9 +110,10 @@ class PromptEncoder:
         num_cut = 0 if max_tokens is None else max(0, len(token_ids) - max_tokens)
         num_first = int(token_ids[:1] == (self._tokenizer.bos_id,) and max_tokens != 1)
         token_ids = token_ids[:num_first] + token_ids[num_first + num_cut :]
-        self._check(token_ids, ())  # first: each continuation is tokenised together with the prompt
+        self._check(token_ids, ())  # before continuations, which are tokenised together with the prompt
         ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in continuations)
-        # "1" would always beat "10". With the end token, it has to be the whole answer.
+        # If one choice begins another, as "1" begins "10", it would always be at least as likely. With the end token,
+        # each choice is scored as a whole answer.
         has_end = any(one != other and one == other[: len(one)] for one in ids for other in ids)
         if has_end:
             ids = tuple((*one, self._tokenizer.eos_id) for one in ids)
@@ -126,7 +128,7 @@ class PromptEncoder:
         )
 
     def _text(self, prompt: Prompt) -> str | None:
-        """A prompt in the model's template; None for token ids."""
+        """The prompt in the model's template; None for token ids."""
         if self._template == "conversation":
             match prompt:
                 case Dialogue(turns, question):
@@ -158,7 +160,7 @@ def prompt_length(prompt: Prompt) -> int:
 
 
 def shown_prompt(prompt: Prompt) -> str:
-    """A prompt as records show it; empty for token ids, which only a tokenizer can show."""
+    """A prompt as shown in records; "" for token ids, which only a tokenizer can decode."""
     match prompt:
         case str(text) | RawPrompt(str(text)) | (str(text), None) | Dialogue(question=str(text)):
             return text

@@ -10,13 +10,13 @@ from llama_adapter.llm.conversation import Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is asked of a picture; without instruction and raw text, the model's own caption prompt."""
+    """A question about a picture. Without `instruction` and `raw`, it is the model's own caption prompt."""
 
     instruction: str | None = None
     input: str | None = None
     raw: str | None = None
     task: Task = FREE_TEXT
-    turns: tuple[Turn, ...] = ()  # before it, for models whose template has turns; the last text is then the question
+    turns: tuple[Turn, ...] = ()  # earlier turns, for templates with turns; the question is then the last turn's text
 
     def prompt(self, default: str) -> Prompt:
         """The prompt for a captioner; `default` is the model's caption prompt."""
@@ -28,19 +28,19 @@ class Question:
         return instruction if self.input is None else (instruction, self.input)
 
     def shown(self, default: str) -> str:
-        """The prompt as a record shows it."""
+        """The prompt as shown in records."""
         return shown_prompt(self.prompt(default))
 
     @property
     def form(self) -> str:
-        """`instruction` or `raw`; with `input`, it tells apart prompts that are shown alike."""
+        """`instruction` or `raw`. Together with `input`, it distinguishes prompts that records show in the same way."""
         return "instruction" if self.raw is None else "raw"
 
     @property
     def is_caption(self) -> bool:
-        """Whether it is the model's own caption prompt."""
+        """Whether the question is the model's own caption prompt."""
         return self.instruction is None and self.raw is None
 
     def texts(self) -> Iterator[str]:
-        """The parts of the prompt that are given."""
+        """The given texts of the prompt."""
         return (text for text in (self.instruction, self.input, self.raw) if text is not None)

@@ -1,4 +1,4 @@
-"""The tasks that front ends offer. A new one is a file in this folder and a line here, or an installed package's."""
+"""The tasks that front ends offer. A new task is a file in this folder and a line here, or an installed package."""
 
 import contextlib
 import functools
@@ -17,20 +17,20 @@ from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.text_generation import TEXT_GENERATION
 from llama_adapter.runtime.errors import UsageError
 
-GROUP: Final = "llama_adapter.tasks"  # of entry points; each is a `TaskEntry`
+GROUP: Final = "llama_adapter.tasks"  # group of entry points, each of them a `TaskEntry`
 TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (CAPTION, ASK, CHOOSE, TEXT_GENERATION)}
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_log = logging.getLogger("llama_adapter.tasks")  # without a handler of the program, warnings go to stderr
+_log = logging.getLogger("llama_adapter.tasks")  # if the program has no log handler, warnings go to stderr
 
 
 def tasks() -> tuple[TaskEntry, ...]:
-    """All tasks, those of installed packages last. One that cannot be loaded is named in a warning and left out."""
+    """All tasks, those of installed packages last. A task that cannot be loaded is left out, with a warning."""
     return (*TASKS.values(), *installed().values())
 
 
 def get_task(name: str) -> TaskEntry:
-    """The task of a name. Raises UsageError, with the known names, if there is none."""
+    """The task with this name. Raises UsageError, which lists the known names, if there is none."""
     known = {entry.name: entry for entry in tasks()}
     if name not in known:
         raise UsageError(f"No task named `{name}`", hint=f"there are {', '.join(known)}")
@@ -39,7 +39,7 @@ def get_task(name: str) -> TaskEntry:
 
 @functools.cache
 def installed() -> Mapping[str, TaskEntry]:
-    """The tasks of installed packages by name, loaded once: entry points of the group `llama_adapter.tasks`."""
+    """The tasks of installed packages, by name: entry points of the group `llama_adapter.tasks`. Loaded once."""
     if not _is_group_named():
         return {}
     from importlib.metadata import entry_points
@@ -64,7 +64,7 @@ def installed() -> Mapping[str, TaskEntry]:
 
 
 def _is_group_named() -> bool:
-    """Whether a package on the path names the group. Importing `importlib.metadata` takes as long as `--help`."""
+    """Whether any package declares the group. Files are searched, as importing `importlib.metadata` would be slow."""
     named = GROUP.encode()
     for folder in sys.path:
         for file in Path(folder).glob("*-info/entry_points.txt"):
@@ -77,7 +77,7 @@ def _is_group_named() -> bool:
 
 
 def _check(entry: object, others: list[TaskEntry]) -> None:
-    """Raise TypeError or ValueError unless a package's entry can stand beside the others."""
+    """Raise TypeError or ValueError if a package's entry is invalid or conflicts with other tasks."""
     if not isinstance(entry, TaskEntry):
         raise TypeError(f"it is no TaskEntry but {type(entry).__name__}")
     for name in (entry.name, entry.command):
@@ -109,10 +109,10 @@ def options() -> list[Option]:
 
 
 def question_of(values: Mapping[str, Any], *, command: str | None = None) -> Question:
-    """The question that values of options make, by name; `command` restricts the tasks to those of one command.
+    """Make the question from values of options, by name. `command` restricts the tasks to those of one command.
 
-    The task is the one with an option of its own among the values, else the first. Raises ValueError with the names of
-    options.
+    The task is the one that has an exclusive option among the values, or else the first task. Raises ValueError; the
+    message uses the names of options.
     """
     entries = [entry for entry in tasks() if command in (None, entry.command)]
     chosen = [entry for entry in entries if entry.is_chosen_by(values)]

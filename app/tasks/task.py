@@ -1,4 +1,4 @@
-"""A task: how an answer is requested from the engine, completed, and told apart in records."""
+"""A task: how an answer is requested from the engine, completed, and identified in records."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
@@ -8,19 +8,19 @@ from llama_adapter.app.tasks.prompts import EncodedPrompt
 
 
 class Task(Protocol):
-    """What to answer a prompt with, and its parameters. Frozen, hashable and picklable."""
+    """The kind of answer to a prompt, with its parameters. Frozen, hashable and picklable."""
 
     @property
     def continuations(self) -> tuple[str, ...]:
-        """Texts whose probabilities behind the prompt are scored; empty: text is generated."""
+        """Texts whose probabilities after the prompt are scored. If there are none, text is generated."""
 
     def settings(self) -> dict[str, Any]:
-        """JSON values that tell apart records of the same prompt."""
+        """JSON values that distinguish records of the same prompt."""
 
     def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
-        """The answer to a request that succeeded: `answer` with the fields that the task fills in.
+        """The answer to a successful request: `answer` with the fields that the task fills in.
 
-        `answer` has the generated text and token ids; `logprobs` has the log-probability of each continuation.
+        `answer` has the generated text and token ids. `logprobs` has the log-probability of each continuation.
         """
 
 
@@ -42,7 +42,7 @@ FREE_TEXT = FreeText()
 
 @dataclass(frozen=True, slots=True)
 class WithTokenIds:
-    """A task whose answers have the token ids of their text as the detail `output_ids`."""
+    """Wraps a task, and adds the token ids of the text to its answers, as the detail `output_ids`."""
 
     task: Task
 
@@ -59,5 +59,5 @@ class WithTokenIds:
 
 
 def task_settings(task: Task) -> dict[str, Any]:
-    """`task.settings()` as the id of a record counts them: every id counts `choices`."""
+    """`task.settings()` in the form that enters the id of a record: every id includes `choices`."""
     return {"choices": None, **task.settings()}

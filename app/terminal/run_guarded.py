@@ -16,7 +16,7 @@ from llama_adapter.runtime.text import shown_text
 
 
 def format_problem(problem: Problem) -> str:
-    """The message for stderr: the sentence, details one a line, and the hint after a blank line."""
+    """The message for stderr: the sentence, then one line per detail, then the hint after a blank line."""
     details = (f"\n  {shown_text(line)}" for line in problem.details)
     text = f"error: {shown_text(problem.sentence)}{''.join(details)}"
     return f"{text}\n\nhint: {shown_text(problem.hint)}" if problem.hint else text
@@ -59,18 +59,18 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def forget_stdout() -> None:
-    """Redirect stdout to nowhere, so that the interpreter's last flush does not fail on a closed pipe."""
+    """Redirect stdout to the null device, so that the interpreter's last flush does not fail on a closed pipe."""
     forget(sys.stdout)
 
 
 def _make_standard_streams_usable() -> None:
-    """Redirect closed standard streams to nowhere, and escape characters that a stream cannot encode."""
+    """Redirect closed standard streams to the null device, and escape characters that a stream cannot encode."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # `open` takes the lowest free descriptor, which is this one. Else the next file opened would get it, and
-            # would receive the output.
+            # `open` takes the lowest free descriptor, which is this one. Otherwise the next file opened would get this
+            # descriptor, and the output would be written into that file.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed when Python started

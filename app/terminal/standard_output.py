@@ -1,4 +1,4 @@
-"""Complete writes to stdout, also into pipes that do not block."""
+"""Complete writes to stdout, also into non-blocking pipes."""
 
 import select
 import sys
@@ -13,7 +13,7 @@ def give(data: bytes) -> None:
 
 
 def write_whole(file: BinaryIO, data: bytes) -> None:
-    """Write all of the data, also into a non-blocking pipe: then this function waits for room. Raises OSError.
+    """Write all of the data. With a non-blocking pipe, the function waits for room in the pipe. Raises OSError.
 
     For a full pipe, an unbuffered file (stdout under PYTHONUNBUFFERED) returns the number of bytes written or None; a
     buffered one raises BlockingIOError.
@@ -30,7 +30,7 @@ def write_whole(file: BinaryIO, data: bytes) -> None:
 
 
 def flush_whole(file: BinaryIO) -> None:
-    """Flush the file's buffer, as `write_whole` writes. Raises OSError."""
+    """Flush the file's buffer completely, waiting as `write_whole` does. Raises OSError."""
     while True:
         try:
             return file.flush()

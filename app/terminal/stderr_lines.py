@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def say(text: str, *, end: str = "\n") -> None:
-    """Print on stderr and flush. After a write error, such as a full disk, stderr is redirected to nowhere."""
+    """Print on stderr and flush. After a write error, such as a full disk, stderr is redirected to the null device."""
     try:
         print(text, end=end, file=sys.stderr, flush=True)
     except BlockingIOError:
@@ -17,7 +17,7 @@ def say(text: str, *, end: str = "\n") -> None:
 
 
 def forget(stream: TextIO) -> None:
-    """Redirect a standard stream to nowhere, so that the interpreter's last flush does not fail."""
+    """Redirect a standard stream to the null device, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

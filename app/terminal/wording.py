@@ -29,7 +29,7 @@ class Unfamiliar:
         self._names: list[str] = []
 
     def add(self, answer: Answer) -> None:
-        """Count one answer; failures and models without detection do not count."""
+        """Count one answer. Failures, and answers of models without detection, are not counted."""
         if answer.error is not None or answer.unfamiliar is None:
             return
         self._num_answers += 1
@@ -38,7 +38,7 @@ class Unfamiliar:
             self._names.append(answer.picture)
 
     def note(self, *, what: str = "picture") -> str:
-        """The note, or an empty text; `what` is counted, `picture` or `question`."""
+        """The note, "" if there is none; `what` is the word for what is counted: `picture` or `question`."""
         if not self._num_unfamiliar:
             return ""
         is_one = self._num_unfamiliar == 1
@@ -56,7 +56,7 @@ class Unfamiliar:
 
 
 def unfamiliar_note(answers: Iterable[Answer]) -> str:
-    """The note on these answers."""
+    """The note on these answers; see `Unfamiliar.note`."""
     unfamiliar = Unfamiliar()
     for answer in answers:
         unfamiliar.add(answer)
@@ -66,7 +66,8 @@ def unfamiliar_note(answers: Iterable[Answer]) -> str:
 def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:
     """An answer as one line.
 
-    For choices that `decider` is not calibrated for, such as a manifest's own, the likeliest is shown.
+    If the record's choices differ from those of the calibration, as a manifest's own choices may, the most likely
+    choice is shown.
     """
     said = one_line(record["text"])
     if record["choice"] is not None:
@@ -95,7 +96,7 @@ def several_lines(text: str) -> str:
 
 
 def counted(number: int, done: str, *, what: str = "picture") -> str:
-    """Such as: 3 pictures answered."""
+    """A count in words, such as `3 pictures answered`."""
     return f"{number:,} {what}{'' if number == 1 else 's'} {done}"
 
 

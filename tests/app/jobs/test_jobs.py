@@ -541,7 +541,7 @@ def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
     back = run(*command)
 
     assert lost.code == 1
-    assert "is gone: its other pictures were not answered" in lost.err
+    assert "disappeared during this run: its other pictures were not answered" in lost.err
     assert 0 < len(after) < 33
     assert all(record["error"] is None for record in after)
     assert back.code == 0
