@@ -53,7 +53,7 @@ def _parts(kind: Any) -> Any:
 
 
 class InputItem(Part):
-    """What messages of all roles may have."""
+    """The fields that messages of all roles may have."""
 
     type: Literal["message"] | None = None
     id: str | None = None
@@ -114,7 +114,7 @@ class ResponseStreamOptions(Part):
 
 
 class NeutralResponseParameters(Part):
-    """As `NeutralParameters`; most of them need a server that stores responses."""
+    """As `NeutralParameters`. Most of these parameters need a server that stores responses."""
 
     previous_response_id: None = None
     conversation: None = None
