@@ -1,4 +1,4 @@
-"""A predict YAML of MindFormers, with the `infer` table of MindSpore Lite -> the settings of `generate`."""
+"""Converts a predict YAML of MindFormers, with the `infer` table of MindSpore Lite, to settings of `generate`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("temperature", "top_k", "top
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
-    """Whether this is a file of MindFormers."""
+    """Whether these are settings of MindFormers."""
     table = data.get("model")
     return bool(_OWN_KEYS & data.keys()) or (isinstance(table, Mapping) and "model_config" in table)
 
@@ -149,7 +149,7 @@ RULES: dict[str, Rule] = {
     f"{_CONFIG}.max_length": whole_number("generation.max_length"),
     f"{_CONFIG}.max_new_tokens": whole_number("generation.max_new_tokens"),
     f"{_CONFIG}.repetition_penalty": number("generation.repetition_penalty"),
-    f"{_CONFIG}.do_sample": lambda imported, key, value: None,  # together, below
+    f"{_CONFIG}.do_sample": lambda imported, key, value: None,  # converted together with others, below
     f"{_CONFIG}.top_k": lambda imported, key, value: None,
     f"{_CONFIG}.top_p": lambda imported, key, value: None,
     f"{_CONFIG}.temperature": lambda imported, key, value: None,
@@ -212,7 +212,7 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """A predict YAML as settings of `generate`."""
+    """The settings of `generate` for a predict YAML."""
     imported = Import(SYSTEM, data)
     imported.run(RULES)
     imported.set("command", "generate")

@@ -1,4 +1,4 @@
-"""ModelRunner's `runner_settings` (a YAML of CANN's recipes) -> our settings. It fits every command."""
+"""Converts ModelRunner's `runner_settings`, a YAML of CANN's recipes, to settings for any command."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -116,7 +116,7 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """Runner settings as ours."""
+    """The settings of this package for runner settings."""
     imported = Import(SYSTEM, data)
     imported.run(RULES)
     return imported.done()

@@ -89,7 +89,7 @@ def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:
-    """The outcome of a line. For invalid values, raises ValueError, KeyError, TypeError, AttributeError or UsageError."""
+    """The outcome of a line. Raises ValueError, KeyError, TypeError, AttributeError or UsageError if it is invalid."""
     texts = ("picture", "question", "answer", "part", "digest")
     lists = {name: values[name] for name in ("references", "choices")}
     probabilities = values["probabilities"]

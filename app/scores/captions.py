@@ -89,7 +89,7 @@ def bleu(counts: BleuCounts, chosen: Ints, *, order: int) -> float | None:
 
 
 def rouge_l(caption: Tokens, references: Sequence[Tokens]) -> float:
-    """F-measure of the longest common subsequence, 0 to 1, from the best precision and best recall of the references."""
+    """F-measure of the longest common subsequence, 0 to 1, from the best precision and recall of the references."""
     common = [_longest_common(caption, one) for one in references]
     precision = max(common) / len(caption) if caption else 0.0
     recall = max(length / len(one) if one else 0.0 for length, one in zip(common, references, strict=True))
