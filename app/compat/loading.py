@@ -111,7 +111,7 @@ def _of_path(place: Path) -> dict[str, Any]:
 
 
 def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[str, Any]:
-    """Flat settings from a mapping: our settings in sections or by name, an `InferConfig`, or those of another system."""
+    """Flat settings from a mapping: our settings, in sections or by name, an `InferConfig`, or another system's."""
     if "prefill_model_path" in data:
         lite = lite_settings(data)
         return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
