@@ -46,7 +46,7 @@ def import_file(path: str) -> Imported:
         if data.keys() <= {"command", *SECTIONS}:
             raise UsageError(f"`{path}` has our own settings already", hint=f"pass it as `--config {path}`")
         raise UsageError(
-            f"`{path}` is of no system that is known here: its keys are {', '.join(map(str, data)) or 'none'}",
+            f"`{path}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' predict YAML",
         )
     imported: Imported = system.import_settings(data)

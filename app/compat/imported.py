@@ -183,7 +183,7 @@ def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
             known = " or ".join(map(str, values))
             imported.refuse(key, f"wanted {known}, got {value!r}; {otherwise}")
         elif not found:
-            imported.ignore(key, f"{value!r} is what is done anyway")
+            imported.ignore(key, f"{value!r} is the default")
         else:
             imported.take(key, found)
 
@@ -213,7 +213,7 @@ def few_bits(imported: Import, key: str, value: Any) -> None:
         )
     else:
         name = value.lower() if isinstance(value, str) else value
-        one_of(_BITS, otherwise="other numbers of bits are not computed with")(imported, key, name)
+        one_of(_BITS, otherwise="other numbers of bits are not supported")(imported, key, name)
 
 
 def at_most_one(why: str) -> Rule:
@@ -221,7 +221,7 @@ def at_most_one(why: str) -> Rule:
 
     def rule(imported: Import, key: str, value: Any) -> None:
         if value == 1:
-            imported.ignore(key, "one is what is done anyway")
+            imported.ignore(key, "one is the default")
         else:
             imported.refuse(key, f"{value!r}: {why}")
 
@@ -257,7 +257,7 @@ def greedy_or_sampled(
     if not is_sampled:
         imported.set("generation.temperature", 0.0)
         for path in given.values():
-            imported.ignore(path, "the likeliest token is taken (generation.temperature: 0)")
+            imported.ignore(path, "the most probable token is taken (generation.temperature: 0)")
         return
     for name, path in given.items():
         (whole_number if name == "top_k" else number)(f"generation.{name}")(imported, path, imported.value(path))

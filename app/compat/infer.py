@@ -11,9 +11,9 @@ class InferTask:
 
     @classmethod
     def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
-        """The pipeline for a task. `settings` are those of `pipeline`, such as `tokenizer`. Raises as `pipeline`.
+        """The pipeline for a task. `settings` are those of `pipeline`, such as `tokenizer`.
 
-        MindSpore Lite runs MindIR graphs, unless `backend` names another program.
+        MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
         is_mindir = str(task_config.get("prefill_model_path", "")).endswith(".mindir")
         settings.setdefault("backend", "mslite" if is_mindir else "torch")

@@ -86,13 +86,13 @@ RULES: dict[str, Rule] = {
     "top_p": lambda imported, key, value: None,
     "temperature": lambda imported, key, value: None,
     "repetition_penalty": number("generation.repetition_penalty"),
-    "decode_strategy": one_of({"sampling": {}, "greedy_search": {}}, otherwise="beams are not searched"),
+    "decode_strategy": one_of({"sampling": {}, "greedy_search": {}}, otherwise="beam search is not supported"),
     "data_file": _text_file,
     "output_file": _output,
     "device": _device,
     "dtype": one_of(
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
-        otherwise="other types are not computed in",
+        otherwise="other dtypes are not supported",
     ),
     "mode": _mode,
     "quant_type": one_of(
@@ -104,8 +104,8 @@ RULES: dict[str, Rule] = {
         key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"
     ),
     "inference_model": ignored("there is one implementation, for inference"),
-    "model_type": ignored("the checkpoint says what it is"),
-    "model_prefix": ignored("the checkpoint says what it is"),
+    "model_type": ignored("the checkpoint determines it"),
+    "model_prefix": ignored("the checkpoint determines it"),
     "chat_template": ignored("`prompt` uses the adapters' template, raw text none"),
     "use_flash_attention": ignored("the device decides (computation.operators)"),
     "block_attn": ignored("the device decides (computation.operators)"),

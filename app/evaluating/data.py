@@ -125,7 +125,7 @@ def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Ex
     if task is None and 0 < num_choices < len(examples):
         raise UsageError(
             f"Wanted choices for all examples or for none, but {num_choices:,} of {len(examples):,} have some",
-            hint="--task choices asks these alone, --task open has all answers generated",
+            hint="--task choices asks only these, --task open generates all answers",
         )
     if task is None and not num_choices:
         is_described = all(example.task == "caption" for example in examples)
@@ -134,7 +134,7 @@ def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Ex
     if task in (None, "choices"):
         if not num_choices:
             raise UsageError(
-                "--task choices wants examples with choices, and these have none",
+                "--task choices needs examples with choices, but these have none",
                 hint="name them in a column `choices`, or pass --choices",
             )
         return [example for example in examples if example.choices is not None], "choices"

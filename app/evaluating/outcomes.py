@@ -98,7 +98,7 @@ def _outcome(values: dict[str, Any]) -> Outcome:
     if not all(isinstance(values[name], str) for name in texts):
         raise ValueError("a text that is none")
     if not all(isinstance(text, str) for one in lists.values() for text in one or ()):
-        raise ValueError("a list that is none of texts")
+        raise ValueError("a list with values that are not texts")
     return Outcome(
         **{name: values[name] for name in texts},
         references=tuple(lists["references"]),

@@ -54,7 +54,7 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 - The *picture* is the last one of the newest message that has one; with several pictures, `picture_used` names it in
   the answer. Send it as a data URI (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was
   started with.
-- *Without a picture*, the model answers from its text alone, as it was trained on texts: with an empty picture.
+- *Without a picture*, the model answers from the text alone. It then sees an empty picture, as in training on texts.
 - The *last message* must have the role user. Its text is the instruction.
 - With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
   messages are joined by line breaks.
@@ -65,7 +65,7 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
 
 **Files and batches.** With `--batch-folder`, `/v1/files` takes JSONL files of requests, and `/v1/batches` answers them
-beside the other requests.
+while other requests are answered.
 
 **Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
 

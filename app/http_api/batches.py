@@ -181,7 +181,7 @@ class Batches:
             return [batch for batch in self._batches.values() if owner in (None, batch.owner)]
 
     def cancel(self, batch_id: str, *, owner: str | None) -> Batch:
-        """Stop a batch; the answers so far are kept. Raises ApiError if the batch is finished."""
+        """Stop a batch; the answers so far are kept. Raises ApiError if it is finished or finalizing."""
         with self._lock:
             batch = self.find(batch_id, owner=owner)
             if batch.is_finished or batch.status == "finalizing":
@@ -297,7 +297,7 @@ class Batches:
         return None
 
     async def _answer_rows(self, batch: Batch, records: RecordWriter) -> None:
-        """Answer the rows that have no record. Waits for room among the rows being answered before each new row."""
+        """Answer the rows that have no record. A new row waits until few enough rows are being answered."""
         known = {place.line: place.custom_id for place in self._places(batch.id)}
         custom_ids: set[str | None] = {None}
         with open(self.files.path(batch.input_file_id), "rb") as file:

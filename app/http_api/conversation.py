@@ -87,7 +87,7 @@ def understand_turns(
     try:
         question = question_of({**request.task_values(), **texts})
     except ValueError:
-        raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
+        raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
     if schema is not None and question.task.continuations:
         raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
     if request.output_ids:

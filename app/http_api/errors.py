@@ -33,8 +33,8 @@ _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
     404: (
         "not_found",
-        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: give a client "
-        "the address of this server with /v1 behind it as base URL. /docs lists all paths.",
+        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: the base URL "
+        "of a client is the address of this server followed by /v1. /docs lists all paths.",
     ),
     405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
 }

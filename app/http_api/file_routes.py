@@ -18,7 +18,7 @@ FILES_PATH = "/v1/files"  # an upload's body is read by its route, not by `BodyL
 MAX_LISTED = 10_000  # the same limit as OpenAI's
 _DEFAULT_LISTED = 20
 
-After = Annotated[str | None, Query(max_length=100, description="Id of the last one of the page before.")]
+After = Annotated[str | None, Query(max_length=100, description="Id of the last object of the previous page.")]
 Shown = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 

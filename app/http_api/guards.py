@@ -108,7 +108,7 @@ class AccessGuard:
             return await self.app(scope, receive, send)
         if not self._is_own_name(_headers(scope, b"host")):
             message = (
-                "This server does not answer to this host name: ask it by its address, or start it with "
+                "This server does not answer to this host name: use its address, or start it with "
                 "`--host-name NAME` for the name in your URL."
             )
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)

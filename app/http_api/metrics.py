@@ -97,7 +97,7 @@ class _StatusCollector(Collector):
             ("uptime_seconds", "Since the start.", status.uptime_s),
         ):
             yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
-        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was reloaded.", status.restarts)
+        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was restarted.", status.restarts)
 
 
 class _ReplicasCollector(Collector):

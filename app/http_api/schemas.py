@@ -420,7 +420,7 @@ class Extensions(BaseModel):
     )
     answer_details: dict[str, Any] | None = Field(
         None,
-        description="Extension: what else the task gives, by name. With a JSON schema, `probabilities` has those of "
+        description="Extension: further results of the task, by name. With a JSON schema, `probabilities` has those of "
         "each enum and boolean property.",
     )
     unfamiliar: bool | None = Field(

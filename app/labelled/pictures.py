@@ -96,5 +96,5 @@ def require_compressed(num_bytes: int, *, archive: str) -> None:
         raise InputsError(
             f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
             f"`{shown_name(archive)}`, which has more.",
-            hint="decompress it: pictures of a plain .tar are read where they lie",
+            hint="decompress it: pictures of a plain .tar are not held in memory",
         )

@@ -230,7 +230,7 @@ class RankGroup:
                 return self._rank_error(*failed)
             if stalled_s > spec.parallel_timeout + _NAMING_S:
                 return RankError(
-                    f"The {self.size} ranks of the decoder did not get on with a step for {stalled_s:.0f} s",
+                    f"The {self.size} ranks of the decoder made no progress in a step for {stalled_s:.0f} s",
                     hint="one of them may hang; --parallel-timeout gives more time, such as to compile operators",
                 )
             return None
@@ -257,7 +257,7 @@ class RankGroup:
         for rank in sorted(others & self._children.keys()):
             child = self._children[rank]
             if child.has_ended() and child.process.returncode != SECONDARY:
-                return rank, f"ended {child.how_it_ended()}", "its own messages stand above"
+                return rank, f"ended {child.how_it_ended()}", "its own messages are above"
         return None
 
     def _rank_error(self, rank: int, sentence: str, hint: str) -> RankError:

@@ -94,7 +94,7 @@ def _met(timeout_s: float) -> Any:
     try:
         return found.result(timeout_s + _SPARE_S)
     except TimeoutError:
-        raise RuntimeError("what listens there does not answer as a rank does") from None
+        raise RuntimeError("the server there does not answer like a rank") from None
 
 
 def join(

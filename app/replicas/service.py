@@ -277,7 +277,7 @@ class ReplicatedService:
             try:
                 reports = await self._replicas.reports()
             except Exception as error:  # the previous reports are kept
-                _log.warning("the replicas do not tell how they are: %s", describe(error).sentence)
+                _log.warning("the replicas do not report their state: %s", describe(error).sentence)
             else:
                 self._take(reports)
             with suppress(TimeoutError):

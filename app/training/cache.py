@@ -183,5 +183,5 @@ def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, mos
     if len(unreadable) > most * num_pictures:
         raise CacheError(
             f"{len(unreadable):,} of {num_pictures:,} pictures cannot be read, and at most {most:.0%} are left out",
-            hint="mend or remove them, or allow more with --most-unreadable; what is encoded is kept",
+            hint="repair or remove them, or allow more with --most-unreadable; finished encodings are kept",
         )

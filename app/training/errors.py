@@ -14,5 +14,5 @@ def other_run(folder: Path) -> UsageError:
     """The error if `--resume` finds a run with other settings or data in the folder."""
     return UsageError(
         f"The run in `{shown_name(str(folder))}` has other data, examples or settings",
-        hint="go on with what it began with, or start again with --force",
+        hint="resume with the same data and settings, or start again with --force",
     )

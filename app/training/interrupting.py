@@ -39,7 +39,7 @@ class Interruption:
         if is_second or self._raises:
             raise KeyboardInterrupt
         if self._speaks:
-            say("ending after this step; a second time ends at once")
+            say("ending after this step; interrupt again to end at once")
 
 
 @contextmanager

@@ -66,13 +66,14 @@ def open_trainable(
 def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
     if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
         raise UsageError(
-            f"An adapter for texts alone has adaption prompts and gates, and {', '.join(choice.sets)} is to be trained",
+            "An adapter for texts has adaption prompts and gates only, but the sets to train are "
+            f"{', '.join(choice.sets)}",
             hint="train `adapter`, or name a CLIP as --clip for an adapter that sees pictures",
         )
     if sources.adapter.name == NEW_ADAPTER and "gates" not in choice.kinds:
         raise UsageError(
-            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so nothing of a "
-            "picture would reach the model",
+            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so pictures "
+            "would have no effect",
             hint="train `bias` or `adapter` too",
         )
 

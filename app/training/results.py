@@ -136,7 +136,10 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
 
 
 def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
-    """Score the written adapter on the test examples, and write `test.json` and `test.md`. Raises as a captioner."""
+    """Score the written adapter on the test examples, and write `test.json` and `test.md`.
+
+    Raises the errors of `Captioner` and OSError.
+    """
     if not data.test:
         return []
     with Captioner.from_spec(spec) as captioner:

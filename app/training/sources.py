@@ -160,8 +160,8 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
     num_large = int((folded_AN.abs() > _LARGEST_GATE).sum())
     if num_large:
         notes = (
-            f"{num_large} of the {folded_AN.numel()} gates of `{name}` are 1 or nearly so, where no tanh arrives: they "
-            f"begin at {_LARGEST_GATE:.4f}",
+            f"{num_large} of the {folded_AN.numel()} gates of `{name}` are 1 or almost 1, which tanh does not reach: "
+            f"they start at {_LARGEST_GATE:.4f}",
         )
     gates_AN = folded_AN.clamp(-_LARGEST_GATE, _LARGEST_GATE).atanh().float()
     found: dict[str, Tensor] = {}

@@ -200,7 +200,7 @@ class BatchEvents:
         """
         page, chosen = str(request.session_hash), (uploads_of(files), uploads_of(folder))
         if not self._free.acquire(blocking=False):
-            problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the most at once."
+            problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the limit."
             yield _update(session, progress=_failure(problem, "try again when one of them has ended"))
             return
         try:
