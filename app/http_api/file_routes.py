@@ -68,7 +68,7 @@ class BatchRequest(Part):
 
 
 class BatchError(BaseModel):
-    """What ended a batch."""
+    """The error that ended a batch."""
 
     code: str
     message: str
@@ -77,7 +77,7 @@ class BatchError(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """What ended a batch."""
+    """The errors that ended a batch."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]

@@ -108,7 +108,7 @@ class Reasoning(Part):
 
 
 class ResponseStreamOptions(Part):
-    """What a stream has besides text."""
+    """Options of a stream."""
 
     include_obfuscation: No | None = None
 

@@ -17,7 +17,7 @@ from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head
-_FLUSH_S = 5  # for answers that are ready when the service is idle
+_FLUSH_S = 5  # time to send the last answers, after the service became idle
 _STALLED_MS = 60_000  # a client that reads nothing for this time is disconnected
 
 

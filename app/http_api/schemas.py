@@ -148,7 +148,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Discriminato
 
 
 class StreamOptions(Part):
-    """What a stream has besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
     include_obfuscation: No | None = None
@@ -246,7 +246,7 @@ class IgnoredParameters(NeutralParameters):
 
 
 class CommonRequest(IgnoredParameters):
-    """What chat and responses requests share. A parameter that is null has its default."""
+    """The fields that chat and responses requests share. A parameter that is null has its default."""
 
     model: str = Field(description="A name that `/v1/models` lists, or `default`.")
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
@@ -357,7 +357,7 @@ RESPONSES_EXAMPLE = {
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, and which part of the request causes it."""
+    """The error, and the part of the request that causes it."""
 
     message: str
     type: str
