@@ -1,6 +1,7 @@
-"""What users of MindFormers, MindSpore Lite, ModelRunner and PaddleNLP bring: their calls, their classes, their files.
+"""Compatibility with MindFormers, MindSpore Lite, ModelRunner and PaddleNLP: their calls, classes and files.
 
-`pipeline` and `TextStreamer` are MindFormers' calls, `InferTask` and `InferConfig` MindSpore Lite's, and `ModelRunner`
-that of CANN's recipes, all over the one captioner. `foreign` reads their settings files, and PaddleNLP's options, into
-ours. Nothing here computes, and nothing outside imports it but the public names and `--config`.
+`pipeline` and `TextStreamer` have the interface of MindFormers, `InferTask` and `InferConfig` that of MindSpore Lite,
+and `ModelRunner` that of CANN's recipes. All use the captioner. `foreign` converts their settings files, and
+PaddleNLP's options, into settings of this package. No module here computes anything. Outside this package, only the
+public names and `--config` import it.
 """

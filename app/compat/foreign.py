@@ -1,4 +1,4 @@
-"""Settings of other systems -> ours: known by their keys, read from YAML, JSON or a command line in a text file."""
+"""Converts settings of other systems, recognised by their keys. Reads YAML, JSON, and command lines in text files."""
 
 import shlex
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
 
 
 class Importer(Protocol):
-    """Makes settings of another system's."""
+    """Converts settings of another system."""
 
     def __call__(self, data: Mapping[str, Any], *, source: str = "settings") -> Imported: ...
 
@@ -25,19 +25,19 @@ _NO_LAUNCHER = "leave out a launcher and its quotation marks: the command begins
 
 
 def recognise(data: Mapping[str, Any]) -> Importer | None:
-    """The importer for settings of another system, None if they are of none.
+    """The importer for settings of another system; None if they are not of a known system.
 
-    It takes the mapping and `source`, a name for messages. It raises UsageError for a key that cannot be served, with
-    its line where tables have `lines`.
+    The importer takes the mapping and `source`, a name for messages. It raises UsageError for a key that is not
+    supported, with its line if tables have `lines`.
     """
     system = _system_of(data)
     return None if system is None else partial(_import_strictly, system)
 
 
 def import_file(path: str) -> Imported:
-    """The settings of another system's file: YAML, JSON, or a command line in a .txt or .sh.
+    """The settings in a file of another system: YAML, JSON, or a command line in a .txt or .sh file.
 
-    Keys that cannot be served are in the report. Raises UsageError for a file that is of no known system or cannot be
+    The report lists keys that are not supported. Raises UsageError if the file is not of a known system or cannot be
     read, and OSError.
     """
     data = read_command(path) if path.endswith(COMMAND_SUFFIXES) else read_yaml(path)
@@ -46,7 +46,7 @@ def import_file(path: str) -> Imported:
         if data.keys() <= {"command", *SECTIONS}:
             raise UsageError(f"`{path}` has our own settings already", hint=f"pass it as `--config {path}`")
         raise UsageError(
-            f"`{path}` is of no system that is known here: its keys are {', '.join(map(str, data)) or 'none'}",
+            f"`{path}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' predict YAML",
         )
     imported: Imported = system.import_settings(data)
@@ -63,9 +63,9 @@ def _import_strictly(system: Any, data: Mapping[str, Any], *, source: str = "set
 
 
 def read_command(path: str) -> Table:
-    """The options of a command line, over one or several lines, as a table with their lines.
+    """The options of a command line, which may have several lines, as a table with line numbers.
 
-    `--config FILE` is read first, as MindFormers does. Raises UsageError with the line.
+    As in MindFormers, options of the command line override those of `--config FILE`. Raises UsageError with the line.
     """
     options = Table()
     name: str | None = None
@@ -95,7 +95,7 @@ def read_command(path: str) -> Table:
 
 
 def _typed(text: str) -> Any:
-    """The value of a word, as the other systems' parsers take it."""
+    """The value of a word, converted as in the parsers of the other systems."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

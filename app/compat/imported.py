@@ -1,4 +1,4 @@
-"""What became of the keys of another system's settings, and the rules that say it."""
+"""The result of converting another system's settings, with a report for each key, and the rules for conversion."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,12 @@ Outcome = Literal["taken", "ignored", "refused"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """One key of the other system."""
+    """The report on one key of the other system."""
 
-    key: str  # `data_config.batch_size`
+    key: str  # such as `data_config.batch_size`
     line: int | None  # in its file, from 1; None: unknown
     outcome: Outcome
-    text: str  # the settings that it became, or the reason
+    text: str  # the settings that the key became, or the reason why it is ignored or refused
 
     def __str__(self) -> str:
         place = "" if self.line is None else f"line {self.line}: "
@@ -28,19 +28,19 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """Another system's settings as ours."""
+    """The converted settings of another system."""
 
     system: str
-    settings: dict[str, Any]  # `command`, and section -> key -> value
+    settings: dict[str, Any]  # `command`, and section -> key -> value, in the names of this package
     report: tuple[Reported, ...]
 
     @property
     def refused(self) -> tuple[Reported, ...]:
-        """The keys that cannot be served."""
+        """The keys that are not supported."""
         return tuple(entry for entry in self.report if entry.outcome == "refused")
 
     def check(self, source: str) -> "Imported":
-        """Itself. Raises UsageError with file and line if a key is refused."""
+        """Returns itself. Raises UsageError with file and line if a key is refused."""
         for entry in self.refused[:1]:
             place = source if entry.line is None else f"{source}:{entry.line}"
             more = f" ({len(self.refused)} keys are refused in all)" if len(self.refused) > 1 else ""
@@ -51,17 +51,17 @@ class Imported:
         return self
 
     def flat(self) -> dict[str, Any]:
-        """The settings by key, without their sections and the command."""
+        """Key -> value, without the sections and the command."""
         tables = (table for name, table in self.settings.items() if name != "command")
         return {key: value for table in tables for key, value in table.items()}
 
     def format_report(self) -> str:
-        """A line for each key."""
+        """The report, with a line for each key."""
         return "".join(f"{entry}\n" for entry in self.report)
 
 
 class Import:
-    """Collects settings and the report; rules call it."""
+    """Collects settings and the report. Rules call its methods."""
 
     def __init__(self, system: str, data: Mapping[str, Any]) -> None:
         self._system, self._data = system, data
@@ -76,13 +76,13 @@ class Import:
         return default if found is None else found
 
     def setting(self, setting: str) -> Any:
-        """What `section.key` has so far."""
+        """The present value of `section.key`."""
         section, _, key = setting.partition(".")
         found = self._settings.get(section)
         return found.get(key) if key and found is not None else found
 
     def set(self, setting: str, value: Any) -> None:
-        """Give `section.key` a value; the first one stays."""
+        """Set `section.key`, unless it has a value already."""
         section, _, key = setting.partition(".")
         if not key:
             self._settings.setdefault(section, value)
@@ -90,7 +90,7 @@ class Import:
             self._settings.setdefault(section, {}).setdefault(key, value)
 
     def take(self, key: str, settings: Mapping[str, Any], note: str = "") -> None:
-        """`key` became these settings, by `section.key`, unless an earlier key gave them another value."""
+        """Convert `key` to these settings (`section.key` -> value), unless an earlier key set another value."""
         for setting, value in settings.items():
             self.set(setting, value)
             if (earlier := self.setting(setting)) != value:
@@ -100,11 +100,11 @@ class Import:
         self._note(key, "taken", f"{shown} ({note})" if note else shown)
 
     def ignore(self, key: str, why: str) -> None:
-        """`key` has no effect."""
+        """Report that `key` has no effect."""
         self._note(key, "ignored", why)
 
     def refuse(self, key: str, why: str) -> None:
-        """`key` cannot be served."""
+        """Report that `key` is not supported."""
         self._note(key, "refused", why)
 
     def _note(self, key: str, outcome: Outcome, text: str) -> None:
@@ -117,7 +117,7 @@ class Import:
         return lines.get(last)
 
     def run(self, rules: Mapping[str, "Rule"]) -> None:
-        """Apply the rule of each key. A key without one is ignored, by its highest unknown parent."""
+        """Apply the rule of each key. A key without a rule is ignored; the report has its highest unknown parent."""
         self._walk(self._data, "", rules)
 
     def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"]) -> None:
@@ -146,12 +146,12 @@ Rule = Callable[[Import, str, Any], None]
 
 
 def ignored(why: str) -> Rule:
-    """The key has no effect."""
+    """A rule for a key that has no effect."""
     return lambda imported, key, value: imported.ignore(key, why)
 
 
 def whole_number(setting: str, *, least: int = 1, note: str = "") -> Rule:
-    """The key is a whole number, and becomes a setting."""
+    """A rule for a key that is a whole number and becomes a setting."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -163,7 +163,7 @@ def whole_number(setting: str, *, least: int = 1, note: str = "") -> Rule:
 
 
 def number(setting: str) -> Rule:
-    """The key is a number, and becomes a setting."""
+    """A rule for a key that is a number and becomes a setting."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -175,7 +175,7 @@ def number(setting: str) -> Rule:
 
 
 def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
-    """The key's value stands for settings; others are refused."""
+    """A rule for a key whose value stands for settings, as in `values`. Other values are refused."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
         found = values.get(value) if isinstance(value, (str, int)) else None
@@ -183,7 +183,7 @@ def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
             known = " or ".join(map(str, values))
             imported.refuse(key, f"wanted {known}, got {value!r}; {otherwise}")
         elif not found:
-            imported.ignore(key, f"{value!r} is what is done anyway")
+            imported.ignore(key, f"{value!r} is the default")
         else:
             imported.take(key, found)
 
@@ -204,7 +204,7 @@ _BITS: Mapping[str, Mapping[str, str]] = {
 
 
 def few_bits(imported: Import, key: str, value: Any) -> None:
-    """The key names the bits of weights and inputs, as in W8A16."""
+    """The rule for a key with the bits of weights and inputs, such as W8A16."""
     if isinstance(value, Mapping):
         imported.refuse(
             key,
@@ -213,15 +213,15 @@ def few_bits(imported: Import, key: str, value: Any) -> None:
         )
     else:
         name = value.lower() if isinstance(value, str) else value
-        one_of(_BITS, otherwise="other numbers of bits are not computed with")(imported, key, name)
+        one_of(_BITS, otherwise="other numbers of bits are not supported")(imported, key, name)
 
 
 def at_most_one(why: str) -> Rule:
-    """The key counts devices or parts; more than one is refused."""
+    """A rule for a key that is a number of devices or parts. More than one is refused."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
         if value == 1:
-            imported.ignore(key, "one is what is done anyway")
+            imported.ignore(key, "one is the default")
         else:
             imported.refuse(key, f"{value!r}: {why}")
 
@@ -229,7 +229,7 @@ def at_most_one(why: str) -> Rule:
 
 
 def model(imported: Import, key: str, value: Any) -> None:
-    """The key names the model."""
+    """The rule for a key that names the model."""
     if not isinstance(value, str):
         imported.refuse(key, f"wanted a path or a name, got {value!r}")
     elif value.endswith(FOREIGN_WEIGHTS):
@@ -246,7 +246,10 @@ def model(imported: Import, key: str, value: Any) -> None:
 def greedy_or_sampled(
     imported: Import, *, is_sampled: bool, paths: Mapping[str, str], switch: str | None = None
 ) -> None:
-    """The sampling keys at `paths` (by our name) as settings; the other system's `switch` is our temperature 0."""
+    """Convert the sampling keys at `paths` (name of our setting -> path of the key) to settings.
+
+    If the other system's `switch` turns sampling off, this becomes temperature 0.
+    """
     given = {name: path for name, path in paths.items() if imported.value(path) is not None}
     if switch is not None and imported.value(switch) is not None:
         temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
@@ -254,7 +257,7 @@ def greedy_or_sampled(
     if not is_sampled:
         imported.set("generation.temperature", 0.0)
         for path in given.values():
-            imported.ignore(path, "the likeliest token is taken (generation.temperature: 0)")
+            imported.ignore(path, "the most probable token is taken (generation.temperature: 0)")
         return
     for name, path in given.items():
         (whole_number if name == "top_k" else number)(f"generation.{name}")(imported, path, imported.value(path))

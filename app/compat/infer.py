@@ -1,4 +1,4 @@
-"""`InferTask`: MindSpore Lite's factory, over `pipeline`."""
+"""`InferTask`: MindSpore Lite's factory of pipelines, implemented with `pipeline`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ class InferTask:
 
     @classmethod
     def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
-        """The pipeline of a task; `settings` are those of `pipeline`, such as `tokenizer`. Raises as `pipeline`.
+        """The pipeline for a task. `settings` are those of `pipeline`, such as `tokenizer`.
 
-        MindIR graphs run by MindSpore Lite, unless `backend` says otherwise.
+        MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
         is_mindir = str(task_config.get("prefill_model_path", "")).endswith(".mindir")
         settings.setdefault("backend", "mslite" if is_mindir else "torch")
@@ -21,7 +21,7 @@ class InferTask:
 
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:
-        """Whether there is such a task."""
+        """Whether `task_type` is a known task."""
         return task_type in task_names()
 
     @classmethod

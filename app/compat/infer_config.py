@@ -1,4 +1,4 @@
-"""`InferConfig`: the settings of MindSpore Lite's inference, and what becomes of them."""
+"""`InferConfig`: the settings of MindSpore Lite's inference, and their conversion to settings of `pipeline`."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from llama_adapter.runtime.errors import UsageError
 
 
 class InferConfig(dict[str, Any]):
-    """A dict with the fields of MindSpore Lite's `InferConfig`, which are attributes too."""
+    """A dict with the fields of MindSpore Lite's `InferConfig`. The fields are also attributes."""
 
     def __init__(
         self,
@@ -26,15 +26,15 @@ class InferConfig(dict[str, Any]):
     ) -> None:
         """
         Parameters:
-            prefill_model_path: the graph that makes the first token, `<name>_prefill_graph.mindir`; or, without graphs,
-                a bundle, a LLaMA folder, or a name. Empty: `model_name`.
-            increment_model_path: the graph that makes the others, `<name>_inc_graph.mindir`.
-            model_type: of the graphs, `"mindir"`.
+            prefill_model_path: the graph for the first token, `<name>_prefill_graph.mindir`; or, without graphs, a
+                bundle, a LLaMA folder, or a name. Empty: `model_name`.
+            increment_model_path: the graph for the other tokens, `<name>_inc_graph.mindir`.
+            model_type: type of the graphs, `"mindir"`.
             model_name: a name on the search path, if `prefill_model_path` is empty; `"common"` is the embedded model.
-            infer_seq_length: tokens of prompt and answer together.
-            target: `"Ascend"`, `"GPU"`, `"CPU"`, or `"auto"`, the first one that there is.
-            device_id: of an accelerator.
-            rank_id: 0; a model runs on one device.
+            infer_seq_length: most tokens of prompt and answer together.
+            target: `"Ascend"`, `"GPU"`, `"CPU"`, or `"auto"`, the first of these that is available.
+            device_id: index of the accelerator.
+            rank_id: must be 0; a model runs on one device.
             ge_config_path: options of the graphs on Ascend, `config.ini`.
             settings: those of `pipeline`, such as `adapter`, `dtype` and `mode`.
         """
@@ -50,9 +50,9 @@ class InferConfig(dict[str, Any]):
 
 
 def lite_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `pipeline` for fields of an `InferConfig`, `model` among them.
+    """The settings of `pipeline`, including `model`, for the fields of an `InferConfig`.
 
-    Warns of fields without effect. Raises UsageError for what cannot be served.
+    Warns about fields without effect. Raises UsageError for values that are not supported.
     """
     settings = dict(config)
     path, name = settings.pop("prefill_model_path", ""), settings.pop("model_name", "common")
@@ -77,7 +77,7 @@ def lite_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device(target: str, index: int) -> str | None:
-    """Our name of a device; None for `auto`."""
+    """This package's name of a device; None for `auto`."""
     if target == "auto":
         if index == 0:
             return None

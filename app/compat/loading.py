@@ -1,4 +1,4 @@
-"""A model in every form that `pipeline` takes -> a captioner, and defaults for calls."""
+"""Opens the `model` argument of `pipeline`, in all its forms: a captioner, and defaults for calls."""
 
 import dataclasses
 import os
@@ -32,9 +32,9 @@ _MINDSPORE = {"ms": "ms", "mindspore": "ms", "mslite": "mslite", "mindspore_lite
 
 
 def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
-    """The captioner of what `pipeline` takes as `model` and `settings`; the rest are defaults for calls.
+    """The captioner for the arguments `model` and `settings` of `pipeline`, and the other settings: defaults for calls.
 
-    Raises UsageError, and as `Captioner.load`.
+    Raises UsageError, and what `Captioner.load` raises.
     """
     settings = dict(settings)
     if backend in _MINDSPORE:
@@ -62,7 +62,7 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
 
 
 def _open_mindir(model: Any, settings: dict[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
-    """The captioner of MindIR graphs, named in one of the ways of MindSpore Lite: see `mindir_settings`."""
+    """The captioner for MindIR graphs. `model` names them in a form of MindSpore Lite, see `mindir_settings`."""
     found = mindir_settings(model) | settings
     found = captioner_settings(found) | {"decoder_backend": backend}
     own = {name: found.pop(name) for name in _SPEC & found.keys()}
@@ -70,7 +70,7 @@ def _open_mindir(model: Any, settings: dict[str, Any], *, backend: str) -> tuple
 
 
 def _settings_of(model: Any) -> dict[str, Any]:
-    """The settings that a form of `model` stands for, of the captioner and of calls."""
+    """The settings, of the captioner and of calls, that the argument `model` stands for."""
     match model:
         case None:
             return {}
@@ -86,7 +86,7 @@ def _settings_of(model: Any) -> dict[str, Any]:
 
 
 def _of_path(place: Path) -> dict[str, Any]:
-    """The settings of a file of settings, or of a folder: an exported decoder, or one with a YAML."""
+    """The settings for a path: a settings file, a folder with one YAML, an exported decoder, or another model."""
     if place.suffix in (".yaml", ".yml"):
         return _of_mapping(read_yaml(str(place)), source=str(place))
     if (place / CARD_FILE).is_file():
@@ -111,7 +111,7 @@ def _of_path(place: Path) -> dict[str, Any]:
 
 
 def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[str, Any]:
-    """Flat settings of ours in sections, of ours by name, of an `InferConfig`, or of another system."""
+    """Flat settings from a mapping: our settings, in sections or by name, an `InferConfig`, or another system's."""
     if "prefill_model_path" in data:
         lite = lite_settings(data)
         return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
@@ -135,7 +135,7 @@ def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[st
 
 
 def _of_files(paths: list[str]) -> dict[str, Any]:
-    """LLaMA, an adapter and CLIP."""
+    """The settings for the files of LLaMA, an adapter and CLIP."""
     if foreign := [path for path in paths if path.endswith(FOREIGN_WEIGHTS)]:
         raise UsageError(
             f"`{foreign[0]}` is a file of MindSpore or Paddle, which cannot be read here",

@@ -1,4 +1,4 @@
-"""A predict YAML of MindFormers, with the `infer` table of MindSpore Lite -> the settings of `generate`."""
+"""Converts a predict YAML of MindFormers, with the `infer` table of MindSpore Lite, to settings of `generate`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("temperature", "top_k", "top
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
-    """Whether this is a file of MindFormers."""
+    """Whether these are settings of MindFormers."""
     table = data.get("model")
     return bool(_OWN_KEYS & data.keys()) or (isinstance(table, Mapping) and "model_config" in table)
 
@@ -48,7 +48,7 @@ def _prompts(imported: Import, key: str, value: Any) -> None:
 
 def _parallel(imported: Import, key: str, value: Any) -> None:
     if value is not True:
-        imported.ignore(key, "one device is what is used anyway")
+        imported.ignore(key, "one device is the default")
         return
     for other in ("data_parallel", "pipeline_stage"):
         if (parts := imported.value(f"parallel_config.{other}", 1)) != 1:
@@ -65,7 +65,7 @@ def _parallel(imported: Import, key: str, value: Any) -> None:
 
 def _parallel_table(imported: Import, key: str, value: Any) -> None:
     is_on = imported.value("use_parallel") is True
-    imported.ignore(key, "use_parallel has what is used of it" if is_on else "use_parallel is not on")
+    imported.ignore(key, "use_parallel reports the part that is used" if is_on else "use_parallel is not on")
 
 
 def _checkpoint(imported: Import, key: str, value: Any) -> None:
@@ -119,7 +119,7 @@ def _seed(imported: Import, key: str, value: Any) -> None:
     if imported.value(f"{_CONFIG}.do_sample") is True:
         whole_number("generation.seed", least=0)(imported, key, value)
     else:
-        imported.ignore(key, "the likeliest token is taken")
+        imported.ignore(key, "the most probable token is taken")
 
 
 def _batch_size(imported: Import, key: str, value: Any) -> None:
@@ -129,7 +129,7 @@ def _batch_size(imported: Import, key: str, value: Any) -> None:
         imported.ignore(key, "predict_batch_size has precedence")
 
 
-_FROM_CHECKPOINT = ignored("the checkpoint says what it is")
+_FROM_CHECKPOINT = ignored("the checkpoint determines it")
 _TRAINING = ignored("it is for training")
 
 RULES: dict[str, Rule] = {
@@ -141,7 +141,7 @@ RULES: dict[str, Rule] = {
     "predict_batch_size": whole_number("computation.batch_size"),
     "predict_length": whole_number("generation.max_length"),
     "seed": _seed,
-    "trainer": ignored("it names the task and the model, which the other keys say"),
+    "trainer": ignored("it names the task and the model, which other keys give"),
     f"{_CONFIG}.type": one_of({"LlamaConfig": {}}, otherwise="this program runs LLaMA"),
     f"{_CONFIG}.batch_size": _batch_size,
     f"{_CONFIG}.seq_length": whole_number("model.context"),
@@ -149,13 +149,13 @@ RULES: dict[str, Rule] = {
     f"{_CONFIG}.max_length": whole_number("generation.max_length"),
     f"{_CONFIG}.max_new_tokens": whole_number("generation.max_new_tokens"),
     f"{_CONFIG}.repetition_penalty": number("generation.repetition_penalty"),
-    f"{_CONFIG}.do_sample": lambda imported, key, value: None,  # together, below
+    f"{_CONFIG}.do_sample": lambda imported, key, value: None,  # converted together with others, below
     f"{_CONFIG}.top_k": lambda imported, key, value: None,
     f"{_CONFIG}.top_p": lambda imported, key, value: None,
     f"{_CONFIG}.temperature": lambda imported, key, value: None,
     f"{_CONFIG}.compute_dtype": one_of(
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
-        otherwise="other types are not computed in",
+        otherwise="other dtypes are not supported",
     ),
     f"{_CONFIG}.use_past": ignored("answers are always made token by token, from a cache"),
     f"{_CONFIG}.checkpoint_name_or_path": _checkpoint,
@@ -212,7 +212,7 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """A predict YAML as settings of `generate`."""
+    """The settings of `generate` for a predict YAML."""
     imported = Import(SYSTEM, data)
     imported.run(RULES)
     imported.set("command", "generate")

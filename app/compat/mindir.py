@@ -1,4 +1,4 @@
-"""How users of MindSpore Lite name MindIR graphs -> the folder of an exported decoder."""
+"""Finds the folder of an exported decoder from the names that MindSpore Lite uses for MindIR graphs."""
 
 import os
 import warnings
@@ -15,14 +15,14 @@ from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 
 _PATHS = ("prefill_model_path", "increment_model_path", "ge_config_path")
 _ENDINGS = {"prefill_model_path": "prefill_graph.mindir", "increment_model_path": "inc_graph.mindir"}
-_DEFAULT_LENGTH = 1024  # of an InferConfig
+_DEFAULT_LENGTH = 1024  # default of `infer_seq_length` in an InferConfig
 _EXPORT = "`llama-adapter export decoder --format mindir --out FOLDER` writes such a folder"
 
 
 def mindir_settings(model: Any) -> dict[str, Any]:
-    """The fields of an `InferConfig` for graphs named as a folder or its name, a pair, settings, or None.
+    """The fields of an `InferConfig` for graphs. `model`: their folder or its name, a pair of files, settings, or None.
 
-    Raises UsageError for a folder of another form.
+    Raises UsageError if the folder has another form.
     """
     if model is None:
         return {}
@@ -41,10 +41,10 @@ def mindir_settings(model: Any) -> dict[str, Any]:
 
 
 def captioner_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `Captioner.load` for fields of an `InferConfig` with graphs; other fields stay.
+    """The settings of `Captioner.load` for the fields of an `InferConfig` with graphs. Other fields are kept.
 
-    Warns where the graphs take fewer tokens than asked for. Raises UsageError for what cannot be served, GraphError
-    for a damaged card.
+    Warns if the graphs take fewer tokens than `infer_seq_length`. Raises UsageError for values that are not supported,
+    and GraphError for a damaged card.
     """
     found = dict(config)
     prefill, increment = (found.pop(name, "") for name in _ENDINGS)
@@ -74,7 +74,7 @@ def captioner_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mindir_folder(prefill: str, increment: str) -> Path:
-    """The folder of two graphs, which its card must name. Raises UsageError, and GraphError for a damaged card."""
+    """The folder of two graphs. Raises UsageError unless its card names them, and GraphError for a damaged card."""
     paths = [Path(path).expanduser() for path in (prefill, increment)]
     folder = paths[0].parent
     if missing := [path for path in paths if not path.is_file()]:
@@ -95,7 +95,7 @@ def mindir_folder(prefill: str, increment: str) -> Path:
 
 
 def _of_yaml(path: Path) -> dict[str, Any]:
-    """The section `infer` of a file of settings; its paths may be relative to the file."""
+    """The section `infer` of a settings file. Its paths may be relative to the file."""
     section = read_yaml(str(path)).get("infer")
     if not isinstance(section, Mapping):
         raise UsageError(f"`{path}` has no section `infer`", hint=_EXPORT)
@@ -104,7 +104,7 @@ def _of_yaml(path: Path) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """At most one file of settings, two graphs by their endings, and a `config.ini`."""
+    """The fields for a folder: of at most one settings file, two graphs with the usual endings, and a `config.ini`."""
     settings = sorted(folder.glob("*.y*ml"))
     if len(settings) > 1:
         names = ", ".join(path.name for path in settings)

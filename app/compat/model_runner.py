@@ -1,4 +1,4 @@
-"""`ModelRunner`: the steps of a generation as methods, as CANN's recipes have them, over the captioner's engine.
+"""`ModelRunner`: the steps of a generation as methods, as in CANN's recipes. The captioner's engine runs them.
 
 A subclass overrides the steps that it changes. `runner_settings` is the dict of a ModelRunner YAML.
 """
@@ -31,25 +31,26 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.errors import PictureError
 
 _WARM_UP_STEPS = 2
-_TAKEN = ("mode", "dtype", "precision", "operators", "batch_size")  # of what the settings say
+_TAKEN = ("mode", "dtype", "precision", "operators", "batch_size")  # the settings that are used
 
 
 class ModelRunner:
-    """Runs a model by steps; `model_generate` calls the others.
+    """Runs a model in steps. `model_generate` calls the other methods.
 
-    `model_input_prepare` sees `input_dict`, which has `prompts`, `pictures` (or None), `is_prefill`, `generate_ids` and
-    `texts`, and makes `input_ids` of the prompts. `model_inference` hands them to the engine and runs a step of it for
-    all prompts together; `model_output_process` sorts what came. The engine keeps tokens, caches and positions.
+    `model_input_prepare` gets `input_dict`, which has `prompts`, `pictures` (or None), `is_prefill`, `generate_ids` and
+    `texts`, and makes `input_ids` from the prompts. `model_inference` submits them to the engine and runs one engine
+    step for all prompts. `model_output_process` assigns the results to the prompts. The engine keeps tokens, caches and
+    positions.
     """
 
     def __init__(self, runner_settings: Mapping[str, Any], **settings: Any) -> None:
         """
         Parameters:
             runner_settings: `model_name`, `model_path`, `exe_mode`, `world_size`, `model_config`, `data_config`,
-                `parallel_config`. Without `model_path` it is the embedded model.
-            settings: further ones of `Captioner.load`, such as `adapter`, `clip` and `device`.
+                `parallel_config`. Without `model_path`, the embedded model is used.
+            settings: further settings of `Captioner.load`, such as `adapter`, `clip` and `device`.
 
-        Raises UsageError for a value that cannot be served, and DeviceError.
+        Raises UsageError for a value that is not supported, and DeviceError.
         """
         self.runner_settings = runner_settings
         imported = model_runner_settings.import_settings(runner_settings).check("runner_settings").flat()
@@ -70,19 +71,19 @@ class ModelRunner:
         self.device: torch.device | None = None
         self.model: Captioner | None = None
         self.tokenizer: Any = None
-        self._loop: CaptionLoop | None = None  # while `model_generate` runs
-        self.answers: list[Answer] = []  # of the last `model_generate`
-        self.inference_times: list[float] = []  # seconds of its steps
+        self._loop: CaptionLoop | None = None  # set while `model_generate` runs
+        self.answers: list[Answer] = []  # answers of the last `model_generate`
+        self.inference_times: list[float] = []  # durations of its steps in seconds
         self.init_device()
 
     def init_device(self) -> None:
-        """Open the device, by `settings["device"]`; the best one by default."""
+        """Open the device of `settings["device"]`, by default the best one."""
         backend = open_backend(str(self.settings.get("device", "auto")))
         self.device = backend.device
         self.settings["device"] = str(backend.device)
 
     def init_model(self) -> None:
-        """Load the model and its tokenizer, and compile its steps in a graph mode."""
+        """Load the model and its tokenizer, and in a graph mode compile its steps."""
         self.cast_format()
         self.model = Captioner.load(**self.settings)
         self.init_tokenizer()
@@ -90,7 +91,7 @@ class ModelRunner:
             self.graph_compile()
 
     def cast_format(self) -> None:
-        """Choose the layout of the weights, which loading applies: `operators` auto is the device's own, aten plain."""
+        """Choose the layout that weights get at load: the device's own with `operators` auto, a plain one with aten."""
         self.settings.setdefault("operators", "auto")
 
     def init_tokenizer(self) -> None:
@@ -109,7 +110,7 @@ class ModelRunner:
         repeat: int = 1,
         skip_first: int = 0,
     ) -> AbstractContextManager[Any]:
-        """The device's profiler, a context with `step()`, or a context with None.
+        """The device's profiler, a context manager with `step()`; a context manager with None if it is not enabled.
 
         Each of `repeat` traces in `profile_save_path` has `active` steps.
         """
@@ -120,9 +121,9 @@ class ModelRunner:
         return StepProfiler(profiler, active=active, repeat=repeat, skip_first=skip_first)
 
     def tokenize_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """The token ids of prompts: text as it is, or in the instruction template if `tokenizer_mode` is `chat`.
+        """The token ids of prompts: of the text as it is, or in the instruction template if `tokenizer_mode` is `chat`.
 
-        A prompt longer than `input_max_len` keeps its first token and its end, and a warning says so.
+        A prompt longer than `input_max_len` is cut to its first token and its end, with a warning.
         """
         model, ids = self._loaded(), []
         for index, prompt in enumerate(prompts):
@@ -136,9 +137,9 @@ class ModelRunner:
         return ids
 
     def model_input_prepare(self, input_dict: dict[str, Any]) -> dict[str, Any]:
-        """What a step is given: at first `input_ids` of each prompt and `pixels` of each picture, then nothing.
+        """The inputs of a step: in the first step `input_ids` and `pixels` for each prompt, later nothing.
 
-        `pixels` has an array (S, S, 3) for each prompt, or None where there is no picture. Raises PictureError.
+        `pixels` has an array (S, S, 3) for each prompt with a picture, otherwise None. Raises PictureError.
         """
         if not input_dict["is_prefill"]:
             return {}
@@ -161,7 +162,7 @@ class ModelRunner:
     def model_inference(
         self, model_inputs: dict[str, Any], is_prefill: bool = False, warm_up: bool = False
     ) -> tuple[list[Event], float]:
-        """Hand new prompts to the engine, and run one step of it for all; returns what came, and the seconds."""
+        """Submit new prompts to the engine, and run one engine step; returns its events and its duration in seconds."""
         assert self._loop is not None, "model_inference is a step of model_generate"
         started = time.perf_counter()
         if is_prefill:
@@ -182,7 +183,7 @@ class ModelRunner:
     def model_output_process(
         self, model_inputs: dict[str, Any], outputs: list[Event], input_dict: dict[str, Any]
     ) -> None:
-        """Add what a step brought to `generate_ids`, `texts` and `answers` of `input_dict`."""
+        """Add the results of a step to `generate_ids`, `texts` and `answers` in `input_dict`."""
         input_dict["is_prefill"] = False
         for event in outputs:
             if isinstance(event, TextDelta):
@@ -194,11 +195,11 @@ class ModelRunner:
                 input_dict["answers"][event.index] = event
 
     def model_generate(self, prompts: str | Sequence[Prompt], pictures: Any = None, warm_up: bool = False) -> list[str]:
-        """The answers' texts, in the order of the prompts; `answers` has the whole answers.
+        """The texts of the answers, in the order of the prompts. The attribute `answers` has the complete answers.
 
         Parameters:
-            prompts: one or several.
-            pictures: one for each prompt, in the forms that `Captioner.generate` takes; None for text alone.
+            prompts: one or several prompts.
+            pictures: one for each prompt, in the forms that `Captioner.generate` takes; None for prompts without one.
             warm_up: run two steps only, without a profiler.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -250,13 +251,16 @@ class ModelRunner:
 
 
 class StepProfiler:
-    """Traces some steps of a loop: after `skip_first`, `active` ones in each of `repeat` traces (0: in all)."""
+    """Traces some steps of a loop: after `skip_first` steps, it writes `repeat` traces of `active` steps each.
+
+    With `repeat` 0, it writes traces until the end.
+    """
 
     def __init__(
         self, profiler: Callable[[], AbstractContextManager[Any]], *, active: int, repeat: int, skip_first: int
     ) -> None:
         self._profiler, self._active, self._repeat, self._skip_first = profiler, active, repeat, skip_first
-        self._index = 0  # of the step
+        self._index = 0  # index of the present step
         self._running = ExitStack()
 
     def __enter__(self) -> Self:
@@ -264,7 +268,7 @@ class StepProfiler:
         return self
 
     def step(self) -> None:
-        """End a step, and begin the next one."""
+        """End the present step and begin the next one."""
         self._index += 1
         self._begin_step()
 

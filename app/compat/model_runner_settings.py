@@ -1,4 +1,4 @@
-"""ModelRunner's `runner_settings` (a YAML of CANN's recipes) -> our settings. It fits every command."""
+"""Converts ModelRunner's `runner_settings`, a YAML of CANN's recipes, to settings for any command."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def _profiler(imported: Import, key: str, value: Any) -> None:
     if value is True:
         imported.take(key, {"profiling.trace": "prof"}, "its folder, as there")
     else:
-        imported.ignore(key, "no profiler is what is done anyway")
+        imported.ignore(key, "no profiler is the default")
 
 
 def _split_weights(imported: Import, key: str, value: Any) -> None:
@@ -55,7 +55,7 @@ def _split_weights(imported: Import, key: str, value: Any) -> None:
 
 def _world_size(imported: Import, key: str, value: Any) -> None:
     if value == 1:
-        imported.ignore(key, "one is what is done anyway")
+        imported.ignore(key, "one is the default")
     else:
         whole_number("computation.tensor_parallel")(imported, key, value)
 
@@ -63,7 +63,7 @@ def _world_size(imported: Import, key: str, value: Any) -> None:
 def _all_ranks(imported: Import, key: str, value: Any) -> None:
     size = imported.value("world_size", 1)
     if value == size:
-        imported.ignore(key, "one is what is done anyway" if size == 1 else "computation.tensor_parallel says it")
+        imported.ignore(key, "one is the default" if size == 1 else "computation.tensor_parallel says it")
     else:
         imported.refuse(key, f"{value!r}: heads and feed-forward units are split over all ranks, world_size is {size}")
 
@@ -77,7 +77,7 @@ def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
 
 def _checkpoint(imported: Import, key: str, value: Any) -> None:
     if value is True:
-        imported.ignore(key, "the checkpoint is what is loaded anyway")
+        imported.ignore(key, "loading the checkpoint is the default")
     else:
         imported.refuse(key, "a model without weights is what `llama-adapter bench` measures")
 
@@ -92,7 +92,7 @@ RULES: dict[str, Rule] = {
     "model_config.with_ckpt": _checkpoint,
     "model_config.dtype": one_of(
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
-        otherwise="other types are not computed in",
+        otherwise="other dtypes are not supported",
     ),
     "quant_config": few_bits,
     "model_config.quant_config": few_bits,
@@ -116,7 +116,7 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """Runner settings as ours."""
+    """The settings of this package for runner settings."""
     imported = Import(SYSTEM, data)
     imported.run(RULES)
     return imported.done()

@@ -1,4 +1,4 @@
-"""The options of PaddleNLP's predictor.py -> the settings of `generate`. Defaults that are left out hold as there."""
+"""Converts options of PaddleNLP's predictor.py to settings of `generate`. Omitted options get PaddleNLP's defaults."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _EXPORT = "`export-records --to paddlenlp`"
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
-    """Whether these are options of the predictor."""
+    """Whether these are options of predictor.py."""
     return "model_name_or_path" in data
 
 
@@ -39,7 +39,7 @@ def _output(imported: Import, key: str, value: Any) -> None:
 
 
 def _records_beside(path: str) -> str:
-    """`--out` writes records, whose name ends in .jsonl."""
+    """The path for `--out`: it writes records, so the name must end in .jsonl."""
     return f"{path.removesuffix('.json').removesuffix('.jsonl')}.jsonl"
 
 
@@ -82,17 +82,17 @@ RULES: dict[str, Rule] = {
     "lora_path": _lora,
     "prefix_path": _adapter,
     "export_precache": ignored("`prefix_path` says whether there are any"),
-    "top_k": lambda imported, key, value: None,  # together, below
+    "top_k": lambda imported, key, value: None,  # converted together with others, below
     "top_p": lambda imported, key, value: None,
     "temperature": lambda imported, key, value: None,
     "repetition_penalty": number("generation.repetition_penalty"),
-    "decode_strategy": one_of({"sampling": {}, "greedy_search": {}}, otherwise="beams are not searched"),
+    "decode_strategy": one_of({"sampling": {}, "greedy_search": {}}, otherwise="beam search is not supported"),
     "data_file": _text_file,
     "output_file": _output,
     "device": _device,
     "dtype": one_of(
         {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
-        otherwise="other types are not computed in",
+        otherwise="other dtypes are not supported",
     ),
     "mode": _mode,
     "quant_type": one_of(
@@ -104,8 +104,8 @@ RULES: dict[str, Rule] = {
         key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"
     ),
     "inference_model": ignored("there is one implementation, for inference"),
-    "model_type": ignored("the checkpoint says what it is"),
-    "model_prefix": ignored("the checkpoint says what it is"),
+    "model_type": ignored("the checkpoint determines it"),
+    "model_prefix": ignored("the checkpoint determines it"),
     "chat_template": ignored("`prompt` uses the adapters' template, raw text none"),
     "use_flash_attention": ignored("the device decides (computation.operators)"),
     "block_attn": ignored("the device decides (computation.operators)"),
@@ -114,11 +114,11 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """Options as settings of `generate`."""
+    """The settings of `generate` for the predictor's options."""
     imported = Import(SYSTEM, data)
     imported.set("command", "generate")
     imported.run(RULES)
-    # Its defaults: top_k 1, which is greedy, top_p and temperature 1, and prompts of 1024 and 2048 tokens in all.
+    # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
     is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
     greedy_or_sampled(imported, is_sampled=not is_greedy, paths=_SAMPLING)
     imported.set("prompt.raw", True)

@@ -1,4 +1,4 @@
-"""`pipeline`: a task and a model as one callable; inputs in, dicts out, as MindFormers and transformers have it."""
+"""`pipeline`: a callable for a task and a model that turns inputs into dicts, as in MindFormers and transformers."""
 
 import difflib
 import io
@@ -35,7 +35,7 @@ _ALIASES = {
     "visual-question-answering": "ask",
 }
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams)) | {"do_sample"}
-_NO_EFFECT = {  # options of other systems, with what happens instead
+_NO_EFFECT = {  # option of another system -> what this package does instead
     "is_sample_acceleration": "tokens are always chosen on the device",
     "use_past": "answers are always made from a cache",
     "dynamic": "any shape is taken",
@@ -46,7 +46,7 @@ _TEXT_COLUMNS = ("text", "prompt", "src", "question", "instruction")
 
 
 class Outputs(list[dict[str, Any]]):
-    """The dicts of a batch; `answers` has the whole answers."""
+    """The dicts of a batch. The attribute `answers` has the complete answers."""
 
     def __init__(self, outputs: Iterable[dict[str, Any]], answers: Iterable[Answer]) -> None:
         super().__init__(outputs)
@@ -65,27 +65,27 @@ def pipeline(
     backend: str = "torch",
     **settings: Any,
 ) -> "Pipeline":
-    """A callable for a task: inputs in, one dict each out.
+    """Make a callable for a task. It takes inputs and returns a dict for each.
 
     >>> from llama_adapter import pipeline
     >>> describe = pipeline("caption")
     >>> describe(["a.jpg", "b.jpg"], max_new_tokens=20)
 
     Parameters:
-        task: `"caption"`, `"ask"`, `"choose"`, `"text_generation"`, or the name of an installed one.
+        task: `"caption"`, `"ask"`, `"choose"`, `"text_generation"`, or the name of an installed task.
         model: None for the embedded model; a name, which is a folder on the search path `LLAMA_ADAPTER_HOME`; a bundle;
-            a LLaMA folder of Meta's or Hugging Face's form; the folder of an exported decoder; a folder with exactly
+            a LLaMA folder in Meta's or Hugging Face's format; the folder of an exported decoder; a folder with exactly
             one YAML, or a YAML file; a tuple (llama_dir, adapter) or (llama_dir, adapter, clip); a mapping of settings,
-            an `InferConfig` or a `CaptionerSpec`; or a `Captioner`, which stays yours to close.
-        tokenizer: None, or the model's own in another library's form, such as a transformers `LlamaTokenizer`. It is
-            checked against the model's.
-        image_processor: called with each picture before the model's own resizing; returns a picture, not normalised.
+            an `InferConfig` or a `CaptionerSpec`; or a `Captioner`, which the caller must close.
+        tokenizer: None, or the model's tokenizer as an object of another library, such as a transformers
+            `LlamaTokenizer`. The pipeline checks that it gives the same ids as the model's tokenizer.
+        image_processor: called with each picture before the model resizes it; returns a picture, not normalised.
         backend: `"torch"`; `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder; `"ms"` or `"mslite"`
             for MindIR graphs run by MindSpore or MindSpore Lite. Then `model` is their folder or its name, the pair
             (prefill graph, increment graph), or an `InferConfig`.
         settings: those of `Captioner.load`, such as `device`, `dtype` and `batch_size`, and defaults for calls.
 
-    Raises UsageError for what is not served here, and as `Captioner.load`.
+    Raises UsageError for arguments that are not supported, and what `Captioner.load` raises.
     """
     kind = get_task(_ALIASES.get(task, task)).name
     captioner, defaults = open_model(model, settings, backend=backend)
@@ -110,7 +110,7 @@ def task_names() -> list[str]:
 
 
 class Pipeline:
-    """A task and a loaded model; `pipeline` makes one. A context manager, as `Captioner` is."""
+    """A task and a loaded model, made by `pipeline`. It is a context manager like `Captioner`."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class Pipeline:
         image_processor: Callable[[Any], Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """`defaults` are options for every call, as `__call__` takes them. Raises TypeError for unknown ones.
+        """`defaults` are options of `__call__` for every call. Raises TypeError for unknown options.
 
-        Raises UsageError for a task about pictures and LLaMA alone.
+        Raises UsageError if the task is about pictures and the model is a LLaMA without adapter.
         """
         self.task, self.captioner, self.model = task, captioner, captioner
         self.tokenizer = captioner.tokenizer
@@ -134,36 +134,36 @@ class Pipeline:
         self._options(self._defaults)
 
     def __call__(self, inputs: Any, question: Any = None, **options: Any) -> Any:
-        """Answer each input, all in batches.
+        """Answer each input, in batches.
 
-        A list, or a single input, gives `Outputs`, a list of dicts. A generator or a dataset (an object with a length
-        and items) gives an iterator of the same dicts, which reads a batch at a time. Items may be dicts:
-        `image_column` names the column of the picture, and `text_column` that of the prompt.
+        For a list or a single input, the result is `Outputs`, a list of dicts. For a generator or a dataset (an object
+        with a length and items), it is an iterator of the same dicts, which reads one batch at a time. Items may be
+        dicts: `image_column` names the column of the picture, and `text_column` that of the prompt.
 
-        The dict of `text_generation` is `{"text_generation_text": [prompt and answer]}`, and that of another task
-        `{"caption_text": [answer], "picture": name}`, with `probabilities` for choices, and `error` and `reason` if
-        there is no answer.
+        The dict of `text_generation` is `{"text_generation_text": [prompt and answer]}`. That of other tasks is
+        `{"caption_text": [answer], "picture": name}`, with `probabilities` for choices, and with `error` and `reason`
+        if there is no answer.
 
         Parameters:
             inputs: pictures in every form that `Captioner.generate` takes; or prompts, which are texts to continue,
                 pairs (instruction, input or None) for the model's template, or lists of token ids.
-            question: of tasks about pictures: for all of them.
-            streamer: called with the prompt's token ids and each new one, one answer after the other; also with those
-                of a stop text, which the answer does not contain.
+            question: for tasks about pictures: the question about all of them.
+            streamer: called with the prompt's token ids and then with each new id, one answer after another. It also
+                gets the ids of a stop text, which the answer does not contain.
             return_full_text: whether texts begin with their prompt. Default: True.
             add_special_tokens: whether a text gets the begin token. Default: True.
             max_length: most tokens of prompt and answer together; `max_new_tokens` takes precedence.
-            do_sample: False takes the likeliest token; True draws, at temperature 1 and top_p 1 unless given.
+            do_sample: False takes the most probable token. True samples, by default with temperature 1 and top_p 1.
             max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, max_prompt_tokens: as in
                 `Captioner.generate`.
 
-        Raises TypeError for an unknown option, and as `Captioner.generate`.
+        Raises TypeError for an unknown option, and what `Captioner.generate` raises.
         """
         values = {**self._defaults, **options}
         if question is not None:
             values["question"] = question
         chosen = self._options(values)
-        if hasattr(inputs, "iloc"):  # a table of pandas, or a column of one
+        if hasattr(inputs, "iloc"):  # a pandas table or column
             inputs = inputs.to_dict("records") if hasattr(inputs, "columns") else list(inputs)
         if _is_lazy(inputs):
             return self._lazily(inputs, chosen)
@@ -183,12 +183,12 @@ class Pipeline:
         return f"Pipeline({self.task!r}, {self.captioner!r})"
 
     def _options(self, given: Mapping[str, Any]) -> "_Options":
-        """Sort options; raises TypeError for unknown names, with the most similar one."""
+        """Sort options by kind. Raises TypeError for an unknown name; the message has the most similar known name."""
         own = _value_names(self.task)
         known = _SAMPLING | own | _CALL_OPTIONS | (set() if self._is_text else {"question", "prompt"})
         for name in given:
             if name == "is_sample_acceleration" and self.captioner.info.mode == EXPORTED:
-                continue  # as the graphs were exported; answers are the same either way
+                continue  # determined by the export; answers are the same either way
             if name in _NO_EFFECT:
                 warnings.warn(f"{name} has no effect: {_NO_EFFECT[name]}", stacklevel=3)
             elif name not in known:
@@ -282,10 +282,10 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """The options of a call."""
+    """The options of a call, sorted by kind."""
 
     sampling: SamplingParams
-    values: Mapping[str, Any]  # of the task's own options
+    values: Mapping[str, Any]  # values of the task's own options
     streamer: Streamer | None = None
     image_column: str | None = None
     text_column: str | None = None
@@ -297,19 +297,19 @@ _CALL_OPTIONS = frozenset(field.name for field in fields(_Options)) - {"sampling
 
 
 class _Relay:
-    """Tells a streamer one answer after the other, while they are made together."""
+    """Passes answers that are generated concurrently to a streamer one after another."""
 
     def __init__(self, streamer: Streamer, prompt_ids: Sequence[Sequence[int]], *, tokenizer: Any) -> None:
         if getattr(streamer, "tokenizer", tokenizer) is None:
             streamer.tokenizer = tokenizer  # type: ignore[attr-defined]
         self._streamer, self._prompt_ids = streamer, prompt_ids
         self._token_ids: list[list[int]] = [[] for _ in prompt_ids]
-        self._num_told = [-1] * len(prompt_ids)  # -1: not even the prompt
+        self._num_told = [-1] * len(prompt_ids)  # ids passed so far; -1: not even the prompt
         self._is_complete = [False] * len(prompt_ids)
         self._current = 0
 
     def take(self, event: TextDelta | Answer) -> None:
-        """Tell what is new of the current answer, and of those behind it once it is complete."""
+        """Pass on the new tokens of the current answer. When it is complete, the next answers follow."""
         known = self._token_ids[event.index]
         if isinstance(event, TextDelta):
             known += event.token_ids
@@ -333,13 +333,13 @@ class _Relay:
 
 
 def _value_names(task: str) -> set[str]:
-    """The options of a task, by their names in its entry."""
+    """The names of a task's options."""
     own = {option.name for option in get_task(task).options}
     return own | {"instruction", "input"} if task == "choose" else own
 
 
 def _sampling(given: Mapping[str, Any]) -> SamplingParams:
-    """Sampling options as those of the engine; None means the default. Raises ValueError."""
+    """Sampling options as sampling parameters of the engine; None means the default. Raises ValueError."""
     values = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
     do_sample = values.pop("do_sample", None)
     if do_sample is False:
@@ -354,7 +354,7 @@ def _sampling(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def _is_lazy(inputs: Any) -> bool:
-    """Whether inputs come one by one: an iterator, or a dataset."""
+    """Whether inputs are read one by one: from an iterator or a dataset."""
     if isinstance(inputs, (str, bytes, bytearray, memoryview, Sequence, Mapping, np.ndarray, Image.Image, os.PathLike)):
         return False
     if callable(getattr(inputs, "read", None)) or hasattr(inputs, "is_floating_point"):  # an open file, a tensor
@@ -363,7 +363,7 @@ def _is_lazy(inputs: Any) -> bool:
 
 
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
-    """A single input as a list of one; a list of token ids, and a pair for the template, are one."""
+    """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
         is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and is_token_id(inputs[0])
@@ -373,7 +373,7 @@ def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
 
 
 def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
-    """What an input is about: itself, or a column of it. Raises ValueError for a dict without it."""
+    """The input itself, or if it is a dict, its column `wanted` or a `usual` one. Raises ValueError without it."""
     if not isinstance(given, Mapping):
         return given
     names = usual if wanted is None else (wanted,)
@@ -384,14 +384,14 @@ def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
 
 
 def _opened(picture: Any) -> Any:
-    """A path or the bytes of a file as a PIL image; others as they are."""
+    """A path or the bytes of a file as a PIL image. Other pictures are returned unchanged."""
     if isinstance(picture, (str, os.PathLike)):
         return Image.open(picture)
     return Image.open(io.BytesIO(picture)) if isinstance(picture, (bytes, bytearray, memoryview)) else picture
 
 
 def _full_text(tokenizer: Any, prompt_ids: Sequence[int], answer: Answer) -> str:
-    """Prompt and answer as one text; the space between them is that of their joint decoding."""
+    """Prompt and answer as one text, with a space between them if decoding both together gives one."""
     prompt: str = tokenizer.decode(prompt_ids)
     rest: str = tokenizer.decode([*prompt_ids, *answer.token_ids])[len(prompt) :]
     is_parted = rest.startswith(" ") and not answer.text.startswith(" ")
@@ -402,7 +402,7 @@ _PROBE = "Describe this image.\n\n### Response: Wie geht's? 3 + 4 = 7"
 
 
 def _check_tokenizer(tokenizer: Any, captioner: Captioner) -> None:
-    """Raise UsageError for a tokenizer that gives other ids than the model's."""
+    """Raise UsageError if a tokenizer gives other ids than the model's tokenizer."""
     encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     if encode is None:
         raise UsageError(

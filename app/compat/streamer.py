@@ -1,4 +1,4 @@
-"""Streamers: objects with `put` and `end`, as transformers and MindFormers have them."""
+"""Streamers: objects with `put` and `end`, as in transformers and MindFormers."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, Protocol, TextIO
 
 
 class Streamer(Protocol):
-    """What `pipeline` calls for each answer: `put` with the prompt's token ids, `put` with new ones, `end`."""
+    """What `pipeline` calls for each answer: `put` with the prompt's token ids, `put` with new ids, then `end`."""
 
     def put(self, value: Any) -> None: ...
 
@@ -15,13 +15,13 @@ class Streamer(Protocol):
 
 
 class Decoder(Protocol):
-    """A tokenizer, as far as a streamer needs it."""
+    """The part of a tokenizer that a streamer needs."""
 
     def decode(self, token_ids: list[int]) -> str: ...
 
 
 class TextStreamer:
-    """Prints each answer as it comes, and a line feed behind it. Subclasses may override `on_finalized_text`."""
+    """Prints each answer while it is generated, then a line feed. Subclasses may override `on_finalized_text`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class TextStreamer:
         *,
         file: TextIO | None = None,
     ) -> None:
-        """`tokenizer` is the pipeline's own by default, and `file` stdout.
+        """By default, `tokenizer` is that of the pipeline, and `file` is stdout.
 
         Special tokens have no text in LLaMA's tokenizer, so `skip_special_tokens` must be True. Raises ValueError.
         """
@@ -43,9 +43,9 @@ class TextStreamer:
         self._told = ""
 
     def put(self, value: Any) -> None:
-        """Take token ids: a number, a list, or an array or tensor of one row. The first ones are the prompt's.
+        """Take token ids: a number, a list, or an array or tensor of one row. The first call has the prompt's ids.
 
-        Raises ValueError for several rows, and without a tokenizer.
+        Raises ValueError for several rows, or if there is no tokenizer.
         """
         ids = _flat(value)
         is_prompt, self._is_prompt = self._is_prompt, False
@@ -60,7 +60,7 @@ class TextStreamer:
             self._told = text
 
     def end(self) -> None:
-        """End the answer: tell the rest, and begin the next one."""
+        """End the answer: pass on the rest of its text, and prepare for the next answer."""
         text = self.tokenizer.decode(self._ids) if self.tokenizer is not None and self._ids else ""
         self.on_finalized_text(text[len(self._told) :], stream_end=True)
         self._is_prompt, self._ids, self._told = True, [], ""
@@ -71,12 +71,12 @@ class TextStreamer:
 
 
 class TextIteratorStreamer(TextStreamer):
-    """Iterates over the pieces of one answer, which a pipeline makes in another thread."""
+    """Iterates over the pieces of one answer, while a pipeline generates it in another thread."""
 
     def __init__(
         self, tokenizer: Decoder | None = None, skip_prompt: bool = False, timeout: float | None = None
     ) -> None:
-        """`timeout` in seconds for each piece; then `queue.Empty` is raised. None waits."""
+        """`timeout`: the longest wait for a piece, in seconds; then iteration raises `queue.Empty`. None: no limit."""
         super().__init__(tokenizer, skip_prompt)
         self._timeout = timeout
         self._pieces: Queue[str | None] = Queue()

@@ -1,1 +1,1 @@
-"""Evaluation: labelled examples are asked, and their answers become outcomes that `app/scores` scores."""
+"""Evaluation: asks a model about labelled examples, and turns its answers into outcomes that `app/scores` scores."""

@@ -1,4 +1,4 @@
-"""Labelled examples -> answered ones, in one call of a captioner. `job.py` does the same with records on disk."""
+"""Answers labelled examples in one call of a captioner. `job.py` does the same with records on disk."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -28,21 +28,21 @@ def ask_examples(
 ) -> list[Outcome]:
     """The examples with their answers, in the order of the examples.
 
-    Examples with choices are answered by the likeliest one, with the probability of each; the others by generated text.
-    A picture is read and encoded once for all its questions. Examples without a picture attend to what the model was
-    trained with for texts.
+    The answer to an example with choices is the most probable choice, with the probability of each choice. Other
+    answers are generated text. A picture is read and encoded once for all its questions. Examples without a picture use
+    the prefix that the model was trained with for texts.
 
     Parameters:
-        question: of examples without one; None: the model's caption prompt.
-        sampling: of generated answers. Default: greedy.
-        reader: reads pictures, and stays open. Default: the captioner's.
+        question: the question for examples that have none; None: the model's caption prompt.
+        sampling: for generated answers. Default: greedy.
+        reader: reads pictures; it is not closed. Default: the captioner's reader.
         tell: called with a sentence about each example that has no answer.
 
-    An example whose picture cannot be read is left out. An example that the model cannot answer, because its numbers
-    overflow or the prompt is too long, has an empty answer, which is wrong.
+    An example whose picture cannot be read is left out. If the model cannot answer an example, because its logits are
+    not finite or the prompt is too long, the answer is empty, which counts as wrong.
 
-    Raises TemplateError for a question with a variable that its example lacks, and UsageError for pictures and a model
-    that sees none.
+    Raises TemplateError if a question has a variable that its example lacks, and UsageError if there are pictures but
+    the model sees none.
     """
     if any(example.item.source is not None for example in examples):
         captioner.info.require_adapter()
@@ -64,7 +64,7 @@ def ask_examples(
 
 
 def _items(captioner: Captioner, examples: Sequence[Example], asked: Sequence[Question]) -> Iterator[WorkItem]:
-    """One item for each picture, in order of appearance, and one for each example without a picture."""
+    """One work item for each picture, in order of appearance, and one for each example without a picture."""
     default, text_prefix = captioner.info.default_prompt, captioner.info.text_prefix()
     groups: dict[object, list[int]] = {}
     for index, example in enumerate(examples):

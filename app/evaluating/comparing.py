@@ -1,4 +1,4 @@
-"""`eval --against`: an evaluation beside an earlier one, example by example."""
+"""`eval --against`: compares an evaluation with an earlier one, example by example."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
-OUTCOMES = "outcomes.jsonl"  # in the folder of an evaluation
+OUTCOMES = "outcomes.jsonl"  # file in the folder of an evaluation
 _HINT = (
     "evaluate both on the same data, split and task; where the questions differ, a picture's examples need "
     "different right answers"
@@ -24,11 +24,11 @@ _HINT = (
 
 
 class _Key(NamedTuple):
-    """Identifies an example without its question."""
+    """Identifies an example independently of its question."""
 
-    digest: str  # of its picture; "" without one
+    digest: str  # of its picture; "" without a picture
     part: str
-    answers: tuple[str, ...]  # the right ones
+    answers: tuple[str, ...]  # the right answers
 
 
 class _Pairs(NamedTuple):
@@ -36,11 +36,11 @@ class _Pairs(NamedTuple):
 
     first: list[Outcome]
     second: list[Outcome]
-    questions: list[tuple[str, str]]  # different ones of each pair, without repetitions
+    questions: list[tuple[str, str]]  # pairs of questions, if they differ, without repetitions
 
 
 def read_against(path: str, *, out: str) -> SavedOutcomes:
-    """The outcomes in the folder `path` of an evaluation other than that in `out`. Raises UsageError."""
+    """The outcomes in the folder `path` of an evaluation. Raises UsageError, also if it is the folder `out`."""
     folder = Path(path)
     if folder.resolve() == Path(out).resolve():
         raise UsageError("--against and --out are the same folder", hint="name another folder as --out")
@@ -53,7 +53,7 @@ def read_against(path: str, *, out: str) -> SavedOutcomes:
 
 
 def check_against(against: SavedOutcomes, data: EvaluationData, *, question: str | None, path: str) -> None:
-    """Raise UsageError for an evaluation that has nothing in common with the data, before a model is loaded."""
+    """Raise UsageError if the evaluation and the data have no example in common. Called before a model is loaded."""
     if against.task != data.task:
         raise UsageError(
             f"Wanted answers of the task {data.task} in `{shown_name(path)}`, got those of {against.task}", hint=_HINT
@@ -61,7 +61,7 @@ def check_against(against: SavedOutcomes, data: EvaluationData, *, question: str
     ours = [_Key(example.digest, example.part, example.answers) for example in data.examples]
     theirs = [_key(one) for one in against.outcomes]
     asked = [question_of(example, question=question) for example in data.examples]
-    # Examples without a question are asked the model's own, which is not known before it is loaded.
+    # Examples without a question get the model's caption prompt, which is not known before the model is loaded.
     is_known = not any(one.is_caption for one in asked)
     shown = {(key, one.shown("") if is_known else "") for key, one in zip(ours, asked, strict=True)}
     others = {(key, one.question if is_known else "") for key, one in zip(theirs, against.outcomes, strict=True)}
@@ -72,9 +72,9 @@ def check_against(against: SavedOutcomes, data: EvaluationData, *, question: str
 def compare_with(
     against: SavedOutcomes, own: SavedOutcomes, *, path: str, out: str, draws: Draws, quiet: bool = False
 ) -> Comparison:
-    """The evaluation in `out` minus that in `path`, on the examples that both have.
+    """The scores of the evaluation in `out` minus those in `path`, on the examples that both have.
 
-    Unless it is `quiet`, answers that are not compared are counted on stderr. Raises UsageError if all of them are.
+    Unless `quiet`, prints on stderr how many answers are not compared. Raises UsageError if no example is in both.
     """
     pairs = _paired(against.outcomes, own.outcomes)
     num_left_out = len(against.outcomes) + len(own.outcomes) - 2 * len(pairs.first)
@@ -97,10 +97,10 @@ def _refuse(path: str) -> NoReturn:
 
 
 def _paired(first: Sequence[Outcome], second: Sequence[Outcome]) -> _Pairs:
-    """The examples that both have: those with the same question or, if there are none, those with another one.
+    """The examples that both have, including the question. If there are none, questions may differ.
 
-    With other questions, examples are the same if their pictures, parts and right answers are. If a picture has several
-    with the same answers, these are left out.
+    Then examples are the same if their pictures, parts and right answers are the same. If several examples of a picture
+    have the same right answers, they are left out.
     """
     same = _Pairs(_common(first, second), _common(second, first), [])
     if same.first:
@@ -117,7 +117,7 @@ def _paired(first: Sequence[Outcome], second: Sequence[Outcome]) -> _Pairs:
 
 
 def _common(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes whose example, with its question, the others have too; equal examples as often as there."""
+    """The outcomes whose example, including its question, is in `others`, and at most as often as there."""
     left = Counter(one.example_key for one in others)
     found = []
     for one in outcomes:
@@ -132,12 +132,12 @@ def _key(one: Outcome) -> _Key:
 
 
 def _lone(keys: Iterable[_Key]) -> set[_Key]:
-    """The keys of pictures that occur once."""
+    """The keys that occur once and have a picture."""
     return {key for key, count in Counter(keys).items() if count == 1 and key.digest}
 
 
 def _note(questions: Sequence[tuple[str, str]], *, names: tuple[str, str]) -> str:
-    """What both were asked, if it differs."""
+    """A sentence on the questions of both evaluations, if they differ."""
     if not questions:
         return ""
     one, other = (f"{name} was asked “{shown_excerpt(text)}”" for name, text in zip(names, questions[0], strict=True))

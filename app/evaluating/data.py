@@ -1,4 +1,4 @@
-"""DATA of `eval` -> the examples to ask, checked before a model is loaded."""
+"""Reads and checks the DATA of `eval` before a model is loaded: the examples to ask."""
 
 import hashlib
 from collections import Counter
@@ -22,17 +22,17 @@ _TEST: Final = "test"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSettings:
-    """Which examples of which data are asked, and how their answers are scored."""
+    """Which examples are asked, and how their answers are scored."""
 
     data: tuple[str, ...]
-    question: str | None = None  # of examples without one
-    choices: tuple[str, ...] | None = None  # of all examples; None: their own
-    answer_column: str | None = None  # None: the usual ones
-    picture_folder: str | None = None  # of known sets; None: where they usually lie
-    split: str | None = None  # None: test, if the data name it, else all
-    limit: int | None = None  # at most this many examples, drawn by picture
-    seed: int = 0  # of this draw
-    task: Task | None = None  # None: what the data show
+    question: str | None = None  # the question for examples that have none
+    choices: tuple[str, ...] | None = None  # the choices for all examples; None: each example's own choices
+    answer_column: str | None = None  # None: the usual columns
+    picture_folder: str | None = None  # folder with the pictures of known sets; None: the usual places
+    split: str | None = None  # None: test, if the data have this split, otherwise all examples
+    limit: int | None = None  # the most examples, drawn by picture
+    seed: int = 0  # seed of this draw
+    task: Task | None = None  # None: determined by the data
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -45,16 +45,16 @@ class EvaluationData:
 
     examples: tuple[Example, ...]
     task: Task
-    split: str  # ALL_SPLITS, or one that the data name
-    unreadable: dict[str, str]  # pictures that are missing or cannot be read, by name, with place and reason
-    warnings: tuple[str, ...]  # what else is wrong with the data
+    split: str  # ALL_SPLITS, or a split of the data
+    unreadable: dict[str, str]  # name of a missing or unreadable picture -> place and reason
+    warnings: tuple[str, ...]  # other problems of the data
 
 
 def read_data(settings: DataSettings) -> EvaluationData:
     """Read and check the data. Decodes no picture.
 
-    Missing and unreadable pictures are left out, and everything else that is wrong is an error. Raises InputsError,
-    UsageError and OSError.
+    Missing and unreadable pictures are left out; other errors in the data are raised. Raises InputsError, UsageError
+    and OSError.
     """
     answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
     columns = Columns(answer=answer, choices=settings.choices, question=settings.question)
@@ -75,7 +75,7 @@ def read_data(settings: DataSettings) -> EvaluationData:
 
 
 def _check_questions(examples: Sequence[Example], *, question: str | None) -> None:
-    """Raise UsageError for examples without a question, and for questions with a variable that examples lack."""
+    """Raise UsageError if examples have no question, or a question has a variable that examples lack."""
     without = [
         example
         for example in examples
@@ -105,7 +105,7 @@ def _check_questions(examples: Sequence[Example], *, question: str | None) -> No
 
 
 def _of_split(examples: Sequence[Example], *, split: str | None) -> tuple[list[Example], str]:
-    """The examples of a split, and its name. Raises UsageError for one that no example has."""
+    """The examples of a split, and its name. Raises UsageError if no example has this split."""
     counts = Counter(example.split for example in examples)
     name = (_TEST if counts[_TEST] else ALL_SPLITS) if split is None else split_name(split)
     if name == ALL_SPLITS:
@@ -120,12 +120,12 @@ def _of_split(examples: Sequence[Example], *, split: str | None) -> tuple[list[E
 
 
 def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Example], Task]:
-    """The examples of a task, and the task. Raises UsageError for none, and if the data show several."""
+    """The examples of a task, and the task. Raises UsageError if there are none, or if the data have several tasks."""
     num_choices = sum(example.choices is not None for example in examples)
     if task is None and 0 < num_choices < len(examples):
         raise UsageError(
             f"Wanted choices for all examples or for none, but {num_choices:,} of {len(examples):,} have some",
-            hint="--task choices asks these alone, --task open has all answers generated",
+            hint="--task choices asks only these, --task open generates all answers",
         )
     if task is None and not num_choices:
         is_described = all(example.task == "caption" for example in examples)
@@ -134,7 +134,7 @@ def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Ex
     if task in (None, "choices"):
         if not num_choices:
             raise UsageError(
-                "--task choices wants examples with choices, and these have none",
+                "--task choices needs examples with choices, but these have none",
                 hint="name them in a column `choices`, or pass --choices",
             )
         return [example for example in examples if example.choices is not None], "choices"
@@ -143,7 +143,7 @@ def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Ex
 
 
 def _drawn(examples: Sequence[Example], *, count: int | None, seed: int) -> list[Example]:
-    """At most `count` examples in their order; those of a picture together. More contain the ones that fewer have."""
+    """At most `count` examples in their order, drawn by picture. A larger `count` only adds examples."""
     if count is None:
         return list(examples)
 

@@ -1,4 +1,4 @@
-"""`eval` from top to bottom: labelled data in; answers, figures and reports out."""
+"""`eval` from start to end: reads labelled data, writes answers, metrics and reports."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
-ANSWERS: Final = "answers.jsonl"  # with the outcomes and the reports, the files of an evaluation
-_MOST_NAMED: Final = 5  # pictures in a note
+ANSWERS: Final = "answers.jsonl"  # the records, in the folder of an evaluation
+_MOST_NAMED: Final = 5  # pictures that a note names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +50,10 @@ class EvaluationJob:
 
     spec: CaptionerSpec
     data: DataSettings
-    out: str  # a folder
+    out: str  # folder for answers and reports
     against: str | None = None  # the folder of another evaluation of the same data
     max_new_tokens: int = SamplingParams.max_new_tokens
-    overwrite: bool = False  # this and the next five as in `Job`
+    overwrite: bool = False  # this and the next five fields are those of `Job`
     retry_errors: bool = False
     max_errors: int | None = None
     reader: ReaderKind = DEFAULT_READER
@@ -63,17 +63,17 @@ class EvaluationJob:
 
 
 class _Asked(NamedTuple):
-    """A picture, or a text without one, with its different questions, and the examples that ask them."""
+    """A picture with its distinct questions, or one question without a picture, and the examples that ask them."""
 
     item: PictureInput
-    examples: tuple[tuple[int, int], ...]  # index of the example, and of its question in `item`
+    examples: tuple[tuple[int, int], ...]  # indices of an example, and of its question in `item`
 
 
 def run_evaluation(job: EvaluationJob) -> int:
     """Ask every example, write answers and reports into `out`, and print the figures on stdout; returns the exit code.
 
-    Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists; what is
-    wrong with the data comes before the model is loaded.
+    Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists. Errors
+    in the data are raised before the model is loaded.
     """
     against = None if job.against is None else read_against(job.against, out=job.out)
     data = read_data(job.data)
@@ -117,9 +117,9 @@ def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
 
 
 def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
-    """Each picture once with all its questions, in order of appearance; each text without a picture by itself.
+    """Each picture with all its questions, in order of appearance; each example without a picture separately.
 
-    POPE asks some questions in each of its parts; the model is asked once.
+    POPE has some questions in several parts; the model is asked once.
     """
     groups: dict[object, list[int]] = {}
     for index, example in enumerate(examples):
@@ -176,7 +176,7 @@ def _answered(
         prefix = work.picture.digest if isinstance(work.picture, PictureReading) else ""
         for index, place in one.examples:
             example, key = examples[index], work.questions[place].tag.key
-            # A picture that disappeared after the data were checked has a record without its digest.
+            # If a picture disappeared after the data were checked, its record has no digest.
             record = by_id.get(key.id(example.digest or prefix)) or by_id.get(key.id(""))
             if record is None:
                 found.unreadable[example.item.label] = "it changed after the data were checked"

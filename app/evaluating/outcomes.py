@@ -1,4 +1,4 @@
-"""An example and what a model said to it -> an outcome, and outcomes as a file. Imports no model."""
+"""Makes outcomes from examples and a model's answers, and writes and reads files of outcomes. Imports no model."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 OUTCOMES_FORMAT: Final = "llama-adapter-outcomes"
 OUTCOMES_VERSION: Final = 1
 
-# Codes of errors that are the model's: it cannot answer this question, and that counts as a wrong answer.
+# Codes of errors of the model: it cannot answer the question, which counts as a wrong answer.
 MODEL_ERRORS: Final = frozenset(("not_finite", "prompt"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What a model said to an example."""
+    """A model's answer to an example."""
 
     text: str
-    choice: Mapping[str, float | None] | None  # probability of each choice, None where it is not finite
-    error: str | None  # its code
+    choice: Mapping[str, float | None] | None  # probability of each choice; None if it is not finite
+    error: str | None  # code of the error, if there is one
 
 
 def outcome_of(example: Example, reply: Reply, *, shown: str) -> Outcome | None:
-    """An example with its answer, for scores; None if its picture could not be read. `shown` is its question."""
+    """The outcome of an example; None if its picture could not be read. `shown` is the question as it was asked."""
     if reply.error is not None and reply.error not in MODEL_ERRORS:
         return None
     choice = None if reply.error is not None or reply.choice is None else reply.choice
@@ -58,7 +58,7 @@ class SavedOutcomes:
 
 
 def write_outcomes(saved: SavedOutcomes, path: str | os.PathLike[str]) -> None:
-    """Write JSON lines, the first of which names format, model and task. The file is replaced as a whole."""
+    """Write JSON lines. The first line has format, model and task. The file is replaced atomically."""
     head = {"format": OUTCOMES_FORMAT, "version": OUTCOMES_VERSION, "model": saved.model, "task": saved.task}
     with atomic_write(path) as file:
         for line in (head, *map(asdict, saved.outcomes)):
@@ -66,7 +66,7 @@ def write_outcomes(saved: SavedOutcomes, path: str | os.PathLike[str]) -> None:
 
 
 def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
-    """Raises UsageError for a file of something else, with the line, and OSError."""
+    """Read a file of `write_outcomes`. Raises UsageError, which names the line, if it is not valid, and OSError."""
     outcomes, line = [], 1
     try:
         with open(path, "rb") as file:
@@ -89,7 +89,7 @@ def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:
-    """Raises ValueError, KeyError, TypeError, AttributeError or UsageError for invalid values."""
+    """The outcome of a line. Raises ValueError, KeyError, TypeError, AttributeError or UsageError if it is invalid."""
     texts = ("picture", "question", "answer", "part", "digest")
     lists = {name: values[name] for name in ("references", "choices")}
     probabilities = values["probabilities"]
@@ -98,7 +98,7 @@ def _outcome(values: dict[str, Any]) -> Outcome:
     if not all(isinstance(values[name], str) for name in texts):
         raise ValueError("a text that is none")
     if not all(isinstance(text, str) for one in lists.values() for text in one or ()):
-        raise ValueError("a list that is none of texts")
+        raise ValueError("a list with values that are not texts")
     return Outcome(
         **{name: values[name] for name in texts},
         references=tuple(lists["references"]),

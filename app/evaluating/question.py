@@ -1,4 +1,4 @@
-"""What is asked of a labelled example. Imports no model."""
+"""The question that a labelled example asks. Imports no model."""
 
 from llama_adapter.app.jobs.questions import complete, fill, picture_variables
 from llama_adapter.app.labelled.example import Example
@@ -7,9 +7,9 @@ from llama_adapter.app.tasks.question import Question
 
 
 def question_of(example: Example, *, question: str | None) -> Question:
-    """What is asked of an example; `question` is that of examples without one.
+    """The question of an example; `question` is used for examples that have none.
 
-    Variables of questions about pictures are filled in. Braces of texts without a picture are plain text.
+    In questions about pictures, variables are filled in. In questions without a picture, braces are plain text.
 
     Raises TemplateError for an unknown variable.
     """

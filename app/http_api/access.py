@@ -1,6 +1,6 @@
 """The outermost layer: request id, access log, metrics, and an answer for every exception.
 
-The log never holds what was asked or answered: no text, no picture, no query string.
+The log never holds the content of a request or an answer: no text, no picture, no query string.
 """
 
 import logging
@@ -19,13 +19,13 @@ from llama_adapter.app.http_api.metrics import Metrics
 
 _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
-VISIT = "llama_adapter.visit"  # of a scope
+VISIT = "llama_adapter.visit"  # the key in a request's ASGI scope that holds its `Visit`
 INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
 
 
 @dataclass(slots=True)
 class Visit:
-    """What the log says about one HTTP request."""
+    """The facts that the log has about one HTTP request."""
 
     id: str = field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
     status: int = 0  # 0: nothing was sent yet
@@ -44,7 +44,7 @@ class AccessLog:
     """Gives every request an `x-request-id`, logs and counts it, and answers 500 if the application raises."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Container[str]) -> None:
-        """`paths` are logged as they are; others by their route's pattern, because they may hold the client's words."""
+        """`paths` are logged as they are. Other paths may hold text of the client: their route's pattern is logged."""
         self.app = app
         self._metrics, self._paths = metrics, paths
 
@@ -63,7 +63,7 @@ class AccessLog:
         try:
             await self.app(scope, receive, send_with_id)
         except Exception as error:
-            is_stalled = isinstance(error, TimeoutError) and visit.status > 0  # see `ChatResponse`
+            is_stalled = isinstance(error, TimeoutError) and visit.status > 0  # see `AnswerResponse`
             if is_stalled or isinstance(error, ClientDisconnect):
                 visit.is_left = True
                 return
@@ -82,7 +82,7 @@ class AccessLog:
         _access_log.info("%s %s %d %.0f ms, %s, %s", method, route, status, elapsed_ms, tokens, visit.id)
 
     def _route(self, scope: Scope) -> str:
-        if scope["path"] in self._paths:  # also if a guard answered before routing
+        if scope["path"] in self._paths:  # needs no route: a guard may have answered before routing
             return str(scope["path"])
         path = getattr(scope.get("route"), "path", None)
         return path if isinstance(path, str) and path else "other"

@@ -54,7 +54,7 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 - The *picture* is the last one of the newest message that has one; with several pictures, `picture_used` names it in
   the answer. Send it as a data URI (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was
   started with.
-- *Without a picture*, the model answers from its text alone, as it was trained on texts: with an empty picture.
+- *Without a picture*, the model answers from the text alone. It then sees an empty picture, as in training on texts.
 - The *last message* must have the role user. Its text is the instruction.
 - With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
   messages are joined by line breaks.
@@ -65,7 +65,7 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
 
 **Files and batches.** With `--batch-folder`, `/v1/files` takes JSONL files of requests, and `/v1/batches` answers them
-beside the other requests.
+while other requests are answered.
 
 **Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
 
@@ -75,7 +75,7 @@ server's log repeats. The log holds no text and no picture.
 
 CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-_INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: a thread would take as long
+_INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: starting a thread takes as long
 
 
 def _answer_reply(events: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _answer_reply(events: str) -> dict[str, Any]:
 class ApiSettings:
     """Settings of the API. The defaults suit a server on a loopback address."""
 
-    model_names: tuple[str, ...] = ()  # names of the model, the first one for answers; empty: its own name
+    model_names: tuple[str, ...] = ()  # the model's names; answers show the first one. Empty: the name in its files
     pictures: PictureSettings = field(
         default_factory=lambda: PictureSettings(max_picture_bytes=ServiceLimits().max_picture_bytes)
     )
@@ -106,9 +106,9 @@ class ApiSettings:
 def create_api(
     service: OnlineService, *, settings: ApiSettings, metrics: Metrics | None = None, batches: Batches | None = None
 ) -> FastAPI:
-    """The API of a service. Pass the service's observer as `metrics`; otherwise its times are missing.
+    """The API of a service. Pass the service's observer as `metrics`; otherwise /metrics has no times.
 
-    Without `batches`, files and batches are refused with a hint.
+    Without `batches`, requests for files and batches are answered with 404 and a hint.
     """
     metrics = metrics or Metrics()
     metrics.watch(service)
@@ -133,14 +133,14 @@ def create_api(
 
 
 def open_batches(folder: str, service: OnlineService, *, settings: ApiSettings, limits: FileLimits) -> Batches:
-    """The batches of a folder, answered by a service whose model is loaded. Raises as `Batches`."""
+    """The batches of a folder, answered by a service whose model is loaded. Raises what `Batches` raises."""
     return Batches(
         folder,
         asker=_asker(service, settings=settings),
         forms={CHAT_PATH: chat_form(), RESPONSES_PATH: responses_form()},
         limits=limits,
         max_row_bytes=settings.guards.max_body_bytes,
-        rows_at_once=2 * service.batch_size,  # one half is read while the other one is answered
+        rows_at_once=2 * service.batch_size,  # one half is read while the other half is answered
     )
 
 
@@ -267,13 +267,13 @@ class _JsonRequest(Request):
     """Parses strict JSON: UTF-8, valid Unicode, finite numbers. A large body is parsed in a thread."""
 
     async def json(self) -> Any:
-        """The body; raises json.JSONDecodeError, which FastAPI makes a validation error."""
+        """The body; raises json.JSONDecodeError, which FastAPI turns into a validation error."""
         body = await self.body()
         return parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, body)
 
 
 def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:
-    """Answer 405 and 404 below the API's own paths; returns those without parameters.
+    """Add routes that answer 405 at the API's paths and 404 below them; returns the API's paths without parameters.
 
     A page mounted at the root would otherwise get these requests, and its CORS headers allow other sites to send them.
     """
@@ -284,7 +284,7 @@ def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:
     for path, known in methods.items():
         refusal = of_status(405, headers={"allow": ", ".join(sorted(known))})
         app.router.routes.append(Route(path, refusal.response()))
-        if path.startswith(API_PREFIX):  # asked for by clients whose base URL lacks /v1
+        if path.startswith(API_PREFIX):  # clients whose base URL lacks /v1 request this path
             app.router.routes.append(Route(path.removeprefix(API_PREFIX.rstrip("/")), of_status(404).response()))
     app.router.routes.append(Route("/v1/responses/{id:path}", not_stored().response()))
     if not has_files:
@@ -295,7 +295,7 @@ def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's schema without its own form of validation errors, which this API answers with 400."""
+    """FastAPI's OpenAPI schema without status 422 and its schemas: this API answers 400 to invalid bodies."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
@@ -307,6 +307,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             schema["components"]["schemas"].pop(name, None)
         for name in ("ChatRequest", "ResponsesRequest"):
             seed = schema["components"]["schemas"][name]["properties"]["seed"]
-            seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI makes floats of them
+            seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI writes floats
         app.openapi_schema = schema
     return app.openapi_schema

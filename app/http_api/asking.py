@@ -1,4 +1,4 @@
-"""Asks a service what a request asks. Knows no socket: a body's request in, the answers' body out."""
+"""Submits the question of a request to a service, and makes the body of the answers. Uses no sockets."""
 
 import asyncio
 import dataclasses
@@ -19,26 +19,26 @@ from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.tasks.prompts import prompt_length
 from llama_adapter.runtime.errors import LlamaAdapterError
 
-ALIAS = "default"  # names the loaded model
-_INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: a thread would take as long
+ALIAS = "default"  # a name of the loaded model, whatever its other names are
+_INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: starting a thread takes as long
 
-NumberedEvent = tuple[int, Event]  # which of the answers it belongs to
+NumberedEvent = tuple[int, Event]  # the number is the index of the event's answer
 Request = TypeVar("Request", bound=CommonRequest)
 
 
 class Reply(Protocol):
-    """How answers look on the wire."""
+    """Serialises answers in the format of one endpoint."""
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body of complete answers."""
 
     def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
-        """The server-sent events of answers as they come; an answer with an error ends them."""
+        """The server-sent events of answers, sent as they arrive; an answer with an error ends the stream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form(Generic[Request]):
-    """One of OpenAI's forms: how its requests are understood, and how its answers look."""
+    """One of OpenAI's API formats: how its requests are read, and how its answers are written."""
 
     request: type[Request]
     id_prefix: str
@@ -48,7 +48,7 @@ class Form(Generic[Request]):
 
 
 class Answering(Protocol):
-    """One answer on its way: a request of the service, or several that make one answer."""
+    """One answer in progress: a request to the service, or several requests that are combined into one answer."""
 
     def cancel(self) -> None: ...
 
@@ -58,18 +58,18 @@ class Answering(Protocol):
 
 
 class PartedAnswer:
-    """The answer that several requests make, one for each property of its JSON."""
+    """A JSON answer that is combined from several requests, one for each property."""
 
     def __init__(self, handles: Sequence[RequestHandle], properties: Sequence[Property]) -> None:
         self._handles, self._properties = handles, properties
 
     def cancel(self) -> None:
-        """Cancel all of them."""
+        """Cancel all requests."""
         for handle in self._handles:
             handle.cancel()
 
     async def answer(self) -> Answer:
-        """The whole answer; after a failure the other requests are cancelled."""
+        """The combined answer. If a request fails, this is its answer, and the other requests are cancelled."""
         answers: list[Answer] = []
         for handle in self._handles:
             answers.append(await handle.answer())
@@ -79,7 +79,7 @@ class PartedAnswer:
         return combined(self._properties, answers)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """There are no pieces of text."""
+        """The only event is the combined answer: it has no pieces of text."""
         yield await self.answer()
 
 
@@ -92,7 +92,7 @@ class Pending:
     num_ignored_turns: int = 0
 
     async def body(self) -> dict[str, Any]:
-        """The body of the complete answers; raises ApiError for the first that fails, and cancels the others."""
+        """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
         answers: list[Answer] = []
         try:
             for one in self.answering:
@@ -101,22 +101,22 @@ class Pending:
                     raise of_answer(error)
         finally:
             for one in self.answering:
-                one.cancel()  # no effect on answered requests
+                one.cancel()  # has no effect on answered requests
         return self.reply.whole(answers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Asks one service, in every form."""
+    """Submits requests of all formats to one service."""
 
     service: OnlineService
     pictures: PictureSettings
-    model_names: Sequence[str] = ()  # that the server was given, if any
+    model_names: Sequence[str] = ()  # the model's names from the server's settings, if any
 
     async def ask(
         self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
     ) -> Pending:
-        """Submit a request; `request_id` is req_ and a number. Raises ApiError."""
+        """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
         info = model_info(self.service)
         name = shown_name(request.model, info=info, names=self.model_names)
         asked = form.understand(request)
@@ -168,7 +168,7 @@ class Asker:
 
 
 def model_info(service: OnlineService) -> ModelInfo:
-    """The loaded model; raises ApiError while there is none."""
+    """The loaded model; raises ApiError while no model is loaded."""
     try:
         return service.info
     except ServiceError as error:
@@ -176,9 +176,9 @@ def model_info(service: OnlineService) -> ModelInfo:
 
 
 def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
-    """The name that an answer shows; `names` are those that the server was given, if any.
+    """The model name that an answer shows; `names` are the model's names from the server's settings, if any.
 
-    Raises ApiError unless `name` is one of the loaded model's.
+    Raises ApiError if `name` is not a name of the loaded model.
     """
     names = names or (info.name,)
     if name not in (*names, ALIAS):

@@ -1,7 +1,8 @@
-"""Batches: files of requests, answered row by row beside the other requests, also after a crash.
+"""Batches: files of requests that are answered row by row, concurrently with the other requests.
 
-Every answered row is a record in a file of records (app/records), which is the only journal. The output files are made
-of it at the end. All batches run in one thread with an event loop of its own, and take turns.
+Each answered row is a record in the batch's file of records (app/records). This file is the only journal: after a
+crash, the batch continues with the rows that have no record, and at the end the output files are written from it. All
+batches run in one thread with its own event loop, and take turns.
 """
 
 import asyncio
@@ -38,12 +39,12 @@ from llama_adapter.runtime.atomic_write import atomic_write
 MAX_ROWS: Final = 50_000
 MAX_CUSTOM_ID_CHARS: Final = 512
 MAX_UNFINISHED: Final = 32  # batches
-MAX_BATCHES: Final = 1000  # the oldest finished ones are forgotten; their files stay
-MAX_TRIES: Final = 4  # of a row, after failures of the server
-MAX_BYTES_AT_ONCE: Final = 128 * 2**20  # of rows that are being answered
+MAX_BATCHES: Final = 1000  # beyond it, the oldest finished batches are deleted; their files are kept
+MAX_TRIES: Final = 4  # attempts per row, if the server fails
+MAX_BYTES_AT_ONCE: Final = 128 * 2**20  # total size of the rows that are being answered
 
-_RETRY_S = 10.0  # after an error of the disk
-_PAUSE_S = 0.5  # before a row is tried again; doubles with each failure
+_RETRY_S = 10.0  # pause after a disk error
+_PAUSE_S = 0.5  # pause before a row is tried again; doubles with each failure
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 _log = logging.getLogger("llama_adapter.server")
 
@@ -53,16 +54,16 @@ _FINISHED: Final = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """The state of a batch, as its JSON file has it. Times are seconds since 1970."""
+    """The state of a batch, as stored in its JSON file. Times are seconds since 1970."""
 
     id: str
-    owner: str | None  # as that of a file
+    owner: str | None  # as in `StoredFile`
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None
     created_at: float
     status: Status = "validating"
-    times: dict[str, float] = field(default_factory=dict)  # by status, when it began
+    times: dict[str, float] = field(default_factory=dict)  # status -> the time at which it began
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -80,15 +81,15 @@ class Batch:
 class _Row:
     """One line of an input file that is not blank."""
 
-    number: int  # of the line, from 1
+    number: int  # line number, from 1
     num_bytes: int
     custom_id: str | None = None
     body: Any = None
-    fault: tuple[str, str] | None = None  # code and message for a line that is no request
+    fault: tuple[str, str] | None = None  # code and message, if the line is not a valid request
 
 
 class Batches:
-    """The batches of one folder, and its files. Use it as a context: outside, nothing is answered. Thread-safe."""
+    """The batches and files of one folder. Thread-safe. Use it as a context manager: rows are answered only inside."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Batches:
         max_row_bytes: int,
         rows_at_once: int = 16,
     ) -> None:
-        """Raises as `FileStore`. `forms` are those of the endpoints, by path."""
+        """Raises what `FileStore` raises. `forms` maps the path of an endpoint to its form."""
         self.files = FileStore(Path(folder), limits=limits or FileLimits())
         self._folder = Path(folder) / "batches"
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -110,16 +111,16 @@ class Batches:
         self._batches = self._read()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="batches", daemon=True)
-        # Of the event loop:
+        # Used in the event loop only:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}  # the part of a batch that can be cancelled
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
-        self._num_rows, self._num_bytes = 0, 0  # that are being answered
+        self._num_rows, self._num_bytes = 0, 0  # rows that are being answered, and their size
 
     def __enter__(self) -> Self:
         for batch in self._batches.values():
             if batch.status in ("completed", "cancelled"):
-                self._records(batch.id).unlink(missing_ok=True)  # after a crash
+                self._records(batch.id).unlink(missing_ok=True)  # left by a crash in `_finish`
             elif not batch.is_finished:
                 self.files.take_room(2 * _size(self._records(batch.id)), is_forced=True)
                 self._loop.call_soon(self._start, batch.id)
@@ -127,7 +128,7 @@ class Batches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop; unfinished batches go on when the folder is opened again."""
+        """Stop; unfinished batches continue when the folder is opened again."""
 
         async def stop() -> None:
             tasks = list(self._tasks.values())
@@ -144,7 +145,7 @@ class Batches:
         self.files.close()
 
     def create(self, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, owner: str | None) -> Batch:
-        """Begin a batch; raises ApiError."""
+        """Begin a batch; raises ApiError if the file does not exist, storage is full, or too many batches run."""
         with self._lock:
             self.files.find(input_file_id, owner=owner)
             self.files.take_room(0)
@@ -180,7 +181,7 @@ class Batches:
             return [batch for batch in self._batches.values() if owner in (None, batch.owner)]
 
     def cancel(self, batch_id: str, *, owner: str | None) -> Batch:
-        """Stop a batch; the answers so far are kept. Raises ApiError for one that is finished."""
+        """Stop a batch; the answers so far are kept. Raises ApiError if it is finished or finalizing."""
         with self._lock:
             batch = self.find(batch_id, owner=owner)
             if batch.is_finished or batch.status == "finalizing":
@@ -191,7 +192,7 @@ class Batches:
         return batch
 
     def remove_file(self, file_id: str, *, owner: str | None) -> None:
-        """Delete a file; raises ApiError if there is none, or a batch needs it."""
+        """Delete a file; raises ApiError if it does not exist or an unfinished batch reads it."""
         with self._lock:
             self.files.find(file_id, owner=owner)
             if any(not batch.is_finished and batch.input_file_id == file_id for batch in self._batches.values()):
@@ -202,7 +203,7 @@ class Batches:
     # State
 
     def _change(self, batch: Batch, status: Status | None = None, **fields: Any) -> Batch:
-        """Set fields of a batch, on disk too."""
+        """Set fields of a batch in memory and on disk."""
         if status is not None and status != batch.status:
             fields |= {"status": status, "times": {**batch.times, status: time.time()}}
         changed = dataclasses.replace(batch, **fields)
@@ -242,7 +243,7 @@ class Batches:
             answering.cancel()
 
     async def _run(self, batch_id: str) -> None:
-        """Bring a batch to its end, whatever its state is."""
+        """Run a batch from its present state to its end."""
         while True:
             try:
                 await self._go_on(batch_id)
@@ -282,7 +283,7 @@ class Batches:
         self._finish(batch_id)
 
     def _begin(self, batch: Batch) -> tuple[str, str] | None:
-        """Count the rows and set the batch in progress; code and message for a file that makes no batch."""
+        """Count the rows and set the batch in progress; returns code and message if the file cannot be a batch."""
         with open(self.files.path(batch.input_file_id), "rb") as file:
             num_rows = sum(1 for _ in itertools.islice(_lines(file, max_bytes=self._max_row_bytes), MAX_ROWS + 1))
         if num_rows == 0:
@@ -296,7 +297,7 @@ class Batches:
         return None
 
     async def _answer_rows(self, batch: Batch, records: RecordWriter) -> None:
-        """Answer the rows that have no record. The next row is read when there is room for it."""
+        """Answer the rows that have no record. A new row waits until few enough rows are being answered."""
         known = {place.line: place.custom_id for place in self._places(batch.id)}
         custom_ids: set[str | None] = {None}
         with open(self.files.path(batch.input_file_id), "rb") as file:
@@ -367,7 +368,7 @@ class Batches:
             self._count(batch.id, completed=record["error"] is None, failed=record["error"] is not None)
 
     async def _ask(self, row: _Row, batch: Batch, *, request_id: str) -> tuple[int, dict[str, Any]]:
-        """Status and body of the answer to a row. Failures of the server are tried again."""
+        """Status and body of the answer to a row. If the server fails, the row is tried again."""
         form, client, num_tries = self._forms[batch.endpoint], f"batch:{batch.id}", 0
         while True:
             try:
@@ -382,7 +383,7 @@ class Batches:
                     return INTERNAL_ERROR.http_status, INTERNAL_ERROR.envelope()
                 is_turned_away = error.code in ("busy", "unavailable")
                 num_tries += not is_turned_away
-                # A row's time begins when the engine takes it: one that took too long would do so again.
+                # A row's deadline counts from when the engine takes it, so a row that exceeded it would do so again.
                 if error.http_status < 500 and not is_turned_away:
                     return error.http_status, error.envelope()
                 if error.code == "deadline" or num_tries == MAX_TRIES:
@@ -390,14 +391,17 @@ class Batches:
                 await asyncio.sleep(_PAUSE_S * 2**num_tries * (0.5 + random.random()))
 
     def _count(self, batch_id: str, *, completed: int, failed: int) -> None:
-        """Add to the numbers of answered rows. They are on disk with the next state; until then, the records count."""
+        """Add to the numbers of answered rows, in memory. The next change of state writes them to disk.
+
+        After a crash before that, `_places` counts the records.
+        """
         batch = self._batches[batch_id]
         self._batches[batch_id] = dataclasses.replace(
             batch, num_completed=batch.num_completed + completed, num_failed=batch.num_failed + failed
         )
 
     def _places(self, batch_id: str) -> list["_Place"]:
-        """Where the records of the answered rows are, in the order of the rows; counts them."""
+        """The places of the records of all answered rows, in the order of the rows. Sets the batch's counts to them."""
         places = []
         if self._records(batch_id).exists():
             for offset, record in read_record_lines(self._records(batch_id)):
@@ -411,9 +415,9 @@ class Batches:
         return sorted(places)
 
     def _finish(self, batch_id: str, *, fault: tuple[str, str] | None = None) -> None:
-        """Write the output files, in the order of the input. Can be done again after a crash in it.
+        """Write the output files, in the order of the input. After a crash inside, it can run again.
 
-        `fault` is code and message of what ended the batch before its last row.
+        `fault` is code and message of the error that ended the batch before its last row.
         """
         with self._lock:
             batch = self._batches[batch_id]
@@ -435,7 +439,7 @@ class Batches:
         self._records(batch_id).unlink(missing_ok=True)
 
     def _write_output(self, batch: Batch, kind: str, offsets: list[int]) -> str | None:
-        """The id of a new file with the rows of these records; None without any."""
+        """Write a file with the output lines of the records at `offsets`; returns its id, None if there are none."""
         if not offsets:
             return None
         file_id = f"file-{batch.id.removeprefix('batch_')}-{kind}"
@@ -450,7 +454,7 @@ class Batches:
 
 
 class _Place(NamedTuple):
-    """A record of an answered row."""
+    """Where the record of an answered row is, and what it is."""
 
     line: int
     offset: int
@@ -459,19 +463,19 @@ class _Place(NamedTuple):
 
 
 def _error(code: str, message: str) -> dict[str, Any]:
-    """What ended a batch, in OpenAI's form."""
+    """The error that ended a batch, in OpenAI's form."""
     return {"code": code, "message": message, "param": None, "line": None}
 
 
 def _lines(file: Any, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines that are not blank, with their numbers; None for one of more than `max_bytes`."""
+    """The lines that are not blank, with their numbers; None for a line of more than `max_bytes`."""
     for number in itertools.count(1):
         line = file.readline(max_bytes + 1)
         if not line:
             return
         is_whole = line.endswith(b"\n") or len(line) <= max_bytes
         while not line.endswith(b"\n") and len(line) > max_bytes:
-            line = file.readline(max_bytes + 1)  # the rest of it
+            line = file.readline(max_bytes + 1)  # the rest of the line
         if not is_whole:
             yield number, None
         elif not line.isspace():
@@ -479,7 +483,7 @@ def _lines(file: Any, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
-    """The request of a line, or what is wrong with it. No message quotes the line."""
+    """The row of a line: its request, or what is wrong with it. No message quotes the line."""
     if line is None:
         return _Row(number=number, num_bytes=0, fault=("line_too_long", f"Line {number} is too long."))
     if num_separators(line) > MAX_SEPARATORS:
@@ -512,7 +516,7 @@ def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
 
 
 def _validated_request(form: Form[Any], body: Any) -> Any:
-    """The request of a body, checked as that of an HTTP request; raises ApiError."""
+    """The request of a body, checked like the body of an HTTP request; raises ApiError."""
     try:
         request = form.request.model_validate(body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Request bodies within limits of size, complexity, time and memory, and refusals sent before the application runs."""
+"""Limits of request bodies (size, complexity, time, memory), and refusals sent before the application runs."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.errors import ApiError
 
-# A client that still sends when its connection closes may miss the answer, so its bytes are discarded first.
+# A client that is still sending when its connection closes may miss the answer, so its bytes are read and discarded.
 MAX_DISCARDED_BYTES: Final = 256 * 2**20
 DISCARD_S: Final = 5.0
 _SEPARATORS: Final = (b",", b"[", b"{")
@@ -31,7 +31,7 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *,
     response.headers["connection"] = "close"
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    # A client that expects "100 Continue" has sent nothing yet; one that was too slow gets no more time.
+    # A client that expects "100 Continue" has not sent its body yet; a client that was too slow gets no more time.
     if error.http_status != 408 and "expect" not in Headers(scope=scope):
         await _discard(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -53,9 +53,12 @@ def parse_json(text: bytes) -> Any:
 class BodyLimit:
     """Reads bodies of requests below `prefix` into memory before the application runs.
 
-    Answers 413 for a body of more than `max_bytes`, announced or not; 408 for one that takes more than `timeout_s`
-    seconds; 503 while the bodies of all unanswered requests hold more than `max_bytes_under_way`; 400 for one with more
-    than `max_separators` commas and opening brackets, because three bytes of JSON can take a hundred bytes of memory.
+    Answers:
+        413: the body has more than `max_bytes`, whether Content-Length says so or not.
+        408: the body takes more than `timeout_s` seconds.
+        503: the bodies of all unanswered requests hold more than `max_bytes_under_way`.
+        400: the body has more than `max_separators` commas and opening brackets. Three bytes of JSON can take a hundred
+            bytes of memory.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class _Body:
         return piece
 
     def replay(self, receive: Receive) -> Receive:
-        """What the application receives: the body, without keeping a copy, then later messages."""
+        """What the application receives: the body, of which no copy is kept, then the messages of `receive`."""
         is_over = False
 
         async def receive_again() -> Message:

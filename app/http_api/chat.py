@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: a chat request -> its question, and answers -> completions and chunks."""
+"""OpenAI's chat completions: turns a chat request into a question, and answers into completions and chunks."""
 
 import json
 import time
@@ -19,7 +19,7 @@ _SCHEMA_PLACE = "response_format.json_schema.schema"
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
-    """The question of a request; raises ApiError if there is none."""
+    """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
     if request.stream_options is not None and not request.stream:
         raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
@@ -66,7 +66,7 @@ def _reply(request: ChatRequest, asked: ChatQuestion, head: Mapping[str, Any], i
 
 
 class ChatReply:
-    """Answers as chat completions. `head` are the fields that the completion and every chunk have."""
+    """Answers as chat completions. `head` has the fields that the completion and every chunk have in common."""
 
     def __init__(
         self, head: Mapping[str, Any], *, with_usage: bool = False, with_logprobs: bool = False, num_answers: int = 1
@@ -87,7 +87,7 @@ class ChatReply:
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
 
     async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
-        """Roles, pieces of text, finish reasons, token counts if wanted, and [DONE].
+        """Chunks with roles, pieces of text, finish reasons, and token counts if requested; then [DONE].
 
         An answer with an error ends the stream with the error's envelope instead.
         """
@@ -120,7 +120,7 @@ class ChatReply:
         return format_sse_event(data_str=json.dumps(content))
 
     def _outcome(self, answer: Answer) -> dict[str, Any]:
-        """Why the answer ended, and what is known of it: `schemas.Choice`."""
+        """Why the answer ended, its log-probabilities and extensions: fields of `schemas.Choice`."""
         has_logprobs = self._with_logprobs and bool(answer.logprobs or not answer.token_ids)
         return {
             "finish_reason": "length" if answer.finish == "length" else "stop",

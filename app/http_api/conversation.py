@@ -1,4 +1,4 @@
-"""The turns of a conversation -> what to ask the model: one question, about one picture or none."""
+"""Turns a conversation into what the model is asked: one question, about one picture or none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One message, whatever its form in the request."""
+    """One message, independent of the format of the request."""
 
     role: Literal["system", "user", "assistant"]
     text: str = ""
@@ -38,19 +38,19 @@ class ChatQuestion:
 
     picture_url: str | None  # None: the question is about no picture
     picture_used: str | None  # place of the picture, if the request has several
-    text_prefix: TextPrefix | None  # without a picture
+    text_prefix: TextPrefix | None  # for a question without a picture
     question: Question
-    properties: tuple[Property, ...]  # of the wanted JSON, each asked by itself; empty: the answer is the text
+    properties: tuple[Property, ...]  # of the wanted JSON, each a separate question; empty: the answer is plain text
     sampling: SamplingParams
     stop: tuple[str, ...]
     with_logprobs: bool
     num_answers: int
     num_ignored_turns: int  # earlier messages that the model does not see in full
-    turns: tuple[dialogue.Turn, ...] = ()  # those before the question, for a model whose template has turns
+    turns: tuple[dialogue.Turn, ...] = ()  # the turns before the question, for a model whose template has turns
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The questions that make one answer."""
+        """The questions whose answers make up one answer: one for each property, or the question alone."""
         return tuple(
             item.question_in(self.question, is_alone=len(self.properties) == 1) for item in self.properties
         ) or (self.question,)
@@ -70,9 +70,9 @@ def understand_turns(
 
     Parameters:
         turns: at least one; the last one's text is the question.
-        place: name of the request's field that holds them.
-        max_new_tokens: most tokens of an answer; None for the default.
-        schema: place in the request and content of the JSON schema that the answer follows.
+        place: name of the request's field that holds the turns.
+        max_new_tokens: limit of an answer's tokens; None for the default.
+        schema: the JSON schema that the answer follows: its place in the request, and its content.
     """
     *earlier, last = turns
     if last.role != "user":
@@ -87,7 +87,7 @@ def understand_turns(
     try:
         question = question_of({**request.task_values(), **texts})
     except ValueError:
-        raise ApiError("The extension fields do not make one task: see /docs.", code="invalid_value") from None
+        raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
     if schema is not None and question.task.continuations:
         raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
     if request.output_ids:
@@ -116,7 +116,10 @@ def understand_turns(
 
 
 def _prompt(turns: Sequence[Turn]) -> dict[str, str]:
-    """System texts are the instruction and the user's text its input; without them, that is the instruction."""
+    """The system texts are the instruction and the last user text is the input.
+
+    Without system texts, the user's text is the instruction.
+    """
     system = "\n".join(turn.text for turn in turns if turn.role == "system" and turn.text.strip())
     texts = [text for text in (system, turns[-1].text) if text.strip()]
     return dict(zip(("instruction", "input"), texts, strict=False))
@@ -135,7 +138,7 @@ def _sampling(request: CommonRequest, *, max_new_tokens: int | None) -> Sampling
 
 
 def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:
-    """Whether the model does not see all of an earlier turn; `used` has the turn of the question's picture."""
+    """Whether the model does not see all of an earlier turn; `used` has the turn of the question's picture, if any."""
     if turn.role == "system":
         return False
     is_used = any(turn is other for other in used)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: OpenAI's envelope, status and code of each kind of error, and FastAPI's handlers.
+"""Errors as HTTP answers: OpenAI's envelope, status and code for each kind of error, and handlers for FastAPI.
 
 No message quotes text of a request.
 """
@@ -26,15 +26,15 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 CLIENT_GONE = 499  # logged for a client that has hung up; never sent
-# Codes of requests that a replica refuses after the service has accepted them, as `of_refusal` names them.
+# Code -> status of requests that a replica refuses after the service accepted them. `of_refusal` gives the same codes.
 REFUSED: Mapping[str, int] = {"context_length_exceeded": 400, "invalid_value": 400, "busy": 429, "unavailable": 503}
 
 _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
     404: (
         "not_found",
-        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: give a client "
-        "the address of this server with /v1 behind it as base URL. /docs lists all paths.",
+        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: the base URL "
+        "of a client is the address of this server followed by /v1. /docs lists all paths.",
     ),
     405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
 }
@@ -50,9 +50,9 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
     503: {"retry-after": "1"},
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
-PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # what looks like the name of a parameter
+PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
 _UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}
-_ROLE_TAG, _PART_TAG = 2, 5  # places of the union tags in the location of an error inside `messages` or `input`
+_ROLE_TAG, _PART_TAG = 2, 5  # indices of the union tags in the location of an error inside `messages` or `input`
 
 
 class ApiError(LlamaAdapterError):
@@ -88,7 +88,7 @@ def not_stored() -> ApiError:
 
 
 class PictureRefusedError(ApiError):
-    """The picture of a request is refused before it is decoded. Decoding errors are in `vision.errors`."""
+    """A request's picture is refused before it is decoded. Decoding errors are in `vision.errors`."""
 
     def __init__(self, message: str, *, code: str, status: int = 400) -> None:
         super().__init__(message, status=status, code=code, param="messages")
@@ -101,20 +101,20 @@ def picture_too_large(size: str, *, max_bytes: int) -> PictureRefusedError:
 
 
 def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiError:
-    """The error of a status that the framework decides, such as 404."""
+    """The error for a status that the framework chose, such as 404."""
     code, message = _FRAMEWORK_ERRORS.get(status, ("error", "The request cannot be processed."))
     return ApiError(message, status=status, code=code, headers=headers)
 
 
 def of_answer(error: AnswerError) -> ApiError:
-    """The error of a request that was accepted and failed."""
+    """The error for a request that was accepted and failed."""
     status = _ANSWER_STATUS.get(error.code, 500)
     param = "messages" if status == 400 and error.code != "invalid_value" else None
     return ApiError(error.message, status=status, code=error.code, param=param, headers=_ANSWER_HEADERS.get(status))
 
 
 def of_refusal(error: Exception) -> ApiError:
-    """The error of a request that `Service.submit` refused; other exceptions are raised again."""
+    """The error for a request that `Service.submit` refused with `error`; other exceptions are raised again."""
     problem = describe(error)
     message = ": ".join(filter(None, (problem.sentence.rstrip("."), problem.hint.rstrip(".")))) + "."
     match error:
@@ -130,7 +130,7 @@ def of_refusal(error: Exception) -> ApiError:
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
-    """The first error of a body that is no chat request, told by names of our own schema only."""
+    """The first error of an invalid body. The message has names of our own schema only."""
     detail = error.errors()[0]
     kind, location = detail["type"], detail["loc"][1:]  # after "body"
     if isinstance(error.body, bytes):  # FastAPI parses JSON only
@@ -148,7 +148,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
     place = _place(location)
     if location[0] in _UNSUPPORTED:
         message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
-        if location[0] == "tools":  # some clients send a tool for an answer in JSON
+        if location[0] == "tools":  # some clients send a tool to get an answer in JSON
             message = (
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."
             )
@@ -162,7 +162,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error in one form, whichever layer raises it."""
+    """Answer all errors in one form, whichever layer raises them."""
 
     @app.exception_handler(ApiError)
     async def answer_error(request: Request, error: ApiError) -> JSONResponse:
@@ -178,7 +178,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _unknown_parameter(location: Sequence[str | int]) -> ApiError:
-    """Names the parameter only if its name looks like one."""
+    """The error for an unknown parameter. It names the parameter only if the name looks like one."""
     name, parent = str(location[-1]), _place(location[:-1])
     if not PARAMETER.fullmatch(name):
         return ApiError(f"Unknown parameter{f' in `{parent}`' if parent else ''}.", code="unknown_parameter")
@@ -194,7 +194,7 @@ def _expected(detail: Mapping[str, Any]) -> str:
 
 
 def _place(location: Sequence[str | int]) -> str:
-    """A location as people write it: messages[0].content[1].image_url.url."""
+    """A location in the usual notation: messages[0].content[1].image_url.url."""
     names = [name for name in location if isinstance(name, int) or not name.startswith(LABEL_MARK)]
     if names[:1] in (["messages"], ["input"]) and len(names) > _ROLE_TAG:
         has_part_tag = names[_ROLE_TAG] == "user" or (names[0] == "input" and names[_ROLE_TAG] == "assistant")

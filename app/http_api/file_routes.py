@@ -14,11 +14,11 @@ from llama_adapter.app.http_api.file_store import StoredFile
 from llama_adapter.app.http_api.schemas import Part, error_replies
 from llama_adapter.app.http_api.uploads import RefusedUpload, Uploads
 
-FILES_PATH = "/v1/files"  # uploads read their bodies themselves
-MAX_LISTED = 10_000  # as OpenAI's
+FILES_PATH = "/v1/files"  # an upload's body is read by its route, not by `BodyLimit`
+MAX_LISTED = 10_000  # the same limit as OpenAI's
 _DEFAULT_LISTED = 20
 
-After = Annotated[str | None, Query(max_length=100, description="Id of the last one of the page before.")]
+After = Annotated[str | None, Query(max_length=100, description="Id of the last object of the previous page.")]
 Shown = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
@@ -68,7 +68,7 @@ class BatchRequest(Part):
 
 
 class BatchError(BaseModel):
-    """What ended a batch."""
+    """The error that ended a batch."""
 
     code: str
     message: str
@@ -77,14 +77,14 @@ class BatchError(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """What ended a batch."""
+    """The errors that ended a batch."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
 class RequestCounts(BaseModel):
-    """Rows, and how many of them were answered or failed. `total` is 0 until they are counted."""
+    """The number of rows, and how many were answered or failed. `total` is 0 until the rows are counted."""
 
     total: int
     completed: int
@@ -181,7 +181,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
 
     @router.get("/files/{file_id}", tags=["files"], responses=error_replies(401, 404))
     def retrieve_file(file_id: str, request: Request) -> FileObject:
-        """What is known of a file."""
+        """The description of a file."""
         return _file_object(store.find(file_id, owner=_owner(request.scope)))
 
     @router.delete("/files/{file_id}", tags=["files"], responses=error_replies(401, 404, 409))
@@ -231,13 +231,16 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
 
 
 def files_are_off() -> ApiError:
-    """The refusal of a server without a folder for files."""
+    """The error that a server without a folder for files answers."""
     message = "This server keeps no files and no batches: start it with `--batch-folder FOLDER`."
     return ApiError(message, status=404, code="files_not_enabled")
 
 
 def _owner(scope: Scope) -> str | None:
-    """The API key of a request, None if the server asks for none: keys do not see each other's files."""
+    """The owner of files: the API key of the request, or None if the server requires no key.
+
+    A key sees its own files only.
+    """
     client = str(scope.get("state", {}).get("client", ""))
     return client if client.startswith("key:") else None
 
@@ -276,7 +279,7 @@ _Object = TypeVar("_Object", FileObject, BatchObject)
 
 
 def _page(objects: Sequence[_Object], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A page of a list that is sorted by time, oldest first."""
+    """A page of `objects`, which are sorted by time, oldest first."""
     ordered = list(objects if order == "asc" else reversed(objects))
     ids = [one.id for one in ordered]
     if after is not None and after not in ids:

@@ -27,11 +27,11 @@ _ID = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileLimits:
-    """Limits of kept files. Raises ValueError for values that are not positive."""
+    """Limits of stored files. Raises ValueError for values that are not positive."""
 
-    max_file_bytes: int = 200 * 2**20  # of an uploaded file
-    max_files: int = 1000  # uploads are refused beyond it
-    max_total_bytes: int = 4 * 2**30  # of all files, and of the answers of unfinished batches
+    max_file_bytes: int = 200 * 2**20  # size of an uploaded file
+    max_files: int = 1000  # with this many files, uploads are refused
+    max_total_bytes: int = 4 * 2**30  # all files, and the answers of unfinished batches
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -41,25 +41,25 @@ class FileLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredFile:
-    """What is known of a kept file."""
+    """The description of a stored file."""
 
     id: str
-    name: str  # that the client gave; no path is made of it
+    name: str  # from the client; never used as a path
     purpose: str
     num_bytes: int
     created_at: float
-    owner: str | None  # API key that may see it; None: none was required
+    owner: str | None  # the API key that may see the file; None: the server required no key
 
 
 class FileStore:
-    """A folder of files. Thread-safe. One process at a time.
+    """A folder of files. Thread-safe. Only one process at a time can open it.
 
-    Every file has an id of our own, which names it on disk, and beside it a JSON file with its `StoredFile`. A file
-    without that one was not complete and is removed when the store is opened.
+    The store chooses an id for every file, which is its name on disk. A JSON file next to it holds its `StoredFile`. A
+    file without this JSON file is incomplete, and is removed when the store is opened.
     """
 
     def __init__(self, folder: Path, *, limits: FileLimits) -> None:
-        """Raises UsageError for a folder that other users can read or that another server uses, and OSError."""
+        """Raises UsageError if other users can read the folder or another server uses it, and OSError."""
         self.limits = limits
         self._lock = threading.RLock()
         self._held = _open_private(folder)
@@ -73,7 +73,7 @@ class FileStore:
         self._held.close()
 
     def path(self, file_id: str) -> Path:
-        """The content of a file of the store."""
+        """The path of a file's content."""
         return self._folder / file_id
 
     def find(self, file_id: str, *, owner: str | None) -> StoredFile:
@@ -97,14 +97,14 @@ class FileStore:
             self.path(file_id).unlink(missing_ok=True)
 
     def upload(self, *, owner: str | None) -> "NewFile":
-        """A new file of a client; raises ApiError if there are too many."""
+        """A new file of a client; raises ApiError if the store has too many files."""
         if len(self._files) >= self.limits.max_files:
             message = f"The server keeps {self.limits.max_files:,} files, which is its limit: delete some."
             raise ApiError(message, status=413, code="too_many_files")
         return NewFile(self, f"file-{uuid.uuid4().hex}", owner=owner, max_bytes=self.limits.max_file_bytes)
 
     def output(self, file_id: str, *, owner: str | None) -> "NewFile":
-        """A new file of a batch, which has room already; replaces one of this id."""
+        """A new file of a batch, whose room `take_room` has already counted. It replaces a file with the same id."""
         return NewFile(self, file_id, owner=owner, max_bytes=None)
 
     def take_room(self, num_bytes: int, *, is_forced: bool = False) -> None:
@@ -116,12 +116,12 @@ class FileStore:
             self._num_bytes += num_bytes
 
     def give_room(self, num_bytes: int) -> None:
-        """Take back `take_room`."""
+        """Undo `take_room`."""
         with self._lock:
             self._num_bytes -= num_bytes
 
     def _keep(self, file: StoredFile) -> None:
-        """Enter a file whose content is in its place and counted."""
+        """Add a file to the store. Its content is already in place and counted."""
         with atomic_write(self._about(file.id)) as about:
             os.fchmod(about.fileno(), _PRIVATE)
             about.write(json.dumps(dataclasses.asdict(file)).encode())
@@ -139,7 +139,7 @@ class FileStore:
         whole = {file.id: file for file in files}
         for path in self._folder.iterdir():
             if path.name.removesuffix(".json") not in whole and path.name.lstrip(".").startswith("file-"):
-                path.unlink()  # of an upload that a crash cut off
+                path.unlink()  # an upload that a crash interrupted
         return whole
 
     def _whole(self) -> Iterator[StoredFile]:
@@ -154,7 +154,7 @@ class NewFile:
     """A file that is being written. It is removed when the block ends, unless it was kept."""
 
     def __init__(self, store: FileStore, file_id: str, *, owner: str | None, max_bytes: int | None) -> None:
-        """`max_bytes` None: neither this file nor the store's total is checked."""
+        """If `max_bytes` is None, neither the size of this file nor the store's total is checked."""
         self.num_bytes = 0
         self._store, self._id, self._owner, self._max_bytes = store, file_id, owner, max_bytes
         self._is_kept = False
@@ -171,7 +171,7 @@ class NewFile:
             self._partial.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Append bytes; raises ApiError beyond a limit, and OSError."""
+        """Append bytes; raises ApiError if a limit is exceeded, and OSError."""
         if self._max_bytes is not None and self.num_bytes + len(data) > self._max_bytes:
             message = f"The file is larger than {self._max_bytes:,} bytes."
             raise ApiError(message, status=413, code="file_too_large", param="file")
@@ -180,7 +180,7 @@ class NewFile:
         self._file.write(data)
 
     def keep(self, *, name: str, purpose: str) -> StoredFile:
-        """Put the complete file in its place, so that it survives a crash."""
+        """Sync the complete file to disk and add it to the store, so that it survives a crash."""
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._partial, self._store.path(self._id))
@@ -198,12 +198,12 @@ class NewFile:
 
 
 def open_private(path: Path, mode: str) -> BinaryIO:
-    """Open a file that only this user can read, if it is new."""
+    """Open a file; a new file is readable by this user only."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))  # type: ignore[return-value]
 
 
 def _open_private(folder: Path) -> BinaryIO:
-    """Make the folder if it is missing, and hold its lock file open."""
+    """Create the folder if it is missing; returns its lock file, locked."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
         raise UsageError(f"The folder `{folder}` is open to other users", hint=f"chmod 700 {folder}")

@@ -1,7 +1,7 @@
-"""What runs before the API: checks of host name, API key and body size. A refused request's body is never parsed.
+"""Middleware before the API: checks of host name, API key and body size. A refused request's body is never parsed.
 
-Plain ASGI: FastAPI's own security dependencies run only after the body was read, and Starlette's TrustedHostMiddleware
-answers in plain text.
+This is plain ASGI for two reasons: FastAPI's security dependencies run only after the body was read, and Starlette's
+TrustedHostMiddleware answers in plain text.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ MAX_SEPARATORS: Final = 50_000  # commas and opening brackets in a body
 class GuardSettings:
     """Limits and keys of the API. The defaults suit a server on a loopback address."""
 
-    max_body_bytes: int = 48 * 2**20  # a picture of 32 MiB in base64, and what is around it
-    max_bytes_under_way: int = 512 * 2**20  # of the bodies of all unanswered requests
+    max_body_bytes: int = 48 * 2**20  # a picture of 32 MiB in base64, and the JSON around it
+    max_bytes_under_way: int = 512 * 2**20  # the bodies of all unanswered requests
     body_timeout_s: float = 30.0  # from a request's head to the end of its body
     host_names: tuple[str, ...] | None = LOOPBACK_NAMES  # the server's own names; None: any
     api_keys: tuple[str, ...] = ()  # empty: no key is required
-    cors_origins: tuple[str, ...] = ()  # web pages that may ask the API, such as https://example.com; *: any
+    cors_origins: tuple[str, ...] = ()  # web pages that may use the API, such as https://example.com; *: any
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_bytes_under_way", "body_timeout_s"):
@@ -47,9 +47,10 @@ class GuardSettings:
 
 
 def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | None:
-    """Host names to accept when listening at `bind`: on loopback its own names and `more`, elsewhere `more` or any.
+    """The host names to accept when listening at `bind`; None accepts any.
 
-    A foreign website can point a name of its own at a loopback address (DNS rebinding); the Host header gives it away.
+    On a loopback address these are its own names and `more`; on other addresses `more`, or any if `more` is empty. A
+    foreign website can point its own name at a loopback address (DNS rebinding). The Host header then has that name.
     """
     more = tuple(name.lower() for name in more)
     if bind != "localhost" and not _is_loopback(bind.strip("[]")):
@@ -58,7 +59,7 @@ def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | 
 
 
 def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str] = ()) -> None:
-    """Put the guards before `app`. `scope["state"]["client"]` then identifies the client, for fair queueing.
+    """Put the guards before `app`. They set `scope["state"]["client"]`, which identifies the client for fair queueing.
 
     `unread` are the paths whose bodies `app` reads and limits itself.
     """
@@ -77,7 +78,7 @@ def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str
 
 
 class ApiCors:
-    """Lets web pages of these origins ask what is below /v1/, and nothing else: a page at the root stays closed."""
+    """Lets web pages of these origins use paths below /v1/ only: they cannot use a page at the root."""
 
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
         self.app = app
@@ -95,7 +96,7 @@ class ApiCors:
 
 
 class AccessGuard:
-    """Answers 421 for a foreign host name and, below /v1/, 401 without one of `api_keys` as bearer token."""
+    """Answers 421 for a foreign host name. Below /v1/, it answers 401 without one of `api_keys` as bearer token."""
 
     def __init__(self, app: ASGIApp, *, host_names: Sequence[str] | None = None, api_keys: Sequence[str] = ()) -> None:
         self.app = app
@@ -107,7 +108,7 @@ class AccessGuard:
             return await self.app(scope, receive, send)
         if not self._is_own_name(_headers(scope, b"host")):
             message = (
-                "This server does not answer to this host name: ask it by its address, or start it with "
+                "This server does not answer to this host name: use its address, or start it with "
                 "`--host-name NAME` for the name in your URL."
             )
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)
@@ -129,7 +130,7 @@ class AccessGuard:
         return len(hosts) == 1 and re.sub(r":[0-9]*\Z", "", hosts[0].lower()) in self._host_names
 
     def _matching_digest(self, authorizations: Sequence[str]) -> bytes | None:
-        """The digest of the key in the header, if it is one of ours."""
+        """The digest of the key in the header, or None if it is not one of the server's keys."""
         kind, _, key = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
         given = _digest(key.strip())
         # Compares with every key in constant time.
@@ -153,7 +154,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_of(scope: Scope) -> str:
-    """The client's address; of IPv6 the /64 network, because one machine has as many addresses as it likes."""
+    """The client's address. For IPv6 this is the /64 network: one machine can use any address of its network."""
     client = scope.get("client")
     try:
         address = ipaddress.ip_address(client[0] if client else "")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one server, in a registry of its own."""
+"""Prometheus metrics of one server, in a separate registry."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = "llama_adapter"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_SECONDS = (0.0005, 0.001, 0.0025, *_SECONDS[:11])
-_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")  # all others count as one
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")  # all others are counted as `other`
 
 
 class Metrics(Observer):
@@ -44,11 +44,11 @@ class Metrics(Observer):
         self._first_token.observe(seconds)
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Observe one engine pass; for `read`, one picture."""
+        """Observe the time of a stage in one engine pass; for stage `read`, the time of one picture."""
         self._stage.labels(stage).observe(seconds)
 
     def finished(self, answer: Answer, seconds: float) -> None:
-        """Count an answer of any kind."""
+        """Count an answer, with or without an error."""
         self._request.observe(seconds)
         outcome = "reused" if answer.is_reused else "encoded"
         if answer.error is not None:
@@ -60,7 +60,7 @@ class Metrics(Observer):
         self._tokens.labels("completion").inc(len(answer.token_ids))
 
     def http_request(self, *, method: str, route: str, status: int) -> None:
-        """Count an HTTP request; `route` is the pattern of its path, never the path itself."""
+        """Count an HTTP request; `route` is the pattern of its path, not the path itself."""
         self._http.labels(method if method in _METHODS else "other", route, str(status)).inc()
 
     def watch(self, service: OnlineService) -> None:
@@ -68,7 +68,7 @@ class Metrics(Observer):
         self.registry.register(_StatusCollector(service))
 
     def watch_replicas(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
-        """Collect the metrics of replicas, by their names, at every scrape. Call it once."""
+        """Collect the metrics of replicas at every scrape; `read` gives them by the replica's name. Call it once."""
         self.registry.register(_ReplicasCollector(read))
 
     def families(self) -> list[Metric]:
@@ -97,11 +97,11 @@ class _StatusCollector(Collector):
             ("uptime_seconds", "Since the start.", status.uptime_s),
         ):
             yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
-        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was reloaded.", status.restarts)
+        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was restarted.", status.restarts)
 
 
 class _ReplicasCollector(Collector):
-    """Gives `llama_adapter_X` of each replica as `llama_adapter_replica_X` with a label `replica`."""
+    """Exports `llama_adapter_X` of each replica as `llama_adapter_replica_X` with a label `replica`."""
 
     def __init__(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""The picture file behind an `image_url`: a data URI or a URL at an allowed host. Decodes no picture."""
+"""Reads the picture file that an `image_url` names: a data URI or a URL at an allowed host. Decodes no picture."""
 
 import asyncio
 import binascii
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from llama_adapter.app.http_api.errors import PictureRefusedError, picture_too_large
 from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed
 
-MAX_HEADER_LENGTH = 256  # characters of a data URI up to its comma
+MAX_HEADER_LENGTH = 256  # characters of a data URI, including its comma
 _IMAGE_HEADER = re.compile(r"image/[a-z0-9][a-z0-9.+-]*(?:;[a-z0-9-]+=[a-z0-9.+-]*)*;base64")
 _PIECE_CHARS = 256 * 2**10  # a multiple of 4
 
@@ -19,7 +19,7 @@ class PictureSettings:
     """Limits of a request's picture. Raises ValueError for bad numbers and hosts."""
 
     max_picture_bytes: int
-    allowed_hosts: tuple[str, ...] = ()  # to fetch pictures from: see `AllowedHost.parse`
+    allowed_hosts: tuple[str, ...] = ()  # hosts to fetch pictures from, in the form of `AllowedHost.parse`
     fetch_timeout_s: float = 10.0  # from the first name lookup to the last byte
     allowed: tuple[AllowedHost, ...] = field(init=False, repr=False)
 
@@ -32,7 +32,7 @@ class PictureSettings:
 
 
 async def read_picture(url: str, *, settings: PictureSettings) -> bytes:
-    """The picture file of a data URI or a URL at an allowed host; opens nothing else. Raises PictureRefusedError."""
+    """The picture file of a data URI or a URL at an allowed host. Raises PictureRefusedError for all other URLs."""
     scheme = url[:10].partition(":")[0].lower()
     if scheme == "data":
         return await _read_data_uri(url, max_bytes=settings.max_picture_bytes)
@@ -70,7 +70,7 @@ async def _read_data_uri(url: str, *, max_bytes: int) -> bytes:
     size = _decoded_size(url, start=start)
     if size > max_bytes:
         raise picture_too_large(f"{size:,} bytes", max_bytes=max_bytes)
-    # In a thread: a few megabytes take milliseconds.
+    # In a thread: decoding a few megabytes takes milliseconds.
     return await asyncio.to_thread(_decode, url, start)
 
 

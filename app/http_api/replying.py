@@ -1,4 +1,4 @@
-"""Sends what a service answers: whole, or as server-sent events."""
+"""Sends the answers of a service, as one body or as server-sent events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -14,14 +14,14 @@ from llama_adapter.app.http_api.errors import of_answer
 from llama_adapter.app.tasks.answers import Answer
 
 IGNORED_TURNS = "x-ignored-turns"
-STALLED_READER_S = 30.0  # a client that reads nothing for so long is disconnected
+STALLED_READER_S = 30.0  # a client that reads nothing for this time is disconnected
 
 
 class AnswerResponse(Response):
-    """Waits for the answers and sends them; a client that hangs up or stops reading cancels its requests.
+    """Waits for the answers and sends them. If the client hangs up or stops reading, its requests are cancelled.
 
-    The wait is here and not in the route, so that FastAPI has released the request's body by then. A stream starts
-    with the first event: an error before it has its own status.
+    The response waits, not the route, so that FastAPI has released the request's body by then. The head of a stream is
+    sent with the first event, so an error before it is answered with its own status.
     """
 
     def __init__(self, pending: Pending, *, is_stream: bool) -> None:
@@ -41,7 +41,7 @@ class AnswerResponse(Response):
                 await self._send_whole(scope, receive, send)
         finally:
             listening.cancel()
-            self._cancel()  # no effect on answered requests
+            self._cancel()  # has no effect on answered requests
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers: list[Answer] = []
@@ -72,7 +72,7 @@ class AnswerResponse(Response):
         await EventSourceResponse(frames, headers=headers).stream_response(send_in_time)
 
     def _is_over(self, answer: Answer, scope: Scope) -> bool:
-        """Whether the client has left, with the answer noted; raises ApiError for an answer with an error."""
+        """Note the answer for the log; returns whether the client has hung up. Raises ApiError if the answer failed."""
         self._note(answer, scope)
         if self._has_hung_up:
             return True
@@ -92,13 +92,13 @@ class AnswerResponse(Response):
 
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
-            pass  # only the end of the body is left
+            pass  # the body is already read: only its last message can come
         self._has_hung_up = True
         self._cancel()
 
 
 async def merged(answering: Sequence[Answering]) -> AsyncGenerator[NumberedEvent]:
-    """The events of all answers as they come, up to the last answer."""
+    """The events of all answers in the order in which they arrive, until every answer is complete."""
     events: asyncio.Queue[NumberedEvent | Exception] = asyncio.Queue()
 
     async def pass_on(number: int, one: Answering) -> None:

@@ -53,7 +53,7 @@ def _parts(kind: Any) -> Any:
 
 
 class InputItem(Part):
-    """What messages of all roles may have."""
+    """The fields that messages of all roles may have."""
 
     type: Literal["message"] | None = None
     id: str | None = None
@@ -108,13 +108,13 @@ class Reasoning(Part):
 
 
 class ResponseStreamOptions(Part):
-    """What a stream has besides text."""
+    """Options of a stream."""
 
     include_obfuscation: No | None = None
 
 
 class NeutralResponseParameters(Part):
-    """As `NeutralParameters`; most of them need a server that stores responses."""
+    """As `NeutralParameters`. Most of these parameters need a server that stores responses."""
 
     previous_response_id: None = None
     conversation: None = None

@@ -1,4 +1,4 @@
-"""OpenAI's responses: a responses request -> its question, and the answer -> a response or its events."""
+"""OpenAI's responses: turns a responses request into a question, and the answer into a response or its events."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from llama_adapter.app.tasks.answers import Answer, TextDelta
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
-    """The question of a request; raises ApiError if there is none."""
+    """The question of a request; raises ApiError if the request has none."""
     turns = [Turn(role="user", text=request.input)] if isinstance(request.input, str) else _turns(request.input)
     if request.instructions is not None:
         turns.insert(0, Turn(role="system", text=request.instructions))
@@ -67,7 +67,7 @@ def _reply(
 
 
 def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
-    """The parameters of a request that its response repeats, with their defaults: fields of `schemas.ResponseBody`."""
+    """The request's parameters that the response repeats, with defaults filled in: fields of `schemas.ResponseBody`."""
     wanted = None if request.text is None else request.text.format
     return {
         "instructions": request.instructions,
@@ -114,8 +114,9 @@ class ResponsesReply:
         )
 
     async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
-        """Events in the order of OpenAI's: the response, its message, the message's part, the pieces of its text, and
-        the end of each of them. An answer with an error ends the stream with `error` and `response.failed`.
+        """Events in OpenAI's order: the response, its message, the message's part, the pieces of the part's text, then
+        the end of the text, part, message and response. If the answer failed, `error` and `response.failed` end the
+        stream.
         """
         numbered = _Numbered()
         begun = self._response("in_progress")

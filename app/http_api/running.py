@@ -17,8 +17,8 @@ from llama_adapter.app.online.protocol import OnlineService
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head
-_FLUSH_S = 5  # for answers that are ready when the service is idle
-_STALLED_MS = 60_000  # a client that reads nothing for so long is disconnected
+_FLUSH_S = 5  # time to send the last answers, after the service became idle
+_STALLED_MS = 60_000  # a client that reads nothing for this time is disconnected
 
 
 class Connection(H11Protocol):
@@ -44,7 +44,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends: answers are sent to their end, but not the page's endless event stream (GET)."""
+        """The server ends: answers are sent completely, but the page's endless event stream (GET) is closed."""
         super().shutdown()
         if self._is_answering and self.scope["method"] == "GET":
             self.transport.close()
@@ -66,9 +66,9 @@ class Connection(H11Protocol):
 
 
 class Draining(uvicorn.Server):
-    """On the first signal it refuses new requests (503), answers accepted ones and ends; on the second it ends at once.
+    """A server that drains. On the first signal it refuses new requests (503), answers accepted requests and ends.
 
-    It listens while it drains, so that every client gets an answer and no connection is lost.
+    On the second signal it ends at once. It listens while it drains, so that every client gets an answer.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Draining(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals and SIGHUP (a closed terminal), unless `nohup` set that to be ignored."""
+        """Handle uvicorn's signals and SIGHUP (a closed terminal). SIGHUP stays ignored if `nohup` ignores it."""
         with super().capture_signals():
             before = signal.getsignal(signal.SIGHUP)
             if before is not signal.SIG_IGN:
@@ -110,7 +110,7 @@ class Draining(uvicorn.Server):
             self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second; returns whether to end."""
+        """Called ten times a second; returns whether the server ends."""
         if self.ended_by is not None and self._drains_until is None:
             self._service.drain()
             self._drains_until = time.monotonic() + self._drain_s
@@ -136,7 +136,7 @@ class AddressError(LlamaAdapterError):
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet; raises AddressError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
+    # If the protocol is given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,7 +161,7 @@ def run(
 ) -> int | None:
     """Serve until a signal arrives; returns it, or None if the application ended by itself.
 
-    `drain_s` is how long accepted requests may take to be answered after the signal, in seconds.
+    `drain_s` is the time in seconds for answering accepted requests after the signal.
     """
     config = uvicorn.Config(
         application,
@@ -171,7 +171,7 @@ def run(
         lifespan="on",
         ws="none",
         server_header=False,
-        proxy_headers=False,  # a client is its connection: a header can be forged
+        proxy_headers=False,  # a client is identified by its connection, because a header can be forged
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         limit_concurrency=_max_connections(),
@@ -183,7 +183,7 @@ def run(
 
 
 def _max_connections() -> int:
-    """As many as leave file descriptors for other files."""
+    """The limit of connections: it leaves 200 file descriptors for other files."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(8192, (soft_limit if soft_limit > 0 else 8192) - 200))
 

@@ -19,13 +19,13 @@ from llama_adapter.app.tasks.entry import RequestField
 from llama_adapter.app.tasks.registry import options
 
 _INT32 = 2**31 - 1
-LABEL_MARK = "as "  # starts the tags of unions; they are no names of the request, so errors leave them out
+LABEL_MARK = "as "  # prefix of union tags. Tags are not names in the request, so error messages omit them
 MAX_MESSAGES = 1000
 MAX_PARTS = 100
 MAX_TEXTS = 100  # in a list of a task's field
-MAX_ANSWERS = 16  # `n`
+MAX_ANSWERS = 16  # limit of `n`
 MAX_PROPERTIES = 16  # of a JSON schema
-MAX_QUESTIONS = 32  # of a request: `n` times the properties
+MAX_QUESTIONS = 32  # per request: `n` times the number of properties
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1
@@ -73,7 +73,7 @@ class ImagePart(Part):
 
     @property
     def url(self) -> str:
-        """The picture's data URI or URL, which may stand alone or in an object."""
+        """The picture's data URI or URL: `image_url` is this string, or an object that has it."""
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
@@ -103,14 +103,14 @@ StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 NoList = Annotated[list[Any], Field(max_length=0)]
 # Not Literal, which accepts true for 1 and 0 for false.
 No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"const": False})]
-_whole = BeforeValidator(_as_whole)  # JSON has 1.0 for 1; last in each type, so that the schema keeps the limits
+_whole = BeforeValidator(_as_whole)  # accepts 1.0 for 1. Last in each type, so that the JSON schema keeps the limits
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
-Neutral = Annotated[float, Field(ge=1, le=1)]  # of a factor
+Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
 Metadata = dict[str, str]
 
 
@@ -148,7 +148,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Discriminato
 
 
 class StreamOptions(Part):
-    """What a stream has besides text."""
+    """Options of a stream."""
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
     include_obfuscation: No | None = None
@@ -199,7 +199,7 @@ class NeutralParameters(Part):
     store: No | None = None
     prompt_cache_options: None = None
     prompt_cache_retention: None = None
-    # Of vLLM and llama.cpp.
+    # Parameters of vLLM and llama.cpp.
     min_p: NoPenalty | None = None
     typical_p: Neutral | None = None
     repeat_penalty: Neutral | None = None
@@ -231,7 +231,7 @@ class IgnoredParameters(NeutralParameters):
     prompt_cache_key: str | None = None
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = None
-    # Of vLLM and llama.cpp.
+    # Parameters of vLLM and llama.cpp.
     cache_prompt: bool | None = None
     id_slot: int | None = None
     priority: int | None = None
@@ -246,7 +246,7 @@ class IgnoredParameters(NeutralParameters):
 
 
 class CommonRequest(IgnoredParameters):
-    """What chat and responses requests share. A parameter that is null has its default."""
+    """The fields that chat and responses requests share. A parameter that is null has its default."""
 
     model: str = Field(description="A name that `/v1/models` lists, or `default`.")
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
@@ -274,7 +274,7 @@ class CommonRequest(IgnoredParameters):
     stream: bool | None = None
 
     def task_values(self) -> dict[str, Any]:
-        """The values of options that have a field, by the option's name."""
+        """Option name -> value, for the options that have a request field."""
         return {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
 
 
@@ -357,7 +357,7 @@ RESPONSES_EXAMPLE = {
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, and which part of the request causes it."""
+    """The error, and the part of the request that causes it."""
 
     message: str
     type: str
@@ -397,7 +397,7 @@ class AnswerMessage(BaseModel):
 
 
 class TokenLogprob(BaseModel):
-    """A generated token. A token inside a character has no text; the last one of it has the character."""
+    """A generated token. If several tokens make one character, the last one has its text and the others have none."""
 
     token: str
     bytes: list[int]
@@ -413,14 +413,14 @@ class ChoiceLogprobs(BaseModel):
 
 
 class Extensions(BaseModel):
-    """What an answer has beyond OpenAI's fields. Extensions without a value are left out."""
+    """Fields of an answer in addition to OpenAI's. Extensions without a value are left out."""
 
     answer_probabilities: dict[str, float] | None = Field(
         None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
     )
     answer_details: dict[str, Any] | None = Field(
         None,
-        description="Extension: what else the task gives, by name. With a JSON schema, `probabilities` has those of "
+        description="Extension: further results of the task, by name. With a JSON schema, `probabilities` has those of "
         "each enum and boolean property.",
     )
     unfamiliar: bool | None = Field(
@@ -507,7 +507,7 @@ _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "i
 
 
 def error_replies(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of these error statuses."""
+    """The documentation of these error statuses and of 421, for a route's `responses`."""
     return {
         status: {
             "model": ErrorReply,

@@ -1,6 +1,6 @@
-"""Answers that follow a JSON schema: each property is a question of its own, so the JSON is valid by construction.
+"""Answers that follow a JSON schema: each property is asked as a separate question, so the JSON is always valid.
 
-An enum or a boolean is answered by the likeliest of its values, a string by generated text.
+An enum or a boolean gets the most probable of its values, a string gets generated text.
 """
 
 import dataclasses
@@ -31,10 +31,14 @@ class Property:
 
     name: str | None  # None: the value is the whole JSON
     description: str | None
-    values: Mapping[str, Any] | None  # JSON values by the text that is scored; None: the value is generated text
+    values: Mapping[str, Any] | None  # scored text -> JSON value; None: the value is generated text
 
     def question_in(self, question: Question, *, is_alone: bool) -> Question:
-        """What is asked for this value: the request's question, or if there are several, the value's description."""
+        """The question for this value, made from the request's `question`.
+
+        The value's description replaces the input, or without an input the instruction. If the value is the only one
+        (`is_alone`), its description is used only if the request asks for a caption. An enum's values are the choices.
+        """
         if self.description and (not is_alone or question.is_caption):
             if question.input is None:
                 question = dataclasses.replace(question, instruction=self.description)
@@ -44,9 +48,9 @@ class Property:
 
 
 def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...]:
-    """The values that a JSON schema wants; raises ApiError for a schema that no sequence of such questions answers.
+    """The values that a JSON schema requires; raises ApiError for a schema that separate questions cannot answer.
 
-    `place` is the schema's in the request.
+    `place` is the place of the schema in the request.
     """
     if "properties" not in schema and schema.get("type") != "object":
         return (_property(None, schema, definitions={}, place=place),)
@@ -66,7 +70,7 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
 
 
 def combined(properties: Sequence[Property], answers: Sequence[Answer]) -> Answer:
-    """One answer with the JSON of all values, from the answers to their questions; the first failure, if one failed."""
+    """One answer with the JSON of all values, combined from `answers`. If an answer failed, the first such answer."""
     for answer in answers:
         if answer.error is not None:
             return answer
@@ -111,7 +115,7 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
 
 
 def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:
-    """The values of an enum by their texts."""
+    """Text -> value for the values of an enum; raises ApiError."""
     types = _TYPES.get(kind, ()) if isinstance(kind, str) else ((str, bool, int, float) if kind is None else ())
     if not isinstance(values, list) or not 2 <= len(values) <= MAX_TEXTS:
         raise _unsupported(place, f"an enum has 2 to {MAX_TEXTS} values")
@@ -130,7 +134,7 @@ def _check_keywords(schema: Mapping[str, Any], known: set[str], *, place: str) -
 
 
 def _inside(place: str, name: str) -> str:
-    """A place inside another one; a name that does not look like one is left out, since no error quotes a text."""
+    """`place.name`; only `place` if `name` does not look like a parameter, because errors never quote a text."""
     return f"{place}.{name}" if PARAMETER.fullmatch(name) else place
 
 

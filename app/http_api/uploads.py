@@ -1,4 +1,4 @@
-"""Uploads of files: a multipart body straight to disk, within limits of size, time and number."""
+"""Uploads of files: a multipart body is written directly to disk, within limits of size, time and number."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,12 +15,12 @@ from llama_adapter.app.http_api.errors import PARAMETER, ApiError
 from llama_adapter.app.http_api.file_store import FileStore, NewFile, StoredFile
 from llama_adapter.runtime.text import shown_text
 
-MAX_UPLOADS: Final = 4  # at once
+MAX_UPLOADS: Final = 4  # concurrent uploads
 UPLOAD_LIMIT_S: Final = 1800.0  # for a whole file
-STALL_LIMIT_S: Final = 30.0  # for the next piece of one
+STALL_LIMIT_S: Final = 30.0  # for the next piece of a file
 _PURPOSE = "batch"
-_MAX_FIELD_BYTES = 64  # of the purpose
-_WRITE_BYTES = 2**20  # collected before they are written
+_MAX_FIELD_BYTES = 64  # size of the part `purpose`
+_WRITE_BYTES = 2**20  # bytes collected before they are written
 
 
 class Uploads:
@@ -31,7 +31,7 @@ class Uploads:
         self._num_under_way = 0
 
     async def receive(self, request: Request, *, owner: str | None) -> StoredFile:
-        """The file of a request; raises ApiError."""
+        """Receive and store the file of a request; raises ApiError."""
         if self._num_under_way >= MAX_UPLOADS:
             message = f"{MAX_UPLOADS} uploads are under way, which is the limit: try again in a moment."
             raise ApiError(message, status=503, code="overloaded", headers={"retry-after": "1"})
@@ -49,7 +49,7 @@ class Uploads:
 
 
 class RefusedUpload(Response):
-    """An error for a body that may not be read to its end."""
+    """An error response for a request whose body may not be read to its end."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class RefusedUpload(Response):
 
 
 async def _receive(request: Request, file: NewFile) -> str:
-    """Write the part `file` of the body to `file`; returns its name. Raises ApiError."""
+    """Write the part named `file` to `file`; returns the file name that the client gave. Raises ApiError."""
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser
 
@@ -104,20 +104,20 @@ def _boundary(headers: Headers) -> bytes:
 
 
 class _Form:
-    """The parts of a body, as the parser finds them."""
+    """The parts of a body. The parser's callbacks fill it."""
 
     def __init__(self) -> None:
         self.file_name: str | None = None
         self.purpose = b""
         self.is_whole = False
         self.num_pending = 0
-        self._pending: list[bytes] = []  # of the file
+        self._pending: list[bytes] = []  # bytes of the file that are not taken yet
         self._headers: dict[bytes, bytes] = {}
         self._header, self._value = b"", b""
-        self._part = b""  # name of the current one
+        self._part = b""  # name of the current part
 
     def callbacks(self) -> Any:
-        """What the parser calls."""
+        """The callbacks for the parser."""
         return {
             "on_part_begin": self._begin_part,
             "on_header_field": self._take_header,
@@ -154,7 +154,7 @@ class _Form:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._part = options.get(b"name", b"")
         if self._part == b"file" and self.file_name is None:
-            # Only the last part of a path, whatever the system; control characters are escaped.
+            # Only the last component of a path, with / or \ as separator; control characters are escaped.
             name = options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
             self.file_name = shown_text(name) or "file.jsonl"
         elif self._part != b"purpose":

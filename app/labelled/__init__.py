@@ -1,1 +1,1 @@
-"""Labelled data: pictures with questions and right answers. Opens no picture and imports no model."""
+"""Reads labelled data: pictures with questions and right answers. Decodes no picture and imports no model."""

@@ -1,4 +1,4 @@
-"""What is wrong with examples when they are seen together. Loads no model."""
+"""Checks that compare examples with each other. Loads no model."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from llama_adapter.runtime.text import shown_excerpt
 
 
 def check_examples(found: Examples, *, question: str | None = None) -> None:
-    """Add what is wrong with examples that have digests.
+    """Check examples that have digests, and add the problems to `found`.
 
-    Copies of a picture with other answers to the same question are errors. Warnings are classes with one picture, and
-    copies of a picture in two splits of the data. `question` is that of examples without one.
+    Copies of a picture with different answers to the same question are errors. Classes with a single picture, and
+    copies of a picture in two splits of the data, are warnings. `question` is the question for examples that have none.
     """
     _check_copies(found, question=question)
     _check_classes(found)
@@ -20,7 +20,7 @@ def check_examples(found: Examples, *, question: str | None = None) -> None:
 
 
 def check_lengths(found: Examples, *, count_tokens: Callable[[Example], int], context: int) -> None:
-    """Refuse examples whose prompt and answer have more tokens, by `count_tokens`, than the `context`."""
+    """Refuse examples whose prompt and answer have more than `context` tokens, counted by `count_tokens`."""
     kept = []
     for example in found.examples:
         num_tokens = count_tokens(example)
@@ -34,7 +34,7 @@ def check_lengths(found: Examples, *, count_tokens: Callable[[Example], int], co
 
 
 def picture_key(example: Example) -> str:
-    """Equal for copies of a picture, and without pictures for equal questions."""
+    """A key that is equal for copies of a picture, or for examples without picture that ask the same question."""
     return example.digest or f"{example.question.instruction}\n{example.question.input}"
 
 
@@ -55,14 +55,14 @@ def _check_classes(found: Examples) -> None:
     asked = [example for example in found.examples if example.choices is not None]
     pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
         dict
-    )  # of each class: choices, and answer
+    )  # class, which is (choices, answer) -> picture -> its first example
     num_asked = Counter(example.choices for example in asked)
     for example in asked:
         for answer in example.answers:
             pictures[example.choices, answer].setdefault(picture_key(example), example)
     for choices, answer in pictures:
         of_class = pictures[choices, answer]
-        # Choices of few questions, as in ScienceQA, are no classes.
+        # Choices that only a few questions have, as in ScienceQA, are not classes.
         if len(of_class) == 1 and num_asked[choices] * 10 >= len(asked):
             reason = f"the class {shown_excerpt(answer)} has one example, so it cannot be both learnt and held out"
             found.warn(next(iter(of_class.values())).place, reason)

@@ -1,4 +1,4 @@
-"""Digests of pictures: which are copies of each other, and which are missing or unreadable. Decodes nothing."""
+"""Digests of pictures, which show copies, and missing or unreadable pictures. Decodes nothing."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from llama_adapter.vision.image import DEFAULT_MAX_BYTES, read_picture_file
 
 
 def without_missing(found: Examples) -> None:
-    """Refuse examples whose pictures are no files: each picture by name, once. Opens none."""
+    """Refuse examples whose pictures are not files; each missing picture is one problem. Opens no picture."""
     exists: dict[str, bool] = {}
     kept = []
     for example in found.examples:
@@ -28,7 +28,7 @@ def without_missing(found: Examples) -> None:
 
 
 def with_digests(found: Examples) -> None:
-    """Give examples the SHA-256 of their pictures' bytes. Pictures that cannot be read, and empty ones, are errors."""
+    """Set each example's digest, the SHA-256 of its picture's bytes. Unreadable and empty pictures are errors."""
     digests: dict[object, str] = {}
     kept = []
     for example in found.examples:
@@ -59,9 +59,9 @@ def _digest(source: str | bytes | FileSlice) -> str:
 
 
 def data_digest(examples: Iterable[Example]) -> str:
-    """SHA-256 of what the examples ask about which pictures, and of their answers, hexadecimal.
+    """SHA-256 of the pictures, questions and answers of the examples, in hexadecimal.
 
-    Names of files and the order of the examples do not matter.
+    It does not depend on the names of files and the order of the examples.
     """
     texts = sorted(
         json.dumps(

@@ -1,4 +1,4 @@
-"""What labelled data consist of, as plain values: examples, and what is wrong with the rest."""
+"""Labelled data as plain values: examples, and problems of the data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.runtime.text import shown_text
 
-Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a text of its own; a description
+Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description
 _MOST_SHOWN = 20
 
 
@@ -15,26 +15,26 @@ _MOST_SHOWN = 20
 class Example:
     """A picture, or none, with a question and its right answers."""
 
-    item: PictureInput  # its `source` is None without a picture
-    question: QuestionFields  # its `choices` are None; instruction None: the command's question
+    item: PictureInput  # without a picture, its `source` is None
+    question: QuestionFields  # its `choices` are None; if its instruction is None, the command's question is asked
     task: Task
-    answers: tuple[str, ...]  # right ones, at least one; the first is the one to learn
-    choices: tuple[str, ...] | None = None  # of the task "choice": at least two, and all answers are among them
-    part: str = ""  # a part of the data that is reported by itself, such as POPE's adversarial; "": none
-    split: str = ""  # which the data themselves name: train, validation, test or another; "": none
-    place: str  # for messages: file and line, archive or folder
-    line: int = 0  # in its file, from 1; 0: it has none
+    answers: tuple[str, ...]  # right answers, at least one; training learns the first
+    choices: tuple[str, ...] | None = None  # for the task "choice": at least two, including all `answers`
+    part: str = ""  # part of the data that is reported separately, such as POPE's adversarial; "": none
+    split: str = ""  # split that the data name: train, validation, test or another; "": none
+    place: str  # where the example is, for messages: file and line, archive or folder
+    line: int = 0  # line in its file, from 1; 0: it has none
     digest: str = ""  # SHA-256 of the picture's bytes, hexadecimal; "": not read, or there is no picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Something that is wrong with the data."""
+    """A problem of the data."""
 
     place: str  # file and line, archive, folder or picture
     reason: str
-    is_warning: bool = False  # whether the data are usable in spite of it
-    unreadable: Example | None = None  # whose picture is missing or cannot be read, if that is what is wrong
+    is_warning: bool = False  # whether the data are usable nevertheless
+    unreadable: Example | None = None  # if the problem is a missing or unreadable picture: its example
 
     def __str__(self) -> str:
         return f"{shown_text(self.place)}: {shown_text(self.reason)}"
@@ -42,13 +42,13 @@ class Problem:
 
 @dataclass(slots=True)
 class Examples:
-    """The usable examples, and what is wrong with the data."""
+    """The usable examples, and the problems of the data."""
 
     examples: list[Example] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def extend(self, other: "Examples") -> None:
-        """Add another's examples and problems."""
+        """Add the examples and problems of `other`."""
         self.examples += other.examples
         self.problems += other.problems
 
@@ -61,9 +61,9 @@ class Examples:
         self.problems.append(Problem(place=place, reason=reason, is_warning=True))
 
     def require_sound(self, *, needs_all_pictures: bool = True) -> None:
-        """Raise InputsError, which lists what is wrong, if there are errors or no examples.
+        """Raise InputsError, which lists the errors, if there are errors or no examples.
 
-        Without `needs_all_pictures`, missing and unreadable pictures are no errors while there are others.
+        Without `needs_all_pictures`, missing and unreadable pictures are errors only if no example is left.
         """
         counts = needs_all_pictures or not self.examples
         errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
@@ -78,7 +78,7 @@ class Examples:
 
 
 def shown_problems(problems: Iterable[Problem]) -> list[str]:
-    """Problems as lines, each once; of many, the first 20 and how many more there are."""
+    """Problems as lines without repetitions. If there are more than 20, the last line has the number of the others."""
     lines = list(dict.fromkeys(map(str, problems)))
     rest = len(lines) - _MOST_SHOWN
     return lines[:_MOST_SHOWN] + ([f"and {rest:,} more"] if rest > 0 else [])

@@ -1,6 +1,6 @@
-"""Known sets by their layout on disk: POPE, MME, VQAv2, captions of COCO, and ScienceQA.
+"""Reads known data sets in their published layout: POPE, MME, VQAv2, captions of COCO, and ScienceQA.
 
-Field and file names are those of the sets' own documentation. Each set becomes rows as tables have them.
+Field and file names come from the documentation of the sets. Each set is turned into rows like those of tables.
 """
 
 import os
@@ -32,22 +32,25 @@ class _Row(NamedTuple):
 
 
 class _Pictures:
-    """Finds pictures of a set below the folders where they may lie."""
+    """Finds the pictures of a set in the folders where they are usually stored."""
 
     def __init__(self, file: Path, *, given: str | None) -> None:
         near = str(file.parent)
         self._folders = [near, os.path.join(near, os.pardir)] if given is None else [given]
 
     def path(self, name: str, *below: str) -> str:
-        """The file `name` in one of the folders `below`, in `images` or beside; the first of these if there is none."""
+        """The path of the file `name` in a sub-folder of `below`, in `images`, or directly in the folder.
+
+        If the file does not exist, the first of these paths.
+        """
         places = [os.path.join(folder, sub, name) for folder in self._folders for sub in (*below, "images", "")]
         return next(filter(os.path.isfile, map(os.path.normpath, places)), os.path.normpath(places[0]))
 
 
 def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Examples | None:
-    """The examples of a known set, which is a folder or one of its files; None if it is none.
+    """The examples of a known set, given as its folder or one of its files; None if `path` is no known set.
 
-    Malformed entries are problems. Raises InputsError if a file is unusable, and for a folder with several sets.
+    Malformed entries are problems. Raises InputsError if a file is unusable or a folder has several sets.
     """
     if os.path.isdir(path):
         if _MME_CATEGORIES & {name.lower() for name in sub_folders(path)} and (texts := list(_mme(path))):
@@ -72,7 +75,7 @@ def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Exam
 
 
 def _files(folder: str) -> list[Path]:
-    """Files in JSON in a folder and in its folders, in natural order."""
+    """The JSON files in a folder and in its sub-folders, in natural order."""
     found = (path for pattern in ("*.json", "*.jsonl", "*/*.json", "*/*.jsonl") for path in Path(folder).glob(pattern))
     return sorted(found, key=lambda path: natural_key(str(path)))
 
@@ -89,7 +92,7 @@ def _examples(rows: Iterable[_Row], *, columns: Columns) -> Examples:
 
 
 def _mme(folder: str) -> Iterator[_Row]:
-    """A picture has a text, beside it or in `questions_answers_YN`, with a question and its answer in each line."""
+    """MME: a text file for each picture, next to it or in `questions_answers_YN`. Each line has question and answer."""
     for category in sub_folders(folder):
         place = os.path.join(folder, category)
         texts = os.path.join(place, "questions_answers_YN")
@@ -107,7 +110,7 @@ def _mme(folder: str) -> Iterator[_Row]:
 
 
 def _pope(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
-    """An object a line: image, text (the question), label."""
+    """POPE: one object per line, with image, text (the question) and label."""
     source, kind = match.groups()
     for line, entry in json_objects(file, what="file of POPE"):
         values = {
@@ -121,7 +124,7 @@ def _pope(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_R
 
 
 def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
-    """`questions` and, in another file, `annotations` with ten answers each, which share their `question_id`."""
+    """VQAv2: `questions` in one file, `annotations` with ten answers each in another, linked by `question_id`."""
     split, year = match.groups()
     name = f"v2_mscoco_{split}{year}_annotations.json"
     near = Path(file).parent
@@ -132,7 +135,7 @@ def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Ro
         annotation = answers.get(str(entry.get("question_id")), {})
         found = annotation.get("answers")
         given = [one.get("answer") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        # The commonest one is to be learnt; the others keep their number, which the measure of VQA counts.
+        # The most frequent answer comes first, because training learns it. VQA's score counts repeated answers.
         given.sort(key=lambda answer: answer != annotation.get("multiple_choice_answer"))
         picture = entry.get("image_id")
         picture = f"COCO_{split}{year}_{picture:012d}.jpg" if isinstance(picture, int) else str(picture)
@@ -147,7 +150,7 @@ def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Ro
 
 
 def _coco_captions(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
-    """`images` with their `file_name`, and `annotations` with a `caption` each, of the picture `image_id`."""
+    """COCO captions: `images` with `file_name`, and `annotations` with a `caption` for the picture `image_id`."""
     split, year = match.groups()
     captions: dict[str, list[object]] = {}
     for entry in _entries(file, "annotations", of="captions of COCO"):
@@ -162,7 +165,7 @@ def _coco_captions(file: str, match: re.Match[str], pictures: "_Pictures") -> It
 
 
 def _science(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
-    """An object with the problems by number: question, choices, answer (an index), hint, image or null, split."""
+    """ScienceQA: an object of problems by number. Each has question, choices, answer (an index), hint, image, split."""
     problems = load_json(file, what="file of ScienceQA")
     if not isinstance(problems, dict) or not all(isinstance(entry, dict) for entry in problems.values()):
         hint = "rename the file if it is a table of your own"
@@ -182,14 +185,14 @@ def _science(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator
 
 
 def _item(values: object, index: object) -> object:
-    """An item of a list, or None if there is none."""
+    """The item at `index` of a list; None if `values` is no list or has no such item."""
     if isinstance(values, list) and isinstance(index, int) and 0 <= index < len(values):
         return values[index]
     return None
 
 
 def _entries(file: str, name: str, *, of: str) -> list[dict[str, Any]]:
-    """The list `name` of a file in JSON. Raises InputsError."""
+    """The list `name` of a JSON file. Raises InputsError."""
     data = load_json(file, what=f"file of {of}")
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):

@@ -1,4 +1,4 @@
-"""Pictures in archives that tables name, as `shard.tar/000.jpg`. Decodes nothing."""
+"""Finds pictures in archives that tables name by paths such as `shard.tar/000.jpg`. Decodes nothing."""
 
 import os
 from collections import defaultdict
@@ -11,11 +11,11 @@ from llama_adapter.app.labelled.pictures import SAME_NAME, require_compressed
 
 
 def with_members(found: Examples) -> None:
-    """Replace paths that lead into archives by the pictures there; each archive is read once.
+    """Replace paths into archives by the pictures in the archives. Each archive is read once.
 
-    Pictures of a compressed archive are held in memory. A name that the archive lacks stays a path, and so is missing.
-    A picture that cannot be taken out, a name that two pictures have, and a damaged archive, are errors. Raises
-    InputsError for too many bytes.
+    Pictures of a compressed archive are held in memory. If an archive lacks a name, the path stays, and the picture is
+    reported as missing later. A picture that cannot be extracted, a name that two pictures have, and a damaged archive
+    are errors. Raises InputsError if the pictures of a compressed archive have too many bytes.
     """
     wanted = defaultdict[str, set[str]](set)
     for example in found.examples:
@@ -52,7 +52,7 @@ def with_members(found: Examples) -> None:
 
 
 def archive_in(path: str) -> str | None:
-    """The archive that a path leads into, such as `a/shard.tar` of `a/shard.tar/b/c.jpg`; else None."""
+    """The archive in a path, such as `a/shard.tar` in `a/shard.tar/b/c.jpg`; None if the path has no archive."""
     parts = path.split("/")
     places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
     return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)

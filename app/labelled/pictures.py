@@ -1,4 +1,4 @@
-"""Pictures whose answers are not in a table: folders by class, and archives of samples."""
+"""Reads labelled pictures without a table: one folder for each class, and archives of samples."""
 
 import os
 from dataclasses import replace
@@ -15,20 +15,20 @@ SAME_NAME = "the archive has two pictures of this name, which a table could not 
 
 
 def sub_folders(folder: str) -> list[str]:
-    """Names of the folders in a folder, in natural order, without hidden ones and results. Raises OSError."""
+    """Names of the sub-folders in natural order, without hidden folders and folders of results. Raises OSError."""
     with os.scandir(folder) as listing:
         names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
     return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
 
 
 def _has_results(folder: str) -> bool:
-    """Whether `train` or `eval` wrote a folder, which may lie beside the classes."""
+    """Whether `train` or `eval` wrote the folder, which may be next to the folders of classes."""
     is_run = folder.endswith(".training") and os.path.isfile(os.path.join(folder, "data.json"))
     return is_run or os.path.isfile(os.path.join(folder, "outcomes.jsonl"))
 
 
 def split_folders(folder: str) -> list[tuple[str, str]]:
-    """The folders named by a split, as `train`, with that split; or the folder itself if it has others too."""
+    """The sub-folders with their splits, if all are named after a split, such as `train`; otherwise `folder` itself."""
     names = sub_folders(folder)
     if names and all(map(is_split_name, names)):
         return [(os.path.join(folder, name), split_name(name)) for name in names]
@@ -36,9 +36,9 @@ def split_folders(folder: str) -> list[tuple[str, str]]:
 
 
 def class_examples(folder: str, *, columns: Columns) -> Examples:
-    """The pictures in a folder's folders, whose names are the classes, also below folders named by a split.
+    """The pictures in the sub-folders of a folder, or of its folders of splits. Names of sub-folders are the classes.
 
-    The question is the command's. A class without pictures, and pictures outside of classes are errors.
+    The examples have no question. A class without pictures, and pictures outside of the classes' folders, are errors.
     """
     found = Examples()
     for place, split in split_folders(folder):
@@ -65,11 +65,11 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
 def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
     """The samples of a tar archive in the style of webdataset.
 
-    The answer is a column of `.json`, or the text of `.txt`, `.caption` or `.cls`; of lists in `.json` nothing is read.
-    A sample without an answer, two pictures with one name, and a damaged archive, are errors. Pictures of a compressed
-    archive are held in memory.
+    The answer is a field of the sample's `.json`, or the text of `.txt`, `.caption` or `.cls`. Lists in `.json` are
+    ignored. A sample without an answer, two pictures with the same name, and a damaged archive are errors. Pictures of
+    a compressed archive are held in memory.
 
-    Raises InputsError for more than 1 GiB of these.
+    Raises InputsError if a compressed archive has more than 1 GiB of pictures.
     """
     found, num_bytes = Examples(), 0
     names, repeated = set[str](), set[str]()
@@ -96,5 +96,5 @@ def require_compressed(num_bytes: int, *, archive: str) -> None:
         raise InputsError(
             f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
             f"`{shown_name(archive)}`, which has more.",
-            hint="decompress it: pictures of a plain .tar are read where they lie",
+            hint="decompress it: pictures of a plain .tar are not held in memory",
         )

@@ -1,4 +1,4 @@
-"""DATA as users name them -> checked examples: tables, folders by class, archives, and known sets."""
+"""Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
 
 import os
 
@@ -26,14 +26,15 @@ def read_examples(
     digests: bool = True,
     looks: bool = True,
 ) -> Examples:
-    """The examples of each path, and what is wrong with the data. Decodes no picture.
+    """The examples of all paths, and the problems of the data. Decodes no picture.
 
-    A path is a table, a folder with a `metadata.jsonl`, a folder of folders by class, a tar archive or a folder of
-    such, a known set, or a pattern of these. Labels without choices have those of their path. `pictures` is the folder
-    with the pictures of known sets, if these do not lie where they usually do. Without `digests`, pictures are looked
-    for but not read, and copies are not recognised; without `looks` either, they are not looked for.
+    A path is a table, a folder with a `metadata.jsonl`, a folder with a sub-folder for each class, a tar archive or a
+    folder of tar archives, a known set, or a pattern that matches these. The choices for labels without choices are all
+    labels of the same path. `pictures` is the folder with the pictures of known sets, if they are not in the usual
+    place. Without `digests`, pictures are not read, so copies are not found. Without `looks`, missing pictures are not
+    found.
 
-    Raises InputsError for what is none of these or unusable as a whole, and OSError.
+    Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
     found = Examples()
     for path in paths:

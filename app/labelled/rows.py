@@ -1,4 +1,4 @@
-"""A row of named values -> examples: of a table, a JSON list or a sample of an archive."""
+"""Turns a row of named values into examples. Rows come from tables, JSON lists and samples of archives."""
 
 import json
 import os
@@ -25,22 +25,22 @@ _SPLITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """How rows are read."""
+    """Which columns of rows are read, and how."""
 
-    answer: tuple[str, ...] = ANSWER_COLUMNS  # the first that a row has is its answer
-    choices: tuple[str, ...] | None = None  # of all rows; None: a row's own
-    question: str | None = None  # of rows without one; here it only tells whether rows ask the same
+    answer: tuple[str, ...] = ANSWER_COLUMNS  # the answer is in the first of these columns that a row has
+    choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
+    question: str | None = None  # the question for rows without one; used only to find rows that ask the same
     need_pictures: bool = False  # whether rows without a picture are refused
 
 
 def split_name(name: str) -> str:
-    """The name of a split: train, validation or test for their usual names, else the name itself in lower case."""
+    """The name of a split: train, validation or test for their usual names, otherwise the name in lower case."""
     name = name.strip().lower()
     return _SPLITS.get(name, name)
 
 
 def is_split_name(name: str) -> bool:
-    """Whether a name is one of the usual ones of a split."""
+    """Whether a name is a usual name of a split."""
     return name.strip().lower() in _SPLITS
 
 
@@ -54,13 +54,13 @@ def row_examples(
     root: str = "",
     split: str = "",
 ) -> list[Example]:
-    """The examples of a row: one, or one for each object of its list `questions`.
+    """The examples of a row: one, or one for each object in its list `questions`.
 
-    Names of columns are compared without case. `item` is the picture, by default that of the row's column, relative to
-    the folder `root`; without one, the example is text alone and needs a question. The row's `split` wins over
-    `split`. An example of the task "choice" without choices has a class of the whole table: see `with_classes`.
+    The case of column names is ignored. `item` is the picture. By default it is the picture that the row names,
+    relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
+    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`.
 
-    Raises ValueError with the reason for a malformed row.
+    Raises ValueError with the reason if the row is malformed.
     """
     row = {name.lower(): value for name, value in values.items()}
     if item is None:
@@ -75,9 +75,9 @@ def row_examples(
 
 
 def with_classes(found: Examples, *, place: str) -> None:
-    """Give examples whose answer is a class all classes of the data as choices, in natural order.
+    """Set the choices of examples whose answer is a class to all classes of `found`, in natural order.
 
-    A single class is an error of `place`.
+    If there is only one class, this is an error at `place`.
     """
     classes = tuple(
         sorted(
@@ -103,10 +103,11 @@ def with_classes(found: Examples, *, place: str) -> None:
 def without_copies(
     found: Examples, *, question: str | None = None, name_of: Callable[[Example], str] = lambda example: example.place
 ) -> None:
-    """Merge the examples of one picture and question.
+    """Merge examples with the same picture and question.
 
-    Several captions become one example with several right answers. The same answer again counts once. Another answer is
-    an error.
+    Several captions become one example with several right answers. Examples with the same answer become one. Different
+    answers are an error. `question` is the question for examples that have none; `name_of` names an example in
+    messages.
     """
     kept: dict[object, Example] = {}
     for example in found.examples:
@@ -124,7 +125,7 @@ def without_copies(
 
 
 def what_is_asked(example: Example, *, question: str | None) -> tuple[object, ...]:
-    """What two examples have in common that ask the same; `question` is that of examples without one."""
+    """A key that is equal for examples that ask the same; `question` is the question for examples that have none."""
     asked = example.question
     instruction = question if asked.instruction is None else asked.instruction
     columns = frozenset(example.item.columns.items()) if "{" in f"{instruction} {asked.input}" else frozenset()
@@ -132,7 +133,7 @@ def what_is_asked(example: Example, *, question: str | None) -> tuple[object, ..
 
 
 def contradict(one: Example, other: Example) -> bool:
-    """Whether no right answer of one is right by the other, of two that ask the same. Captions never contradict."""
+    """Whether two examples that ask the same have no right answer in common. Captions never contradict each other."""
     return one.task != "caption" and set(one.answers).isdisjoint(other.answers)
 
 
@@ -191,7 +192,7 @@ def _task(column: str, *, choices: Sequence[str] | None, question: QuestionField
 
 
 def _texts(value: object, *, name: str) -> tuple[str, ...]:
-    """The texts of a cell that are not blank; numbers become text."""
+    """The texts of a cell, without blank ones; numbers become text. Raises ValueError for other values."""
     texts = []
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, list | dict):
@@ -206,7 +207,7 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
-    """Answers as the choices spell them. Raises ValueError for an answer that is none of them."""
+    """The answers in the spelling of the choices. Raises ValueError if an answer is not a choice."""
     folded = [choice.strip().casefold() for choice in choices]
     if not all(answer.casefold() in folded for answer in answers):
         raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")

@@ -1,4 +1,4 @@
-"""Shares examples out among parts such as train and test, so that copies of a picture stay together."""
+"""Divides examples into parts such as train and test, keeping copies of a picture in the same part."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from llama_adapter.app.labelled.checks import picture_key
 from llama_adapter.app.labelled.example import Example
 
-_UNITS = 10**6  # shares become integers, so that all machines round alike
+_UNITS = 10**6  # shares become integers of this unit, so that all machines round in the same way
 _Label = tuple[str, str]  # part of the data, and answer
 
 
 def split_examples(examples: Sequence[Example], *, shares: Mapping[str, float], seed: int) -> dict[str, list[Example]]:
-    """The examples of each part of `shares`, in their order; for instance of {"train": 0.8, "test": 0.2}.
+    """Divide examples into parts, for example with `shares` {"train": 0.8, "test": 0.2}. Parts keep the order.
 
-    All examples of a picture, by its digest, are in one part; so are those with the same question and no picture.
-    Pictures are stratified by part of the data and answer. The first part of `shares` gets a picture of every answer
-    that has at least two. A picture's place depends on the digests and answers and on the seed, and not on names, the
-    order of the examples or the machine.
+    All examples with the same picture (by digest) are in the same part, and all examples without picture that ask the
+    same question. Pictures are stratified by answer and `Example.part`. The first part of `shares` gets a picture of
+    every answer that has at least two pictures. The result depends on the digests, the answers and the seed only, not
+    on names, the order of the examples or the machine.
 
-    A split that the data name wins, and is a part even if `shares` lacks it. What they leave open, and parts of
-    `shares` that they lack, are taken from the examples without a split and from the first part.
+    Splits that the data name take precedence, and are parts even if `shares` lacks them. Parts of `shares` that the
+    data do not name are drawn from the examples without a split and from those of the first part.
 
     Raises ValueError if shares are not positive or do not sum to 1.
     """
@@ -34,7 +34,7 @@ def split_examples(examples: Sequence[Example], *, shares: Mapping[str, float], 
     }
 
     def fixed(example: Example) -> str:
-        """The part that the data name; "" if it is to be found."""
+        """The part that the data name; "" if it must be drawn."""
         key = picture_key(example)
         name = example.split or named.get(key, "")
         return "" if name == first == named[key] and len(open_shares) > 1 else name
@@ -51,7 +51,7 @@ def split_examples(examples: Sequence[Example], *, shares: Mapping[str, float], 
 
 
 def _named_splits(examples: Sequence[Example], *, first: str) -> dict[str, str]:
-    """The split of each picture that has one; of several, one that is held out."""
+    """The split of each picture that has one. If a picture has several, a split other than `first` is preferred."""
     names = defaultdict[str, set[str]](set)
     for example in examples:
         if example.split:
@@ -62,7 +62,7 @@ def _named_splits(examples: Sequence[Example], *, first: str) -> dict[str, str]:
 def _drawn(
     groups: Mapping[str, Sequence[Example]], *, shares: Mapping[str, int], first: str, seed: int
 ) -> dict[str, str]:
-    """The part of each group. Each takes the part that is furthest behind its share, one stratum after the other."""
+    """The part of each group. Strata follow one another; a group goes to the part that is furthest below its share."""
     strata = defaultdict[_Label, list[str]](list)
     for key, label in _strata(groups).items():
         strata[label].append(key)
@@ -75,13 +75,16 @@ def _drawn(
                 behind[name] += share
             is_to_learn = index == 0 and label[1] != ""
             part = first if is_to_learn else max(behind, key=behind.__getitem__)
-            behind[part] = max(behind[part] - total, -total)  # what small strata took is not made up for later
+            behind[part] = max(behind[part] - total, -total)  # an excess from small strata is not compensated later
             drawn[key] = part
     return drawn
 
 
 def _strata(groups: Mapping[str, Sequence[Example]]) -> dict[str, _Label]:
-    """The rarest answer of each group that another group has too; answers of one group are one stratum."""
+    """The stratum of each group: its rarest answer among those that other groups have too.
+
+    Groups without such an answer are one stratum for each part of the data.
+    """
     labels = {key: {_label(example) for example in group} for key, group in groups.items()}
     counts = Counter(label for of_one in labels.values() for label in of_one)
     return {

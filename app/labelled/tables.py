@@ -1,4 +1,4 @@
-"""Tables of labelled pictures and texts: JSONL, CSV, TSV, and lists of objects in JSON."""
+"""Reads tables of labelled pictures and texts: JSONL, CSV, TSV, and JSON lists of objects."""
 
 import json
 import os
@@ -16,17 +16,16 @@ _EVERYTHING = Columns()
 
 
 def is_table_name(name: str) -> bool:
-    """Whether a file is a table by its name."""
+    """Whether the name of a file is that of a table."""
     return name.lower().endswith((".json", *TABLE_SUFFIXES))
 
 
 def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = "") -> Examples:
-    """The examples of a table, without duplicates. Pictures are relative to its folder, and not looked for.
+    """The examples of a table, without duplicates.
 
-    A picture may lie in an archive, as `shard.tar/000.jpg`.
-
-    A file in JSON is a list of objects, or has an object a line. Malformed rows, and other answers to the same question
-    about the same picture, are problems with their line.
+    Paths of pictures are relative to the table's folder; missing pictures are not reported. A picture may be in an
+    archive: `shard.tar/000.jpg`. A JSON file has a list of objects, or one object per line. Malformed rows, and
+    different answers to the same question about the same picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
@@ -48,7 +47,7 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
 
 
 def load_json(path: str, *, what: str) -> object:
-    """What a file in JSON holds. Raises InputsError, which calls it a `what`."""
+    """The value in a JSON file. Raises InputsError; `what` is the kind of file in its message."""
     try:
         with open(path, "rb") as file:
             return json.loads(file.read().decode("utf-8-sig"))
@@ -60,7 +59,7 @@ def load_json(path: str, *, what: str) -> object:
 
 
 def json_objects(path: str, *, what: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """The objects of a list, or of lines, in JSON, each with its number from 1. Raises InputsError."""
+    """The objects of a JSON list, or of lines of JSON, each with its number from 1. Raises InputsError."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()

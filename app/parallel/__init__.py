@@ -1,1 +1,4 @@
-"""Ranks as processes: started and joined, given their share of a model, watched, and ended. See llm/parallel."""
+"""Ranks as processes: how they are started and joined, load their share of a model, are watched, and end.
+
+`llm/parallel` has what ranks compute.
+"""

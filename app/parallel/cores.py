@@ -1,4 +1,4 @@
-"""Cores of this machine, divided among ranks that compute on them, and among processes that start ranks."""
+"""Divides the cores of this machine among ranks that compute on a CPU, and among processes that start ranks."""
 
 import os
 import socket
@@ -9,9 +9,9 @@ import torch
 
 
 def cores_of_ranks(size: int) -> list[list[int] | None]:
-    """Cores of each rank, in order and disjoint; one each, shared, where there are fewer than ranks.
+    """The cores of each rank: consecutive and disjoint. If there are fewer cores than ranks, ranks share cores.
 
-    None on systems that bind no processes.
+    All are None on systems that cannot bind processes to cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         return [None] * size
@@ -21,7 +21,7 @@ def cores_of_ranks(size: int) -> list[list[int] | None]:
 
 
 def bind_to(cores: list[int]) -> Callable[[], None]:
-    """Let all threads of this process run on `cores` only, as many as there are; returns what undoes it."""
+    """Bind all threads of this process to `cores`, with one compute thread per core; returns a function to undo it."""
     count, before = torch.get_num_threads(), os.sched_getaffinity(0)
     _bind_threads(set(cores))
     torch.set_num_threads(len(cores))
@@ -35,19 +35,22 @@ def bind_to(cores: list[int]) -> Callable[[], None]:
 
 def _bind_threads(cores: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread), cores)
 
 
 class OwnCores:
-    """Cores that no other process has which asks in this way, until this one ends or closes it.
+    """Reserves cores: no other process that uses this class gets them until this process ends or calls `close`.
 
-    Each is the name of a socket: the kernel gives a name to one process only, and takes it back however that one ends.
-    Containers that have a network of their own have names of their own.
+    A reserved core is a bound abstract Unix socket whose name has the core's number. The kernel lets only one process
+    bind a name, and releases it however this process ends. Containers with a separate network have separate names.
     """
 
     def __init__(self, count: int) -> None:
-        """Take `count` cores. `cores` has as many if the machine does; those that others have come last."""
+        """Reserve `count` cores. If too few are free, `cores` ends with cores that other processes have reserved.
+
+        It is shorter than `count` only if the machine has fewer cores.
+        """
         self._names: list[socket.socket] = []
         usable = sorted(os.sched_getaffinity(0))
         own = [core for core in usable if len(self._names) < count and self._take(core)]
@@ -64,13 +67,17 @@ class OwnCores:
         return True
 
     def close(self) -> None:
-        """Let others have them."""
+        """Release the cores."""
         for name in self._names:
             name.close()
 
 
 def compute_with(threads: int, *, ranks: int) -> OwnCores | None:
-    """Let this process and its ranks compute with so many threads; several ranks on cores of their own, if kept."""
+    """Let this process and its ranks compute with `threads` threads.
+
+    With several ranks, it reserves cores and binds this process to them. The caller must keep the returned object,
+    which holds the reservation.
+    """
     if ranks == 1 or not hasattr(os, "sched_setaffinity"):
         torch.set_num_threads(threads)
         return None

@@ -1,9 +1,9 @@
-"""The error of ranks that cannot go on. Imports no torch."""
+"""The error of ranks that cannot continue. Imports no torch."""
 
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 
 class RankError(LlamaAdapterError):
-    """A rank that ended, hangs, was not met, or does not fit the others. All of them end with it."""
+    """A rank has ended, hangs, did not join, or differs from the others. All ranks end with this error."""
 
     http_status = 503

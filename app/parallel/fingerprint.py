@@ -1,4 +1,4 @@
-"""Digests by which ranks see whether they have loaded the same model."""
+"""Digests with which ranks check that they have loaded the same model."""
 
 import hashlib
 from pathlib import Path
@@ -11,14 +11,15 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.past import PastKeyValues
 
-_NUM_SAMPLES: Final = 512  # of a file: some in each matrix of a LLaMA-7B in one file
+_NUM_SAMPLES: Final = 512  # per file; with a LLaMA-7B in one file, every matrix has some samples
 _SAMPLE_BYTES: Final = 4096
 
 
 def fingerprints(decoder: LlamaAdapterDecoder, *, files: str, past: PastKeyValues | None) -> dict[str, str]:
-    """What has to be the same on all ranks, in hex, by its name for people. `files` is that of `files_fingerprint`.
+    """Name for messages -> digest in hexadecimal, for everything that must be the same on all ranks.
 
-    Of the weights it covers what every rank has whole: norms and the adapter's queries.
+    `files` is the result of `files_fingerprint`. Of the weights, the digest covers those that every rank has whole:
+    norms and the adapter's queries.
     """
     digest = hashlib.sha256(files.encode())
     for tensor in _whole(decoder):
@@ -27,9 +28,10 @@ def fingerprints(decoder: LlamaAdapterDecoder, *, files: str, past: PastKeyValue
 
 
 def files_fingerprint(model: LoadedModel, spec: CaptionerSpec) -> str:
-    """Identifies the files of a model on any machine, in hex.
+    """A digest in hexadecimal of a model's files, which is the same on all machines.
 
-    A bundle has a digest. Of checkpoints, sizes and samples are read: no rank reads them whole. Raises OSError.
+    A bundle has a digest already. For checkpoints, sizes and samples are read, because no rank reads whole files.
+    Raises OSError.
     """
     if spec.llama_dir is None:
         return model.digest
@@ -41,7 +43,7 @@ def files_fingerprint(model: LoadedModel, spec: CaptionerSpec) -> str:
 
 
 def _samples(path: Path) -> bytes:
-    """The size of a file, and parts of it at equal distances."""
+    """The size of a file, and samples at equal distances, as bytes."""
     size = path.stat().st_size
     samples = [size.to_bytes(8, "little")]
     with open(path, "rb", buffering=0) as file:

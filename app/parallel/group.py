@@ -1,4 +1,4 @@
-"""The first rank's view of all: starts them or meets those of `torchrun`, loads their shares, and ends them."""
+"""All ranks, as the first rank manages them: it starts them or joins those of `torchrun`, loads them and ends them."""
 
 import dataclasses
 import json
@@ -42,17 +42,17 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 
 ENTRY: Final = "llama_adapter.app.parallel.rank_process:main"
 _POLL_S: Final = 0.05
-_END_S: Final = 5.0  # that a rank has to end by itself
-_NAMING_S: Final = 4.0  # for finding out which rank it is, once something has failed
+_END_S: Final = 5.0  # time for a rank to end by itself before it is killed
+_NAMING_S: Final = 4.0  # time to find out which rank has failed, after a collective has failed
 
 
 class RankGroup:
-    """All ranks of one model. `ranks.rank` is 0."""
+    """All ranks of one model, used by the first rank (`ranks.rank` is 0)."""
 
     def __init__(self, spec: CaptionerSpec, *, backend: Backend, check: Callable[[], None]) -> None:
-        """Start the other ranks, or meet those that `torchrun` started. Raises RankError and UsageError.
+        """Start the other ranks, or join those that `torchrun` started. Raises RankError and UsageError.
 
-        `check` is called before ranks are started, and raises where they would be started in vain.
+        `check` is called before ranks are started; it raises if the model could not be used anyway.
         """
         self.size = spec.tensor_parallel
         self._backend = backend
@@ -74,7 +74,7 @@ class RankGroup:
                 self._start_ranks(spec)
             else:
                 self._store = environment_store(place, timeout_s=spec.parallel_timeout)
-            self._seen = self._store.clone()  # a connection of its own: calls of the first one may wait
+            self._seen = self._store.clone()  # a separate connection: calls on the first one may block
             self.ranks, self.channel = self._join(spec)
             self._has_joined = True
         except BaseException:
@@ -83,7 +83,7 @@ class RankGroup:
 
     @property
     def share_memory(self) -> bool:
-        """Whether all ranks take memory of this host."""
+        """Whether all ranks use the memory of this host."""
         return bool(self._children) and self._backend.device.type == "cpu"
 
     def _start_ranks(self, spec: CaptionerSpec) -> None:
@@ -132,9 +132,9 @@ class RankGroup:
             )
 
     def load(self, spec: CaptionerSpec, model: LoadedModel, *, random: object = None) -> None:
-        """Tell the other ranks to load their shares of `model`, without waiting for them.
+        """Tell the other ranks to load their shares of `model`. Does not wait for them.
 
-        Raises OSError, and RankError if one of them has ended.
+        Raises OSError, and RankError if a rank has ended.
         """
         wanted = dataclasses.replace(spec, dtype=dtype_name(model.dtype), precision=model.precision, batch_size=1)
         command = {
@@ -149,7 +149,7 @@ class RankGroup:
         self._files = files_fingerprint(model, spec)
 
     def lead(self, decoder: PlacedDecoder, runner: Runner) -> LeadingRunner:
-        """The runner of all ranks, once they have loaded their shares. Raises RankError."""
+        """Wait until all ranks have loaded their shares; returns the runner that leads them. Raises RankError."""
         ours = fingerprints(decoder.decoder, files=self._files, past=runner.config.past)
 
         def check(rank: int, said: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class RankGroup:
         return self._runner
 
     def _wait_for(self, key: str, check: Callable[[int, dict[str, Any]], None] = lambda rank, said: None) -> None:
-        """Wait until every rank has said `key` in the store. Raises RankError for one that ends or hangs before."""
+        """Wait until every rank has set `key` in the store. Raises RankError if a rank ends or hangs before."""
         missing = set(range(1, self.size))
         watch = self._beat_watch()
         while missing:
@@ -181,7 +181,7 @@ class RankGroup:
             time.sleep(_POLL_S if missing else 0)
 
     def explain(self, error: BaseException) -> LlamaAdapterError:
-        """Which rank failed and why, after a call of this rank has raised `error`; the others are ended."""
+        """The error that says which rank failed and why, after a call on this rank raised `error`. Ends all ranks."""
         if isinstance(error, LlamaAdapterError):
             failure = error
         elif isinstance(error, CollectiveError):
@@ -194,7 +194,10 @@ class RankGroup:
         return failure
 
     def _named_failure(self, error: BaseException) -> RankError:
-        """Who made a collective fail: a rank that says so or has ended, else one that does not respond."""
+        """The error that names the rank because of which a collective failed.
+
+        This is a rank that reported an error or has ended, otherwise a rank that does not respond.
+        """
         others = set(range(1, self.size))
         watch = self._beat_watch()
         until = time.monotonic() + _NAMING_S
@@ -214,7 +217,7 @@ class RankGroup:
         return BeatWatch(self._seen, may_have_ended=not self._children)
 
     def _watch_steps(self, spec: CaptionerSpec, *, collectives: Collectives) -> None:
-        """Watch the others in every step, where the device would wait for ever for one that has failed."""
+        """Watch the other ranks in every step, if the device would wait forever for a rank that has failed."""
         library, others, watch = LIBRARIES[collectives], set(range(1, self.size)), self._beat_watch()
         if not library.is_queued:
             return
@@ -227,7 +230,7 @@ class RankGroup:
                 return self._rank_error(*failed)
             if stalled_s > spec.parallel_timeout + _NAMING_S:
                 return RankError(
-                    f"The {self.size} ranks of the decoder did not get on with a step for {stalled_s:.0f} s",
+                    f"The {self.size} ranks of the decoder made no progress in a step for {stalled_s:.0f} s",
                     hint="one of them may hang; --parallel-timeout gives more time, such as to compile operators",
                 )
             return None
@@ -242,7 +245,7 @@ class RankGroup:
         return nullcontext() if self._step_watch is None else self._step_watch.watching()
 
     def _failure_of(self, others: set[int]) -> Failure | None:
-        """One that has failed by itself."""
+        """A rank that has failed by itself, not because another rank failed; None if there is none."""
         for rank in sorted(others):
             if self._seen.check([error_key(rank)]):
                 said = json.loads(self._seen.get(error_key(rank)))
@@ -254,7 +257,7 @@ class RankGroup:
         for rank in sorted(others & self._children.keys()):
             child = self._children[rank]
             if child.has_ended() and child.process.returncode != SECONDARY:
-                return rank, f"ended {child.how_it_ended()}", "its own messages stand above"
+                return rank, f"ended {child.how_it_ended()}", "its own messages are above"
         return None
 
     def _rank_error(self, rank: int, sentence: str, hint: str) -> RankError:
@@ -262,7 +265,7 @@ class RankGroup:
         return RankError(f"Rank {rank} of {self.size}{process} failed: {sentence}", hint=hint)
 
     def close(self) -> None:
-        """End all other ranks. Can be called again."""
+        """End all other ranks. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -281,14 +284,14 @@ class RankGroup:
 
     def _kill(self) -> None:
         for child in self._children.values():
-            child.release()  # it watches this end
+            child.release()  # the child ends when this end of its pipe is closed
             if not child.has_ended(within_s=_END_S):
                 child.process.kill()
                 child.process.wait()
 
 
 def _hint_of_signal(number: int) -> str:
-    """What to do after a signal has ended a rank."""
+    """A hint on what to do after a signal has ended a rank."""
     if number == signal.SIGKILL:
         return "the system may have killed it because memory ran out: see `dmesg`; try a smaller --batch-size"
     if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

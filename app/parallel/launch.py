@@ -1,4 +1,4 @@
-"""The place of this process among those that `torchrun` started. Imports no torch."""
+"""The rank of this process among the processes that `torchrun` started. Imports no torch."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MOST: Final = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """What `torchrun` says in the environment."""
+    """The values that `torchrun` sets in the environment."""
 
     rank: int
     size: int
@@ -22,9 +22,9 @@ class Launched:
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """This process's place if `torchrun` started it, or another program that sets the same variables; else None.
+    """This process's ranks if `torchrun`, or a program that sets the same variables, started it; otherwise None.
 
-    Raises UsageError for variables that are set in part, or are no such numbers.
+    Raises UsageError if some of the variables are missing, or their values are not valid.
     """
     given = [name for name in _VARIABLES if environ.get(name)]
     if environ.get("WORLD_SIZE") == "1" or not {"RANK", "WORLD_SIZE"} & set(given):
@@ -53,18 +53,21 @@ def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int
 
 
 def launched_follower(num_ranks: int) -> Launched | None:
-    """This process's place if it is one of several that share a decoder, and not the first; else None."""
+    """This process's ranks if it is one of several that share a decoder, and not the first; otherwise None."""
     place = launched()
     return place if num_ranks > 1 and place is not None and place.rank > 0 else None
 
 
 def quieten_torch() -> None:
-    """Before torch is imported: it prints no stack traces while it looks for other ranks; an error says why."""
+    """Keep torch from printing stack traces while it looks for other ranks. Call it before torch is imported.
+
+    Errors are still raised.
+    """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def refuse_launch(num_ranks: int) -> None:
-    """Raise UsageError if this process is one of several of `torchrun`: on a Ray cluster, models start their ranks."""
+    """Raise UsageError if `torchrun` started several processes: on a Ray cluster, each model starts its own ranks."""
     place = launched()
     if num_ranks > 1 and place is not None and place.size > 1:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The life of a rank that is not the first: join, load its share, follow, end."""
+"""The process of a rank that is not the first: it joins, loads its share, follows commands, and ends."""
 
 import json
 import os
@@ -35,9 +35,9 @@ from llama_adapter.runtime.ranks import CollectiveError, Ranks
 
 
 def main(descriptor: str, started: str) -> None:
-    """Entry of a process that the first rank started; `started` are its values as JSON."""
+    """Entry point of a process that the first rank started; `started` has its parameters as JSON."""
     values = json.loads(started)
-    os.close(int(descriptor))  # this rank speaks over the store and the process groups
+    os.close(int(descriptor))  # this rank communicates through the store and the process groups instead
     if values["cores"] is not None:
         bind_to(values["cores"])
     store = find_store(values["port"], values["size"])
@@ -54,7 +54,7 @@ def main(descriptor: str, started: str) -> None:
 
 
 def run_launched(place: Launched, spec: CaptionerSpec) -> int:
-    """As `main`, for a process of `torchrun`, which has the command line of the first rank; returns its exit code."""
+    """As `main`, for a process that `torchrun` started with the first rank's command line; returns the exit code."""
     checked_launch(spec.tensor_parallel)
     kind = open_backend(AUTO).device.type if spec.device == AUTO else spec.device.partition(":")[0]
     return _live(
@@ -83,7 +83,7 @@ def _live(store: Any, rank: int, size: int, *, device: str, timeout_s: float, is
             are_local=not is_launched,
         )
         _serve(store, ranks, channel, device=device)
-    except CollectiveError:  # another rank ended, and the first one tells which
+    except CollectiveError:  # another rank ended; the first rank reports which
         with suppress(RuntimeError):
             store.set(followed_key(rank), "")
         return SECONDARY
@@ -108,7 +108,7 @@ def _serve(store: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
     else:
         model, tensors = RandomLoader(**command["random"])(dtype, ranks)
     config = engine_config(model, spec, ranks)
-    model.vision_state.clear()  # the first rank encodes
+    model.vision_state.clear()  # only the first rank encodes pictures
     decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
     files = files_fingerprint(model, spec)
     _say(store, "loaded", ranks.rank, fingerprints(decoder.decoder, files=files, past=config.past))

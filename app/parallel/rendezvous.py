@@ -1,7 +1,7 @@
-"""How ranks find each other: a store of the first rank, and process groups of `torch.distributed` over it.
+"""How ranks join: a key-value store of the first rank, and process groups of `torch.distributed` that use it.
 
-Under `torchrun` the environment names store, rank and number of ranks. Else the first rank starts the others on this
-machine, and the store listens on the loopback interface only.
+Under `torchrun`, the environment gives the store, the rank and the number of ranks. Otherwise the first rank starts the
+others on this machine, and the store listens on the loopback interface only.
 """
 
 import os
@@ -34,14 +34,14 @@ _END_BEATS: Final = 10
 DEFAULT_TIMEOUT_S: Final = 60.0
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
 _LOOPBACK: Final = "127.0.0.1"
-_SPARE_S: Final = 5.0  # that torch takes beyond its own time limit
-_MOST_REASON: Final = 200  # characters of what torch says
+_SPARE_S: Final = 5.0  # torch may exceed its own timeout by this time
+_MOST_REASON: Final = 200  # characters of torch's message that are shown
 
 
 def host_store(size: int) -> Any:
-    """A store of this process for ranks on this machine; `port` is where it listens.
+    """A store in this process for ranks on this machine; its attribute `port` is where it listens.
 
-    The port is taken when it is chosen, and handed over: nobody can take it in between.
+    The store gets a socket that already listens, so no other process can take the port in between.
     """
     listener = socket.socket()
     listener.bind((_LOOPBACK, 0))
@@ -56,9 +56,9 @@ def find_store(port: int, size: int) -> Any:
 
 
 def environment_store(place: Launched, *, timeout_s: float) -> Any:
-    """The store that `torchrun` names, once all ranks have come to it.
+    """Wait until all ranks have joined the store that `torchrun` names; returns the store.
 
-    Raises RankError where that takes longer than `timeout_s`, and for a port in use.
+    Raises RankError if this takes longer than `timeout_s` seconds, or the port is in use.
     """
     port = os.environ["MASTER_PORT"]
     try:
@@ -78,9 +78,9 @@ def environment_store(place: Launched, *, timeout_s: float) -> Any:
 
 
 def _met(timeout_s: float) -> Any:
-    """The store of the environment. Raises RuntimeError, also where torch itself would wait for ever.
+    """The store of the environment. Raises RuntimeError, also in a case in which torch waits forever.
 
-    It does so for the first words of a server that accepts connections and says nothing.
+    This is a server that accepts the connection and sends nothing.
     """
     found: Future[Any] = Future()
 
@@ -94,7 +94,7 @@ def _met(timeout_s: float) -> Any:
     try:
         return found.result(timeout_s + _SPARE_S)
     except TimeoutError:
-        raise RuntimeError("what listens there does not answer as a rank does") from None
+        raise RuntimeError("the server there does not answer like a rank") from None
 
 
 def join(
@@ -107,9 +107,9 @@ def join(
     device: torch.device,
     are_local: bool,
 ) -> tuple[Ranks, Channel]:
-    """Join the process groups for the devices and for commands; returns when all ranks have.
+    """Join the process groups for the devices and for commands; returns when all ranks have joined.
 
-    With `are_local`, all ranks are on this machine. Raises CollectiveError, and UsageError for a group that is there.
+    `are_local`: all ranks are on this machine. Raises CollectiveError, and UsageError if a group exists already.
     """
     if dist.is_initialized():
         raise UsageError(
@@ -121,13 +121,13 @@ def join(
     library, timeout = LIBRARIES[collectives], timedelta(seconds=timeout_s)
     variables = library.variables(timeout_s) | ({"GLOO_SOCKET_IFNAME": "lo"} if are_local else {})
     prefixed = PrefixStore("ranks", store)
-    dist.distributed_c10d._world.group_count = 0  # ranks name groups by it, and a start that failed has counted
+    dist.distributed_c10d._world.group_count = 0  # part of the groups' names; a failed start has increased it
     try:
         with _environment(variables), collective():
             dist.init_process_group(collectives, store=prefixed, rank=rank, world_size=size, timeout=timeout)
             group = dist.new_group(backend="gloo", timeout=timeout if rank == 0 else _IDLE)  # others wait for commands
             ranks = Ranks(rank=rank, size=size, collectives=collectives)
-            if library.is_queued:  # it connects in its first collective, and reads the variables then
+            if library.is_queued:  # it connects, and reads the variables, in its first collective
                 ranks.sum(torch.zeros(1, device=device)).cpu()
     except BaseException:
         leave()
@@ -137,7 +137,7 @@ def join(
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process inside the context, except those that are set already."""
+    """Set environment variables inside the context, except those that are already set."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -148,25 +148,25 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def leave() -> None:
-    """Forget the process groups of `join`."""
+    """Destroy the process groups of `join`."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class Beats:
-    """Says in the store, once a second, that this process runs; ends it when the first rank has ended.
+    """Heartbeats: sets a key of the store once a second. Ends this process if the first rank has ended.
 
-    Ctrl-C and the SIGTERM of `torchrun` reach all ranks. The first one writes its records and ends the others; one that
-    it does not end within ten seconds of a SIGTERM ends by itself. The main thread may be inside a collective, where
-    Python handles no signals, so a thread waits for them.
+    Ctrl-C and the SIGTERM of `torchrun` reach all ranks. The first rank then writes its records and ends the others. A
+    rank that is still running ten seconds after a SIGTERM ends by itself. A thread waits for the signal, because the
+    main thread may be inside a collective, where Python handles no signals.
     """
 
     def __init__(self, store: Any, rank: int, *, is_launched: bool) -> None:
-        """In the main thread of a rank that `torchrun` launched, before others: they inherit its mask of signals."""
+        """With `is_launched`, call it in the main thread before other threads start: they inherit its signal mask."""
         if is_launched:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        self._store, self._key = store.clone(), beat_key(rank)  # a connection of its own: calls of others may wait
+        self._store, self._key = store.clone(), beat_key(rank)  # separate: calls on the other connection may block
         self._ended = threading.Event()
         self._store.set(self._key, "0")
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
@@ -193,7 +193,7 @@ def beat_key(rank: int) -> str:
 
 
 def followed_key(rank: int) -> str:
-    """Set by a rank that ends because another one did."""
+    """The key that a rank sets if it ends because another rank did."""
     return f"followed/{rank}"
 
 

@@ -1,4 +1,4 @@
-"""Watches the other ranks: whether they beat, and whether a step of all of them goes on."""
+"""Watches the other ranks: whether they send heartbeats, and whether a step of all ranks makes progress."""
 
 import os
 import threading
@@ -14,24 +14,27 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.problems import describe
 
 MISSED_BEATS: Final = 8
-FEW_BEATS: Final = 2  # where something else shows already that a rank is missing
+FEW_BEATS: Final = 2  # enough missed beats if something else has already failed
 _POLL_S: Final = 0.25
-_RELEASE_S: Final = 10.0  # for the device to give up its wait
+_RELEASE_S: Final = 10.0  # time for the device to end its wait
 
 Failure = tuple[int, str, str]  # rank, sentence, hint
 
 
 class BeatWatch:
-    """Finds ranks whose beats have stopped."""
+    """Finds ranks whose heartbeats have stopped."""
 
     def __init__(self, store: Any, *, may_have_ended: bool) -> None:
-        """`may_have_ended` says that a rank can end without a word, because it is not a child of this process."""
+        """`may_have_ended`: ranks are not children of this process, so one of them can end without notice."""
         self._store = store
         self._what = "it has ended, is stopped or hangs" if may_have_ended else "it is stopped or hangs"
         self._last: dict[int, tuple[bytes, float]] = {}
 
     def silent(self, ranks: set[int], *, beats: float = MISSED_BEATS) -> Failure | None:
-        """One without a beat for some seconds; None if all have one, or none yet."""
+        """A rank whose last heartbeat is more than `beats` intervals old; None if there is none.
+
+        Ranks that have not sent a heartbeat yet are ignored.
+        """
         now = time.monotonic()
         found: Failure | None = None
         for rank in sorted(ranks):
@@ -46,11 +49,11 @@ class BeatWatch:
 
 
 class StepWatch:
-    """Ends this rank's wait for its device when another rank has failed, where the device itself would wait for ever.
+    """Ends this rank's wait for its device if another rank has failed and the device itself would wait forever.
 
-    A thread of its own looks at the others while this rank is inside `watching`. When one has failed, or nothing
-    goes on for too long, it tells the device to give up. What the device gives then is worthless, so
-    `watching` raises in any case. If the device does not give up, the process ends, with the same words and exit code.
+    A thread watches the other ranks while this rank is inside `watching`. If one has failed, or there is no progress
+    for too long, the thread aborts the device's collectives. The device's results are then invalid, so `watching`
+    raises the error. If the device does not end its wait, the process ends with the same message and exit code.
     """
 
     def __init__(
@@ -60,9 +63,9 @@ class StepWatch:
         progress: Callable[[], int],
         release: Callable[[], None],
     ) -> None:
-        """`find` looks for a rank that has failed; its argument is for how many seconds nothing has gone on.
+        """`find` returns the error of a failed rank, or None. Its argument is the time without progress, in seconds.
 
-        `progress` changes while work goes on, and `release` makes the device give up.
+        The value of `progress` changes while work goes on. `release` makes the device end its wait.
         """
         self._find, self._progress, self._release = find, progress, release
         self._found: RankError | None = None
@@ -74,7 +77,7 @@ class StepWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Raises RankError for a failure of another rank, whatever the body gives or raises."""
+        """If another rank fails inside this context, raises its RankError, even if the body raises nothing."""
         self._outside.clear()
         self._num_entered += 1
         self._is_inside = True
@@ -90,7 +93,7 @@ class StepWatch:
             raise self._found
 
     def close(self) -> None:
-        """End the thread, and wait for it."""
+        """End the thread and wait for it."""
         self._is_closed.set()
         self._thread.join(_RELEASE_S)
 
@@ -108,7 +111,7 @@ class StepWatch:
                 return
 
     def _end_wait(self, found: RankError) -> None:
-        self._found = found  # before the wait can end
+        self._found = found  # set before the wait can end
         releaser = threading.Thread(target=self._try_release, name="release", daemon=True)
         releaser.start()
         if not self._outside.wait(_RELEASE_S):
@@ -118,5 +121,5 @@ class StepWatch:
         releaser.join(_RELEASE_S)
 
     def _try_release(self) -> None:
-        with suppress(Exception):  # the library's own; the process ends then
+        with suppress(Exception):  # any error of the library; the process then ends
             self._release()

@@ -1,1 +1,1 @@
-"""Runs programs of OpenGVLab/LLaMA-Adapter unchanged: a module `llama` whose models are computed here."""
+"""Runs programs of OpenGVLab/LLaMA-Adapter unchanged: provides the module `llama`, implemented with a captioner."""

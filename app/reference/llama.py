@@ -1,4 +1,4 @@
-"""The module `llama` of the reference's programs: the same names and parameters, computed by a `Captioner`."""
+"""The module `llama` for the reference's programs: the same names and parameters, implemented with a `Captioner`."""
 
 import os
 import shutil
@@ -34,51 +34,52 @@ from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError, Usa
 __all__ = ["LLaMA_adapter", "Tokenizer", "available_models", "format_prompt", "load"]
 
 RELEASES: Final = "https://github.com/OpenGVLab/LLaMA-Adapter/releases/download"
-CACHED_CLIP: Final = Path("~/.cache/clip/ViT-L-14.pt")  # where OpenAI's package downloads it to
+CACHED_CLIP: Final = Path("~/.cache/clip/ViT-L-14.pt")  # where OpenAI's package stores it
 STAGES: Final = ("clip", "pre", "forward", "post", "decode")
-_OF_ENCODER: Final = ("clip", "vision", "encoder", "provider")  # the names of its settings start so
+_OF_ENCODER: Final = ("clip", "vision", "encoder", "provider")  # prefixes of the encoder's settings
 _SOURCES: Final = ("llama_dir", "llama_type", "adapter", "clip", "visual_heads", "context")  # a bundle replaces them
 
-# The reference has these as modules of its package.
+# In the reference, these are modules of its package.
 llama_adapter = tokenizer = utils = sys.modules[__name__]
 
 
 class Tokenizer:
-    """LLaMA's tokenizer, with the reference's names."""
+    """LLaMA's tokenizer with the methods of the reference."""
 
     def __init__(self, model_path: str | os.PathLike[str]) -> None:
-        """Raises CheckpointError for a file that is no SentencePiece model."""
+        """Raises CheckpointError if the file is not a SentencePiece model."""
         self._own = OwnTokenizer.load(model_path)
         self.n_words, self.bos_id, self.eos_id = self._own.vocab_size, self._own.bos_id, self._own.eos_id
         self.pad_id = -1
 
     def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
-        """The ids of a text, with begin and end id on request."""
+        """The token ids of a text, with the begin id if `bos` and the end id if `eos`."""
         return [*self._own.encode(s, bos=bos), *([self.eos_id] if eos else [])]
 
     def decode(self, t: Sequence[int]) -> str:
-        """The text of ids; raises ValueError for ids outside the vocabulary."""
+        """The text of token ids; raises ValueError for ids outside the vocabulary."""
         return self._own.decode(t)
 
 
 class LoadResult(NamedTuple):
-    """What `load_state_dict` returns. Both lists are empty: other tensors than the adapter's raise CheckpointError."""
+    """The result of `load_state_dict`. Both lists are always empty, because wrong tensors raise CheckpointError."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class LLaMA_adapter(nn.Module):
-    """A model as the reference's programs know it. Nothing is loaded before it is needed.
+    """A model with the interface of the reference. It is loaded when it is first needed.
 
-    `to(device)` and the like choose the device that it is then loaded on. `half()` and `float()` have no effect; the
-    flag --dtype chooses. `clip_time`, `pre_time`, `forward_time`, `post_time` and `decode_time` are the stages of the
-    last `generate`, in milliseconds as in the Ascend guide's port, each over all steps.
+    `to(device)` and similar methods choose the device on which it is then loaded. `half()` and `float()` have no
+    effect; the flag --dtype sets the dtype. `clip_time`, `pre_time`, `forward_time`, `post_time` and `decode_time` are
+    the times of the stages in the last `generate`, in milliseconds as in the Ascend guide's port, summed over all
+    steps.
 
     `model, preprocess = load(...)` and `model = load(...)` both work: the reference returns a pair, the port the model.
     """
 
-    overrides: ClassVar[Mapping[str, Any]] = {}  # fields of `CaptionerSpec` that flags of `run-reference` set
+    overrides: ClassVar[Mapping[str, Any]] = {}  # fields of `CaptionerSpec` set by flags of `run-reference`
     clip_transform = staticmethod(clip_transform)
 
     def __init__(
@@ -94,14 +95,14 @@ class LLaMA_adapter(nn.Module):
         *_sizes: Any,
         **_more_sizes: Any,
     ) -> None:
-        """The reference's parameters. All other sizes are read off the tensors.
+        """The reference's parameters. All other sizes come from the tensors.
 
         Parameters:
             llama_ckpt_dir: folder of a LLaMA.
-            llama_tokenizer: its tokenizer. None: the one beside it.
-            max_seq_len: tokens of prompt and answer together.
+            llama_tokenizer: path of its tokenizer. None: the tokenizer in or next to this folder.
+            max_seq_len: most tokens of prompt and answer together.
             max_batch_size: most pictures in a batch.
-            clip_model: a CLIP file; any name stands for the file that OpenAI's package keeps in ~/.cache/clip.
+            clip_model: a CLIP file. Any name means the file that OpenAI's package keeps in ~/.cache/clip.
             v_num_heads: heads of the visual blocks. None: 16 for width 768.
 
         Raises CheckpointError for a folder or tokenizer that cannot be used.
@@ -109,7 +110,7 @@ class LLaMA_adapter(nn.Module):
         super().__init__()
         for stage in STAGES:
             setattr(self, f"{stage}_time", 0.0)
-        self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)  # is where the program moves the model to
+        self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)  # has the device that the program chose
         values = {
             "llama_dir": os.fspath(llama_ckpt_dir),
             "context": max_seq_len,
@@ -126,7 +127,7 @@ class LLaMA_adapter(nn.Module):
         self._values = values | given
         self.tokenizer = _open_tokenizer(self._values, llama_tokenizer)
         self._session = SessionEncoder()
-        self._captioners: dict[bool, Captioner] = {}  # by whether the program encodes the pictures
+        self._captioners: dict[bool, Captioner] = {}  # the key: whether the program encodes the pictures
         self._lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Any:
@@ -135,17 +136,17 @@ class LLaMA_adapter(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is, or will be loaded."""
+        """The device where the model is, or will be loaded."""
         captioner = next(iter(self._captioners.values()), None)
         return self.anchor.device if captioner is None else torch.device(captioner.spec.device)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take an adapter's tensors; returns empty lists of missing and unexpected names.
+        """Set the adapter's tensors; returns empty lists of missing and unexpected names.
 
-        Raises CheckpointError unless they are an adapter's, whether `strict` or not.
+        Raises CheckpointError if they are not the tensors of an adapter, even if not `strict`.
         """
         if not {"adapter", "model"} & self.overrides.keys():
-            # As a file, because adapters are read from files, checked and mapped into memory.
+            # Written to a file, because adapters are read from files, checked and mapped into memory.
             folder = tempfile.mkdtemp(prefix="llama-adapter-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             file = os.path.join(folder, "state_dict.pth")
@@ -159,24 +160,24 @@ class LLaMA_adapter(nn.Module):
         self._captioners.clear()
 
     def init_acl_weight(self) -> None:
-        """Load the decoder now. Programs of the Ascend guide call it."""
+        """Load the decoder now. Programs of the Ascend guide call this method."""
         self._captioner(encodes=True)
 
     def generate(self, *arguments: Any, **named: Any) -> list[str]:
-        """One text for each picture and prompt, as a single batch.
+        """One text for each picture and prompt, answered as a single batch.
 
-        The reference's form is `generate(imgs, prompts, max_gen_len=256, temperature=0.1, top_p=0.75)`, that of the
-        Ascend guide `generate(clip, imgs, prompts, max_gen_len=1, temperature=0.1, top_p=0.75)` with an InferSession.
+        The reference calls `generate(imgs, prompts, max_gen_len=256, temperature=0.1, top_p=0.75)`. The Ascend guide
+        calls `generate(clip, imgs, prompts, max_gen_len=1, temperature=0.1, top_p=0.75)` with an InferSession.
 
         Parameters:
-            clip: session of an exported encoder; it is given `imgs` as they are.
+            clip: session of an exported encoder; it gets `imgs` unchanged.
             imgs: pictures, see `encoder_pixels`.
             prompts: for each picture a text, used without a template, or token ids.
             max_gen_len: most tokens of an answer.
-            temperature: 0 or less takes the likeliest token. Draws follow `torch.manual_seed`.
-            top_p: tokens are drawn from the smallest set with this probability.
+            temperature: 0 or less takes the most probable token. Sampling depends on `torch.manual_seed`.
+            top_p: tokens are sampled from the smallest set with this probability.
 
-        Raises ValueError for shapes and counts that do not fit, and the engine's errors.
+        Raises ValueError for shapes and counts that do not match, and the engine's errors.
         """
         is_session = hasattr(arguments[0] if arguments else named.get("clip"), "infer")
         with self._lock:
@@ -226,7 +227,7 @@ class LLaMA_adapter(nn.Module):
             for index, prompt in enumerate(prompts)
         ]
         answers: dict[int, Answer] = {}
-        # The program may have opened a context of its own around this call.
+        # The program may call this inside its own autocast context.
         with torch.autocast(self.device.type, enabled=False), captioner.open_loop(clock) as loop:
             loop.start([(picture, [request]) for picture, request in zip(pixels, requests, strict=True)])
             while loop.in_flight:
@@ -239,7 +240,7 @@ class LLaMA_adapter(nn.Module):
         return [answers[index].text for index in range(len(requests))]
 
     def _captioner(self, *, encodes: bool) -> Captioner:
-        """The loaded model; `encodes`: the program encodes the pictures, and CLIP is not needed."""
+        """The loaded model. If `encodes`, the program encodes the pictures, so CLIP is not loaded."""
         if encodes not in self._captioners:
             values: dict[str, Any] = {"device": str(self.anchor.device)} | self._values
             if "model" not in values and "adapter" not in values:
@@ -261,18 +262,18 @@ def available_models() -> list[str]:
 
 
 def load(name: str, llama_dir: str | os.PathLike[str], *arguments: Any, **named: Any) -> Any:
-    """A model with an adapter, for `model, preprocess = load(...)` or `model = load(...)`. Nothing is downloaded.
+    """A model with an adapter, for `model, preprocess = load(...)` or `model = load(...)`. Downloads nothing.
 
     Parameters:
-        name: file of an adapter, or the name of a released one, which must be in `download_root`.
+        name: file of an adapter, or the name of a released adapter, whose file must be in `download_root`.
         llama_dir: folder of a LLaMA, or of several.
-        llama_type: sub-folder of `llama_dir`. None: 7B if there is one, else `llama_dir` itself or its only model.
-        device: the model's device. None: an accelerator if there is one. Earlier versions of the reference have it in
-            the place of `llama_type`, where a device is recognised.
+        llama_type: sub-folder of `llama_dir`. None: 7B if it exists, otherwise `llama_dir` itself or its only model.
+        device: the model's device. None: an accelerator if there is one. Earlier versions of the reference have this
+            parameter in the position of `llama_type`, so a device is accepted there too.
         download_root: folder of released adapters. Default: ckpts.
-        max_seq_len: tokens of prompt and answer together. Default: 512.
+        max_seq_len: most tokens of prompt and answer together. Default: 512.
 
-    Raises CheckpointError for files that are missing or cannot be used, and TypeError for other parameters.
+    Raises CheckpointError if files are missing or cannot be used, and TypeError for other parameters.
     """
     names = ["llama_type", "device", "download_root", "max_seq_len", "phase"]
     if arguments and _is_device(arguments[0]):
@@ -317,7 +318,7 @@ def _llama_folder(llama_dir: str | os.PathLike[str], llama_type: str | None) -> 
 
 
 def _open_tokenizer(values: Mapping[str, Any], given: str | os.PathLike[str] | None) -> Tokenizer:
-    """The tokenizer of a bundle or beside a LLaMA; raises CheckpointError if `given` is another one."""
+    """The tokenizer of a bundle or a LLaMA folder; raises CheckpointError if `given` is a different tokenizer."""
     if "model" in values:
         return Tokenizer(Path(values["model"]) / "tokenizer.model")
     file = find_llama(values["llama_dir"]).require_tokenizer()
@@ -330,7 +331,7 @@ def _open_tokenizer(values: Mapping[str, Any], given: str | os.PathLike[str] | N
 
 
 def _clip_file(clip_model: str) -> str | None:
-    """The file of CLIP; None if it is not there and a flag names an exported encoder."""
+    """The file of CLIP; None if it does not exist and a flag names an exported encoder."""
     if os.path.isfile(clip_model):
         return clip_model
     cached = CACHED_CLIP.expanduser()
@@ -338,7 +339,7 @@ def _clip_file(clip_model: str) -> str | None:
 
 
 def _find_adapter(name: str, folder: str | os.PathLike[str]) -> str:
-    """The file of an adapter; raises CheckpointError that says where to get it and where to put it."""
+    """The file of an adapter; raises CheckpointError, which says where to get it and where to put it."""
     if os.path.isfile(name):
         return name
     released = name.removesuffix(".pth")

@@ -1,4 +1,4 @@
-"""Pictures as the reference's programs pass them: normalised tensors, or the input of an OM session of their own."""
+"""Pictures in the forms that the reference's programs pass: normalised tensors, or inputs of an OM session."""
 
 # B pictures, C x H x W normalised colours, S side of the encoder's square, Q queries, D width of the language model
 
@@ -19,7 +19,7 @@ _MEAN_C11, _STD_C11 = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_M
 
 
 def clip_transform(image: Image.Image) -> Tensor:
-    """CLIP's own transform: a PIL image -> normalised float32 (3, 224, 224)."""
+    """CLIP's preprocessing: a PIL image -> normalised float32 (3, 224, 224)."""
     if not isinstance(image, Image.Image):
         raise TypeError(f"the transform takes a PIL image, got {type(image).__name__}")
     pixels_CHW = torch.from_numpy(preprocess(image)).permute(2, 0, 1).contiguous()
@@ -30,12 +30,12 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
     """Pictures -> pixels for the captioner's encoder, (S, S, 3) each.
 
     Parameters:
-        imgs: normalised (B, 3, S, S) of any float type on any device, tensor or array; a list of such (3, S, S); or a
-            list of pictures as `Captioner.generate` takes them.
-        captioner: its encoder normalises again, so the normalisation is undone here. Floats stay floats: the encoder
-            then sees the values given, up to rounding in float32, also those that no picture has.
+        imgs: a normalised tensor or array (B, 3, S, S) of any float dtype on any device; a list of these, each
+            (3, S, S); or a list of pictures in the forms that `Captioner.generate` takes.
+        captioner: its encoder normalises pixels, so the normalisation of `imgs` is undone here. Values stay floats: the
+            encoder gets the given values up to float32 rounding, even values that no 8-bit picture has.
 
-    Raises ValueError for other shapes and LlamaAdapterError for a picture that cannot be read.
+    Raises ValueError for other shapes, and LlamaAdapterError for a picture that cannot be read.
     """
     is_list = isinstance(imgs, (list, tuple))
     if is_list and not all(isinstance(image, (Tensor, np.ndarray)) for image in imgs):
@@ -46,7 +46,7 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
         hint = "; for one picture add .unsqueeze(0)" if images_BCHW.shape == (3, side, side) else ""
         raise ValueError(f"imgs must be normalised (B, 3, {side}, {side}), got {tuple(images_BCHW.shape)}{hint}")
     pixels_BCHW = (images_BCHW.detach().float().cpu() * _STD_C11 + _MEAN_C11) * 255
-    if captioner.spec.channel_order == "bgr":  # such an encoder turns the colours round; the program has done so
+    if captioner.spec.channel_order == "bgr":  # this encoder swaps the channels; the program already has
         pixels_BCHW = pixels_BCHW.flip(1)
     return list(pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy())
 
@@ -60,9 +60,9 @@ def _read(picture: Any, captioner: Captioner) -> np.ndarray:
 
 
 class SessionEncoder:
-    """A `VisionBackend` around the session that a program of the Ascend guide opened and passes with each call.
+    """A `VisionBackend` for the session that a program of the Ascend guide opens and passes with each call.
 
-    Pictures reach the session as the program made them.
+    The session gets pictures exactly as the program made them.
     """
 
     name = "the program's session"
@@ -70,10 +70,10 @@ class SessionEncoder:
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.query_shape: tuple[int, int] | None = None  # (Q, D) that the adapter reads
+        self.query_shape: tuple[int, int] | None = None  # (Q, D) that the adapter expects
 
     def encode(self, pixels: np.ndarray) -> Tensor:
-        """The session's visual query (B, Q, D); raises GraphError if it has another shape."""
+        """The visual query (B, Q, D) that the session computes; raises GraphError if it has another shape."""
         query = np.asarray(self.session.infer([pixels])[0])
         wanted = (len(pixels), *(self.query_shape or query.shape[1:]))
         if query.shape != wanted:
@@ -84,4 +84,4 @@ class SessionEncoder:
         return torch.from_numpy(query.copy())
 
     def close(self) -> None:
-        """The session belongs to the program."""
+        """Does nothing: the session belongs to the program."""

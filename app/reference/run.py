@@ -1,4 +1,4 @@
-"""Runs a program of the reference as Python would, with our module `llama` in place of its own."""
+"""Runs a program of the reference as Python does, with this package's module `llama` in place of the reference's."""
 
 import io
 import sys
@@ -20,14 +20,14 @@ _COMMANDS: Final = {"cv2": "pip install opencv-python", "clip": "pip install git
 def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[str, Any]) -> int:
     """Run a Python file as `__main__`; returns its exit code.
 
-    An error of the program is printed as Python prints it, and gives exit code 1.
+    An error of the program is printed as Python prints it; the exit code is then 1.
 
     Parameters:
         program: path of the file.
         arguments: the rest of its `sys.argv`.
         overrides: fields of `CaptionerSpec` that replace what the program chooses.
 
-    Raises UsageError for a file that cannot be read, and the errors of this package that the program does not handle.
+    Raises UsageError if the file cannot be read, and errors of this package that the program does not handle.
     """
     try:
         with io.open_code(str(Path(program).absolute())) as file:
@@ -49,7 +49,7 @@ def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[st
 
 @contextmanager
 def _as_main(program: str, arguments: Sequence[str], overrides: Mapping[str, Any]) -> Iterator[types.ModuleType]:
-    """The module `__main__` of the program, and what Python sets for it; afterwards all is as before."""
+    """The program's module `__main__`. Sets sys.argv, sys.path and sys.modules for it, and restores them at the end."""
     main = types.ModuleType("__main__")
     main.__file__ = program
     modules = {"__main__": main, **dict.fromkeys(MODULES, llama)}
@@ -71,7 +71,7 @@ def _as_main(program: str, arguments: Sequence[str], overrides: Mapping[str, Any
 
 
 def _exit_code(request: SystemExit) -> int:
-    """The exit code that Python would end with; a message is printed."""
+    """The exit code that Python would end with. Prints the message, if there is one."""
     if request.code is None or isinstance(request.code, int):
         return request.code or ExitCode.OK
     say(request.code)
@@ -79,7 +79,7 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _print(error: Exception) -> None:
-    """The traceback without this file, and a hint for a module that is missing."""
+    """Print the traceback without the frames of this file, and a hint if a module is missing."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next

@@ -1,1 +1,1 @@
-"""Replicas: one HTTP API over several services, each in a process of its own, by Ray Serve."""
+"""Replicas: one HTTP API over several services. Each service is a separate process, which Ray Serve manages."""

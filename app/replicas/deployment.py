@@ -1,7 +1,7 @@
-"""Starts replicas by Ray Serve, and ends them. Imports Ray when it is needed.
+"""Starts and ends replicas with Ray Serve. Imports Ray inside functions only.
 
 Ray Serve places, routes, checks, restarts and scales replicas. Its HTTP proxies stay off: the command itself listens,
-because a request's picture says which replica it belongs to.
+because requests are routed by the digest of their picture.
 """
 
 import textwrap
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
-_MOST_AUTO_ROWS = 64  # of a batch whose size is found out when the model is loaded
-_HEALTH_CHECK_PERIOD_S = 1.0  # until a replica that has ended is missed
-_CHECK_S = 0.5  # between two looks at replicas that load
-_REPORT_S = 5.0  # for replicas to tell how they are
+_MOST_AUTO_ROWS = 64  # assumed batch size if it is determined only when the model is loaded
+_HEALTH_CHECK_PERIOD_S = 1.0  # how often Ray Serve checks whether a replica has ended
+_CHECK_S = 0.5  # how often the state of loading replicas is checked
+_REPORT_S = 5.0  # timeout for the replicas' reports and metrics
 
 
 class ServeReplicas:
-    """The replicas of a deployment, by its handle. See `types.Replicas`."""
+    """The replicas of a Ray Serve deployment, used through its handle. Implements `types.Replicas`."""
 
     def __init__(self, handle: Any, *, max_ongoing_requests: int) -> None:
         self.max_ongoing_requests = max_ongoing_requests
@@ -65,10 +65,10 @@ class ServeReplicas:
         return dict(came for came in await self._all("metrics") if isinstance(came, tuple))
 
     async def _all(self, method: str) -> Sequence[Any]:
-        """What a method of all replicas gives; an exception for a replica that has ended."""
+        """Call a method on all replicas; returns the results, with an exception for each replica that has ended."""
         from ray.serve.exceptions import DeploymentUnavailableError
 
-        with suppress(DeploymentUnavailableError):  # there is none
+        with suppress(DeploymentUnavailableError):  # there are no replicas
             found: Sequence[Any] = await self._handle.broadcast(method).results_async(
                 timeout_s=_REPORT_S, return_exceptions=True
             )
@@ -77,7 +77,7 @@ class ServeReplicas:
 
 
 def max_ongoing_requests(spec: CaptionerSpec) -> int:
-    """Requests that one replica takes: those that it answers, and as many that it reads meanwhile."""
+    """The number of requests that one replica takes: a batch that it answers, and a batch that it reads meanwhile."""
     return 2 * (_MOST_AUTO_ROWS if spec.batch_size == AUTO else spec.batch_size)
 
 
@@ -85,9 +85,9 @@ def max_ongoing_requests(spec: CaptionerSpec) -> int:
 def deployed(
     settings: DeploymentSettings, replica: ReplicaSettings, place: ReplicaPlace, *, tell: Callable[[str], None]
 ) -> Iterator[ServeReplicas]:
-    """Within it, replicas answer on the cluster that this process has joined; at its end they are gone.
+    """Inside this context, replicas run on the cluster that this process has joined. At its end they are removed.
 
-    Raises what loading the model raises in a replica, and WorkersFailedError if a replica ends while it loads.
+    Raises the error of a replica that cannot load the model, and WorkersFailedError if a replica ends while it loads.
     """
     from ray import serve
 
@@ -100,7 +100,7 @@ def deployed(
         handle = _wait_until_running(application, settings, tell=tell)
         yield ServeReplicas(handle, max_ongoing_requests=most)
     finally:
-        with suppress(Exception):  # the cluster may be gone, and the error that ends this is the better one
+        with suppress(Exception):  # the cluster may be gone; the original error says more
             serve.delete(settings.name)
             if not was_running and not serve.status().applications:
                 serve.shutdown()  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ def deployment_options(
     """The options of Ray Serve's deployment."""
     from ray.serve.config import RequestRouterConfig
 
-    # A full replica is passed over for the next one on the ring, up to the last one.
+    # If a replica is full, the next one on the hash ring gets the request; all replicas are tried.
     router: dict[str, Any] = {
         "request_router_class": _ROUTER,
         "request_router_kwargs": {"num_fallback_replicas": settings.most - 1},
@@ -134,7 +134,7 @@ def deployment_options(
         "max_replicas_per_node": place.most_per_machine,
         "request_router_config": RequestRouterConfig(**router),
         "max_ongoing_requests": max_ongoing_requests,
-        "max_constructor_retry_count": 1,  # an error of loading is shown at once
+        "max_constructor_retry_count": 1,  # an error while loading is shown at once
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": max(1.0, settings.graceful_shutdown_timeout_s),
@@ -143,7 +143,7 @@ def deployment_options(
 
 
 def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell: Callable[[str], None]) -> Any:
-    """The handle of a deployment whose replicas have loaded their model."""
+    """Start the application and wait until its replicas have loaded their model; returns its handle."""
     from ray import serve
 
     handle: Future[Any] = Future()
@@ -160,7 +160,7 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
         with suppress(TimeoutError):
             try:
                 return handle.result(_CHECK_S)
-            except RuntimeError as error:  # tells the application; its deployment has the reason
+            except RuntimeError as error:  # it only names the application; the status of its deployment has the reason
                 _raise_not_loaded(f"{error}\n{_message(serve.status(), settings.name)}", settings)
         message = _message(serve.status(), settings.name)
         if "failed to start" in message:
@@ -171,7 +171,7 @@ def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell:
 
 
 def _message(status: Any, name: str) -> str:
-    """What Ray Serve says of an application's deployment."""
+    """Ray Serve's message about an application's deployment."""
     application = status.applications.get(name)
     deployments = application.deployments.values() if application is not None else ()
     return " ".join(str(deployment.message) for deployment in deployments)

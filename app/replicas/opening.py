@@ -1,4 +1,4 @@
-"""A service over replicas from its settings: cluster, deployment, service."""
+"""Opens a service over replicas from its settings: cluster, deployment, service."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -29,9 +29,10 @@ class ReplicatedSettings:
 def open_replicas(
     settings: ReplicatedSettings, *, observer: Observer, tell: Callable[[str], None]
 ) -> Iterator[ReplicatedService]:
-    """A service that is ready. At its end, replicas and a cluster that it started are gone.
+    """A service that is ready. At the end of the context, its replicas and a cluster that it started are removed.
 
-    Raises UsageError without Ray Serve or with too few devices, WorkersFailedError, and what loading the model raises.
+    Raises UsageError if Ray Serve is missing or there are too few devices, WorkersFailedError, and the errors of
+    loading the model.
     """
     deployment, spec = settings.deployment, settings.spec
     with joined_cluster(settings.ray, package="ray.serve", extra="replicas") as where:
@@ -45,7 +46,8 @@ def open_replicas(
             limits=settings.limits,
             folder=os.getcwd(),
             threads=place.threads,
-            # Of what is free before the first replica loads: later, nobody can tell whose memory is free.
+            # Shares of the memory that is free before the first replica loads. Later, the free memory depends on which
+            # replicas have loaded.
             memory=memory_shares(shared, free_bytes_of(list(shared))),
         )
         with (

@@ -1,4 +1,4 @@
-"""What a replica reserves of a cluster, and its part of a machine that several replicas share. Imports no Ray."""
+"""The resources that a replica reserves on a cluster, and its share of a machine's memory. Imports no Ray."""
 
 import os
 from collections import Counter
@@ -12,13 +12,13 @@ from llama_adapter.app.scale.places import HOST, Machine, plan_places
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaPlace:
-    """The resources of one replica; all replicas of a deployment have the same."""
+    """The resources of one replica. All replicas of a deployment have the same resources."""
 
     device: str  # as in CaptionerSpec
     num_cpus: float
-    devices: Mapping[str, float]  # reserved too, by Ray's name of the resource, on one machine
-    threads: int | None  # that it computes with, on processors all its ranks together; None: torch's default
-    num_replicas: Mapping[str, int]  # planned on each machine, by its id
+    devices: Mapping[str, float]  # devices to reserve on one machine: Ray's name of the resource -> number
+    threads: int | None  # compute threads; on a CPU, those of all its ranks together; None: torch's default
+    num_replicas: Mapping[str, int]  # id of a machine -> number of replicas planned there
 
     def actor_options(self) -> dict[str, Any]:
         """Ray's options of the replica's actor."""
@@ -27,23 +27,24 @@ class ReplicaPlace:
 
     @property
     def most_per_machine(self) -> int | None:
-        """So many replicas at most compute in a machine's memory, wherever Ray Serve places them.
+        """The most replicas on one machine, wherever Ray Serve places them, because they share its memory.
 
-        None if they have devices, each with a memory of its own.
+        None if they use devices, which have their own memory.
         """
         return max(self.num_replicas.values()) if self.device == HOST else None
 
     @property
     def sharing_memory(self) -> Mapping[str, int]:
-        """Machines whose memory several replicas compute in, and how many at most."""
+        """Id of a machine -> the most replicas that share its memory; only machines with more than one."""
         most = self.most_per_machine or 1
         return dict.fromkeys(self.num_replicas, most) if most > 1 else {}
 
 
 def plan_replica(machines: Sequence[Machine], *, device: str, replicas: int, flag: str, ranks: int = 1) -> ReplicaPlace:
-    """What each of `replicas` reserves: a device for each of its `ranks`, or its share of the processors.
+    """The resources of each of `replicas` replicas: a device for each of its `ranks`, or its share of the CPU cores.
 
-    Raises UsageError, which names the number of replicas by its `flag`, if the cluster lacks the resources.
+    Raises UsageError if the cluster lacks the resources. `flag` is the command-line flag for the number of replicas,
+    which the message names.
     """
     places = plan_places(machines, device=device, actors=replicas, flag=flag, ranks=ranks)
     threads = [place.threads for place in places if place.threads is not None]
@@ -61,7 +62,7 @@ def plan_replica(machines: Sequence[Machine], *, device: str, replicas: int, fla
 
 
 def memory_shares(num_replicas: Mapping[str, int], free_bytes: Mapping[str, int | None]) -> dict[str, MemoryShare]:
-    """Equal parts of the free memory of each machine, by its id; none where that is not known."""
+    """Id of a machine -> a replica's share of its free memory. Machines whose free memory is unknown are left out."""
     return {
         machine: MemoryShare(num_bytes=free // number, num_replicas=number)
         for machine, number in num_replicas.items()
@@ -70,6 +71,6 @@ def memory_shares(num_replicas: Mapping[str, int], free_bytes: Mapping[str, int 
 
 
 def _wanted_threads() -> int | None:
-    """OMP_NUM_THREADS, if the user has set it: the threads of a process, as a rank is one."""
+    """OMP_NUM_THREADS if the user has set it: the number of threads of one process, that is of one rank."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdecimal() and int(text) else None

@@ -1,4 +1,4 @@
-"""One replica: a service of its own, with the model. Ray Serve makes a deployment of it."""
+"""One replica: a service with its own copy of the model. It is the class that Ray Serve deploys."""
 
 import asyncio
 import base64
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("llama_adapter.service")
 _MARK = re.compile(r"\[problem:([A-Za-z0-9+/=]+)\]")
-_PAUSE_S = 0.02  # in which pieces of an answer travel together: a message of Ray costs about as much as a short step
+_PAUSE_S = 0.02  # pieces of this time are sent together: a message of Ray takes about as long as a short decode step
 
 
 class NotLoadedError(Exception):
-    """A replica could not load its model. Ray Serve passes errors on as text, so the text holds the whole problem."""
+    """A replica could not load its model. Ray Serve passes errors on as text, so the text has the whole problem."""
 
     def __init__(self, problem: Problem, *, host: str) -> None:
         packed = json.dumps([host, dataclasses.asdict(problem)]).encode()
@@ -42,7 +42,7 @@ class NotLoadedError(Exception):
 
 
 def problem_in(text: str) -> tuple[str, Problem] | None:
-    """Host and problem of a `NotLoadedError` somewhere in a text."""
+    """Host and problem of a `NotLoadedError` whose text is somewhere in `text`; None if there is none."""
     found = _MARK.search(text)
     if found is None:
         return None
@@ -61,7 +61,7 @@ class Replica:
 
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._settings, self._has_loaded = settings, False
-        # Ray Serve has sys.stderr go to its own log, below the level that is kept.
+        # Ray Serve redirects sys.stderr to its own log at a level that is dropped, so its log handlers are used.
         logging.getLogger("llama_adapter").handlers[:] = logging.getLogger("ray.serve").handlers
         enter_folder(settings.folder)
         if settings.threads is not None and settings.spec.decoder is None:
@@ -84,7 +84,10 @@ class Replica:
             raise NotLoadedError(not_loaded(error, share), host=socket.gethostname()) from None
 
     def _load(self) -> Captioner:
-        """Load the model. Of several ranks, only once: their groups start afresh in the processes of a new replica."""
+        """Load the model. With several ranks this works once per process: to load again, the replica ends.
+
+        Ray Serve then starts a new replica, whose ranks are new processes.
+        """
         if self._has_loaded and self._settings.spec.tensor_parallel > 1:
             _log.error("this replica ends with its ranks; Ray Serve starts another one")
             os._exit(ExitCode.FAILED)
@@ -93,7 +96,7 @@ class Replica:
         return captioner
 
     async def answer(self, ask: Ask) -> AsyncGenerator[list[Event]]:
-        """The events of a request, in groups; the last one is the answer, also to a refused request."""
+        """The events of a request, in groups. The last event is the answer; a refused request has one too."""
         try:
             handle = await asyncio.to_thread(self._service.submit, ask)  # may tokenise a long text
         except (LlamaAdapterError, ValueError) as error:
@@ -106,10 +109,10 @@ class Replica:
             async for group in handle.groups(pause_s=_PAUSE_S):
                 yield group
         finally:
-            handle.cancel()  # no effect on an answered request
+            handle.cancel()  # has no effect on an answered request
 
     async def report(self) -> ReplicaReport:
-        """How this replica is."""
+        """The state of this replica."""
         return ReplicaReport(
             name=self._name,
             host=socket.gethostname(),
@@ -124,7 +127,7 @@ class Replica:
         return self._name, self._metrics.families()
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if the engine stalls or has ended; Ray Serve then replaces this replica."""
+        """Raise RuntimeError if the engine is stalled or has ended. Ray Serve then replaces this replica."""
         status = self._service.status()
         if status.is_stalled or status.state == "failed":
             raise RuntimeError(f"The service is {'stalled' if status.is_stalled else status.state}")
@@ -150,7 +153,7 @@ def _refused(ask: Ask, error: Exception) -> Answer:
 
 
 def not_loaded(error: Exception, share: MemoryShare | None) -> Problem:
-    """Why the model is not loaded. Memory that others share is said to be shared."""
+    """Why the model is not loaded. If replicas share the machine's memory, the message says so."""
     problem = describe(error)
     if share is None or not isinstance(error, TooLittleMemoryError):
         return problem

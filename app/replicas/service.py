@@ -1,7 +1,7 @@
-"""A service over replicas: one queue of the requests of all clients, each handed to a replica that has room.
+"""A service over replicas: one queue for the requests of all clients. Each request goes to a replica that has room.
 
-The path of a request: `submit` -> the admission queue -> `_hand_out` -> a replica -> its handle. The queue and what is
-unanswered are guarded by a lock; everything else runs in one event loop.
+The path of a request: `submit` -> the admission queue -> `_hand_out` -> a replica -> its handle. A lock guards the
+queue and the unanswered requests; everything else runs in one event loop.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from llama_adapter.runtime.problems import describe
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-MAX_TRIES = 3  # of a request whose replica is lost, or whose engine restarts, before the reader has got anything
-_REPORT_S = 1.0  # between two looks at the replicas
-_LATE_S = 5.0  # grace period in which a replica tells itself that a request is late
-_PAUSE_S = 0.2  # before another try
-_METRICS_S = 5.0  # for replicas to send their metrics
-_INLINE_BYTES = 2**20  # a picture up to this size is hashed in the event loop: a thread would take as long
+MAX_TRIES = 3  # per request, if its replica is lost or its engine restarts before the client got any text
+_REPORT_S = 1.0  # time between two reports of the replicas
+_LATE_S = 5.0  # grace period in which the replica itself reports that a request is late
+_PAUSE_S = 0.2  # pause before another try
+_METRICS_S = 5.0  # timeout for the replicas' metrics
+_INLINE_BYTES = 2**20  # a picture up to this size is hashed in the event loop: starting a thread takes as long
 
 _log = logging.getLogger("llama_adapter.service")
 _LOST = AnswerError(code=REPLICA_LOST, message="The replica that had this request has ended; try again.")
@@ -43,19 +43,19 @@ _FAILED = AnswerError(code="internal_error", message="The request could not be g
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A request without an answer."""
+    """An unanswered request."""
 
     ask: Ask
     handle: RequestHandle
     allowed_s: float
-    deadline: float  # by `time.perf_counter()`
-    task: asyncio.Task[None] | None = None  # once it is handed out
-    digest: str = ""  # of its picture, once it is handed out
+    deadline: float  # a time of `time.perf_counter()`
+    task: asyncio.Task[None] | None = None  # set when the request is handed out
+    digest: str = ""  # digest of its picture, set when the request is handed out
     has_text: bool = False
     is_done: bool = False
 
     def failed(self, error: AnswerError) -> Answer:
-        """The answer with an error."""
+        """The answer to this request with an error."""
         total_ms = (time.perf_counter() - self.handle.submitted) * 1e3
         return Answer(
             index=self.handle.id,
@@ -71,10 +71,13 @@ class _Entry:
 
 
 class ReplicatedService:
-    """Answers requests of many clients with the replicas of one model. Thread-safe. See `online.service.Service`."""
+    """Answers requests of many clients with the replicas of one model. Thread-safe.
+
+    It has the methods of `online.service.Service`.
+    """
 
     def __init__(self, replicas: Replicas, *, limits: ServiceLimits, observer: Observer | None = None) -> None:
-        """The queue keeps `limits`, as the one of a service with one model; replicas have those of reading."""
+        """`limits` apply to the queue, as in `online.service.Service`. Replicas apply those of reading pictures."""
         self.limits = limits
         self._replicas = replicas
         self._observer = observer or Observer()
@@ -90,15 +93,15 @@ class ReplicatedService:
         self._started = time.perf_counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="replicas", daemon=True)
-        self._look_now: asyncio.Event | None = None  # of the event loop
+        self._look_now: asyncio.Event | None = None  # used in the event loop only
 
     def start(self) -> None:
-        """Start to look after the replicas. Does not block."""
+        """Start to watch the replicas. Does not block."""
         self._thread.start()
         self._soon(self._watch())
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
-        """Wait for the first replica; raises TimeoutError."""
+        """Wait for the first replica; raises TimeoutError after `timeout_s` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._first is not None, timeout_s):
                 raise TimeoutError(f"No replica is ready after {timeout_s} s")
@@ -107,24 +110,24 @@ class ReplicatedService:
 
     @property
     def info(self) -> ModelInfo:
-        """The model of the first replica; raises UnavailableError while there is none."""
+        """The model of the first replica; raises UnavailableError while there is no replica."""
         return self._known().info
 
     @property
     def spec(self) -> CaptionerSpec:
-        """The complete spec of that model; raises UnavailableError while there is none."""
+        """The complete spec of this model; raises UnavailableError while there is no replica."""
         return self._known().spec
 
     @property
     def batch_size(self) -> int:
-        """Requests that all replicas answer together; raises UnavailableError while there is no replica."""
-        rows = cast(int, self._known().spec.batch_size)  # the spec of a loaded model has no open values
+        """The sum of the batch sizes of all replicas; raises UnavailableError while there is no replica."""
+        rows = cast(int, self._known().spec.batch_size)  # the spec of a loaded model has no "auto"
         return rows * max(1, len(self._reports))
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Accept a request. Does not block. Raises as `Service.submit`, except for prompts that are too long.
+        """Accept a request. Does not block. Raises what `Service.submit` raises, except for prompts that are too long.
 
-        Only replicas can tell these: the answer has the error.
+        Only replicas can detect these, so the answer has the error.
         """
         info = self.info
         check_sizes(ask, self.limits)
@@ -164,11 +167,11 @@ class ReplicatedService:
             )
 
     def replicas(self) -> Sequence[ReplicaReport]:
-        """The replicas that answered at the last look."""
+        """The latest reports of the replicas."""
         return self._reports
 
     def replica_metrics(self) -> "Mapping[str, Sequence[Metric]]":
-        """The metrics of each replica now; empty if they do not answer in time. Blocks."""
+        """The present metrics of each replica; empty if the replicas do not answer in time. Blocks."""
         if self._is_closed:
             return {}
         asked: Future[Mapping[str, Sequence[Metric]]] = self._soon(self._replicas.metrics())
@@ -190,7 +193,7 @@ class ReplicatedService:
             return self._changed.wait_for(lambda: not self._entries, timeout_s)
 
     def close(self) -> None:
-        """End; pending requests are answered with an error. Can be called again. The replicas stay."""
+        """End the service; pending requests are answered with an error. The replicas stay. Can be called again."""
         with self._changed:
             is_first, self._is_closed = not self._is_closed, True
             entries = list(self._entries.values())
@@ -238,7 +241,7 @@ class ReplicatedService:
             self._loop.call_soon_threadsafe(_stop, entry)
 
     def _finish(self, entry: _Entry, answer: Answer) -> None:
-        """Give a request its answer; ignored if it has one."""
+        """Give a request its answer. Ignored if the request already has one."""
         with self._changed:
             if entry.is_done:
                 return
@@ -267,14 +270,14 @@ class ReplicatedService:
     # The event loop
 
     async def _watch(self) -> None:
-        """Look at the replicas every second, and at once when one is lost."""
+        """Ask the replicas for reports every second, and at once when one is lost."""
         self._look_now = asyncio.Event()
         while True:
             self._look_now.clear()
             try:
                 reports = await self._replicas.reports()
-            except Exception as error:  # the replicas known before are the best guess
-                _log.warning("the replicas do not tell how they are: %s", describe(error).sentence)
+            except Exception as error:  # the previous reports are kept
+                _log.warning("the replicas do not report their state: %s", describe(error).sentence)
             else:
                 self._take(reports)
             with suppress(TimeoutError):
@@ -303,19 +306,19 @@ class ReplicatedService:
         self._hand_out()
 
     def _expire(self, entry: _Entry) -> None:
-        """Fail a request that still waits; one that a replica has fails there."""
+        """Fail a request that is still in the queue. A request that a replica has is failed by the replica."""
         with self._changed:
             is_waiting = self._queue.remove(entry)
         if is_waiting:
             self._finish(entry, entry.failed(late(entry.allowed_s)))
 
     def _hand_out(self) -> None:
-        """Give waiting requests to the replicas, as far as these have room."""
+        """Give waiting requests to the replicas, as far as they have room."""
         with self._changed:
             num_ready = sum(report.status.state == "ready" for report in self._reports)
             room = self._replicas.max_ongoing_requests * num_ready
             num_background = sum(entry.ask.is_background for entry in self._handed_out)
-            # One place of each replica stays free for the others, as in a service with one model.
+            # Background requests leave one place of each replica free, as in a service with one model.
             most_background = max(1, room - num_ready) - num_background
             taken = self._queue.take_ready(room - len(self._handed_out), most_background=most_background)
             self._handed_out.update(taken)
@@ -323,7 +326,7 @@ class ReplicatedService:
             entry.task = self._loop.create_task(self._answer(entry))
 
     async def _answer(self, entry: _Entry) -> None:
-        """Bring one request to its end."""
+        """Answer one request."""
         try:
             if entry.ask.picture is not None:
                 entry.digest = await _digest(entry.ask.picture)
@@ -343,7 +346,7 @@ class ReplicatedService:
         self._hand_out()
 
     async def _try(self, entry: _Entry) -> Answer:
-        """The answer of a replica, or of another one while the reader has got nothing."""
+        """The answer of a replica. If it fails before the client got any text, another replica is tried."""
         session = entry.digest
         for number in range(1, MAX_TRIES + 1):
             if number > 1:
@@ -359,7 +362,7 @@ class ReplicatedService:
             is_unavailable = answer.error is not None and answer.error.code == "unavailable"
             if entry.has_text or not (is_unavailable and may_try_again):
                 return answer
-            session = ""  # the engine of its replica restarts or has lost a rank, so any other one may answer
+            session = ""  # the replica's engine restarts or has lost a rank: any replica may answer
         return entry.failed(_LOST)
 
     async def _ask(self, entry: _Entry, *, session: str) -> Answer:
@@ -391,7 +394,7 @@ class ReplicatedService:
 
 
 def _as_seen_here(answer: Answer, entry: _Entry, *, waited_ms: float) -> Answer:
-    """A replica's answer with the number of the request here, and the time that it waited here."""
+    """A replica's answer with this service's request number. Its times include the wait in this service's queue."""
     ms = {
         name: value + waited_ms if name in ("queue", "first_token", "total") else value
         for name, value in answer.ms.items()
@@ -405,14 +408,14 @@ def _stop(entry: _Entry) -> None:
 
 
 async def _digest(picture: bytes) -> str:
-    """SHA-256 of a picture file, as answers have it."""
+    """SHA-256 of a picture file in hexadecimal, as in answers."""
     if len(picture) <= _INLINE_BYTES:
         return hashlib.sha256(picture).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, picture)).hexdigest()
 
 
 async def _cancel_all() -> None:
-    """Cancel the other tasks of this event loop, and wait for them."""
+    """Cancel all other tasks of this event loop, and wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""What a replica is made of, what it tells, and what the service needs of all of them. Imports no Ray."""
+"""Settings and reports of replicas, and the protocol through which the service uses them. Imports no Ray."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ReplicaLostError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryShare:
-    """A replica's part of the memory of a machine that several replicas share."""
+    """A replica's share of a machine's memory, if several replicas use it."""
 
     num_bytes: int
     num_replicas: int  # on that machine
@@ -31,21 +31,21 @@ class ReplicaSettings:
 
     spec: CaptionerSpec
     limits: ServiceLimits
-    folder: str  # the current folder of the command, for relative names
-    threads: int | None  # that a CPU computes with; None: torch's default
-    memory: Mapping[str, MemoryShare]  # by Ray's id of the machine; elsewhere a replica takes what is free
+    folder: str  # the command's working directory, for relative paths
+    threads: int | None  # compute threads on a CPU; None: torch's default
+    memory: Mapping[str, MemoryShare]  # by Ray's id of the machine; on others a replica uses all free memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentSettings:
-    """How many replicas there are, in the words of Ray Serve. Raises ValueError for numbers that exclude each other."""
+    """The number of replicas and how it scales, with Ray Serve's names. Raises ValueError for contradicting numbers."""
 
-    name: str = "llama-adapter"  # of the application
-    replicas: int = 1  # at the start, and the least
-    max_replicas: int | None = None  # None: their number stays
+    name: str = "llama-adapter"  # name of the application
+    replicas: int = 1  # at the start; also the minimum
+    max_replicas: int | None = None  # None: the number of replicas is constant
     upscale_delay_s: float = 30.0
     downscale_delay_s: float = 600.0
-    graceful_shutdown_timeout_s: float = 60.0  # for a replica to answer what it has, before it is killed
+    graceful_shutdown_timeout_s: float = 60.0  # time for a replica to answer its requests before it is killed
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -55,15 +55,15 @@ class DeploymentSettings:
 
     @property
     def most(self) -> int:
-        """The most replicas at once."""
+        """The maximal number of replicas."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaReport:
-    """How a replica is."""
+    """The state of a replica."""
 
-    name: str  # as Ray Serve names it
+    name: str  # Ray Serve's name of the replica
     host: str
     pid: int
     spec: CaptionerSpec  # of the loaded model
@@ -72,21 +72,21 @@ class ReplicaReport:
 
 
 class Replicas(Protocol):
-    """The replicas of one deployment. Its methods run in one event loop."""
+    """The replicas of one deployment. The methods run in one event loop."""
 
     @property
     def max_ongoing_requests(self) -> int:
-        """Requests that one replica takes at once."""
+        """The number of requests that one replica takes at once."""
 
     def ask(self, ask: Ask, *, session: str) -> AsyncIterator[Sequence[Event]]:
-        """The events of a request, in groups; the last one is the answer.
+        """The events of a request, in groups; the last event is the answer.
 
-        Requests of the same `session` go to the same replica, as long as it has room; an empty one is no session.
+        Requests with the same `session` go to the same replica, as long as it has room. An empty string is no session.
         Raises ReplicaLostError. Closing the iterator cancels the request.
         """
 
     async def reports(self) -> Sequence[ReplicaReport]:
-        """The replicas that answer now."""
+        """The reports of the replicas that answer now."""
 
     async def metrics(self) -> Mapping[str, "Sequence[Metric]"]:
-        """The metrics of the replicas that answer now, by their names."""
+        """Name of a replica -> its metrics, for the replicas that answer now."""

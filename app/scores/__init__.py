@@ -1,1 +1,1 @@
-"""How good answers are: figures with intervals, two models beside each other, reports. Loads no model."""
+"""Scores of answers: metrics with intervals, comparisons of two models, reports. Loads no model."""

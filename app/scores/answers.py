@@ -1,7 +1,7 @@
-"""Figures of open answers: exact, normalised, and VQAv2's score.
+"""Metrics of open answers: exact match, match after normalisation, and VQAv2's score.
 
-After Antol et al., "VQA: Visual Question Answering" (2015), and the description of the processing on the page
-"Evaluation" of visualqa.org, whose steps `normalised` takes in order.
+They follow Antol et al., "VQA: Visual Question Answering" (2015), and the page "Evaluation" of visualqa.org.
+`normalised` takes the steps of that page in order.
 """
 
 import re
@@ -15,8 +15,8 @@ import numpy as np
 
 from llama_adapter.app.scores.outcome import Floats, Outcome
 
-NUM_VQA_ANSWERS: Final = 10  # people who answered each question
-_ENOUGH: Final = 3  # people who gave an answer, for it to be fully right
+NUM_VQA_ANSWERS: Final = 10  # number of people who answered each question
+_ENOUGH: Final = 3  # an answer that this many people gave is fully right
 
 _NUMBERS: Final = {
     word: str(number)
@@ -29,7 +29,7 @@ _NEGATED: Final = (
     *("ai", "are", "could", "did", "does", "do", "had", "has", "have"),
     *("is", "might", "must", "need", "should", "was", "were", "wo", "would"),
 )
-# Words that are English without the apostrophe as well (well, were, ill, shed, its) are not here.
+# Contractions that are other words without the apostrophe (well, were, ill, shed, its) are not in the list.
 _CONTRACTED: Final = (
     *("can't", "couldn't've", "he's", "how's", "i'm", "i've", "it'll", "let's", "ma'am", "o'clock", "she's", "that's"),
     *("there's", "they'd", "they'll", "they're", "they've", "we've", "what're", "what's", "where's", "who'd", "who's"),
@@ -39,12 +39,13 @@ _CONTRACTIONS: Final = {whole.replace("'", ""): whole for whole in _CONTRACTED}
 _APOSTROPHES: Final = dict.fromkeys(map(ord, "‘’ʼ`´"), "'")
 
 
-@lru_cache(maxsize=2**16)  # VQAv2 has ten answers to each question, mostly the same ones
+@lru_cache(maxsize=2**16)  # VQAv2 has ten answers to each question, and most are equal
 def normalised(text: str) -> str:
     """An answer in the form in which VQA's evaluation compares answers.
 
-    Lower case; no periods, except in decimals; number words as digits; no articles; apostrophes in contractions that
-    miss them; other punctuation as spaces, except apostrophes and colons; no commas between digits.
+    The text becomes lower case. Periods are removed, except in decimals, and commas between digits too. Other
+    punctuation becomes a space, except apostrophes and colons. Number words become digits, articles are removed, and
+    contractions get a missing apostrophe.
     """
     text = text.lower().translate(_APOSTROPHES)
     text = re.sub(r"\.(?!\d)", "", text)
@@ -55,7 +56,7 @@ def normalised(text: str) -> str:
 
 
 def vqa_score(answer: str, references: Sequence[str]) -> float:
-    """VQA's accuracy of an answer, 0 to 1: min(1, people who gave it / 3), averaged over leaving out each person.
+    """VQA's accuracy of an answer, 0 to 1: min(1, people who gave it / 3), averaged over leaving out each person once.
 
     Raises ValueError for fewer than two references.
     """
@@ -68,7 +69,7 @@ def vqa_score(answer: str, references: Sequence[str]) -> float:
 
 
 def answer_scores(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
-    """The score of each outcome by figure, (N,), 0 to 1. VQA's score is among them if all have ten references."""
+    """Name of a metric -> the score of each outcome, (N,), 0 to 1. Has VQA's score if all have ten references."""
     found = {
         "exact": [float(one.answer.strip() in {text.strip() for text in one.references}) for one in outcomes],
         "normalised": [
@@ -81,6 +82,6 @@ def answer_scores(outcomes: Sequence[Outcome]) -> dict[str, Floats]:
 
 
 def _is_punctuation(letter: str) -> bool:
-    if letter in "':.":  # periods that are left stand in decimals
+    if letter in "':.":  # the remaining periods are in decimals
         return False
     return letter in string.punctuation or unicodedata.category(letter).startswith("P")

@@ -1,4 +1,4 @@
-"""BLEU, ROUGE-L and CIDEr-D of captions, in the variants of COCO's evaluation server.
+"""Metrics of captions: BLEU, ROUGE-L and CIDEr-D, in the variants of COCO's evaluation server.
 
 Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation" (2002); Lin, "ROUGE: A Package for
 Automatic Evaluation of Summaries" (2004); Vedantam et al., "CIDEr: Consensus-based Image Description Evaluation"
@@ -21,40 +21,40 @@ from llama_adapter.app.scores.outcome import Floats, Ints, Outcome
 MAX_ORDER: Final = 4
 _ORDERS: Final = range(1, MAX_ORDER + 1)
 _ROUGE_BETA: Final = 1.2  # weight of recall
-_CIDER_SIGMA: Final = 6.0  # of the penalty for another length, in tokens
+_CIDER_SIGMA: Final = 6.0  # in tokens, for the penalty on a different length
 _CIDER_SCALE: Final = 10.0
 
 Ngram = tuple[str, ...]
 Tokens = tuple[str, ...]
 
-# Words with their inner hyphens, points and slashes; parts of contractions by themselves: do n't, dog 's.
+# Words include inner hyphens, points and slashes. Parts of contractions are separate words: do n't, dog 's.
 _CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")
 _WORD: Final = re.compile(r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?:[-./]\w+)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BleuCounts:
-    """What corpus BLEU adds up over captions."""
+    """The counts of each caption that corpus BLEU sums."""
 
-    matches_NK: Floats  # n-grams that a reference has, clipped
+    matches_NK: Floats  # n-grams of the caption that a reference has, clipped
     totals_NK: Floats  # n-grams of the caption
     length_N: Floats  # tokens of the caption
-    closest_N: Floats  # tokens of the reference of the closest length, the shorter one of two
+    closest_N: Floats  # tokens of the reference with the closest length; of two, the shorter one
 
 
 def tokens_of(text: str) -> Tokens:
-    """Lower-case words without punctuation, contractions split as in the Penn Treebank."""
+    """Words in lower case, without punctuation. Contractions are split as in the Penn Treebank."""
     text = _CLITIC.sub(r" \1", text.lower().replace("’", "'"))
     return tuple(_WORD.findall(text))
 
 
 def ngrams(tokens: Tokens, order: int) -> Counter[Ngram]:
-    """How often each n-gram of one order comes."""
+    """The number of occurrences of each n-gram of one order."""
     return Counter(tokens[start : start + order] for start in range(len(tokens) - order + 1))
 
 
 def bleu_counts(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> BleuCounts:
-    """The counts of each caption beside its references."""
+    """The counts of each caption, compared with its references."""
     matches = np.zeros((len(captions), MAX_ORDER))
     totals = np.zeros((len(captions), MAX_ORDER))
     closest = np.zeros(len(captions))
@@ -76,7 +76,7 @@ def bleu_counts(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens
 
 
 def bleu(counts: BleuCounts, chosen: Ints, *, order: int) -> float | None:
-    """Corpus BLEU up to n-grams of `order`, 0 to 1, without smoothing; None without captions."""
+    """Corpus BLEU of the `chosen` captions, with n-grams up to `order`, 0 to 1, unsmoothed; None without captions."""
     if not len(chosen):
         return None
     matches = counts.matches_NK[chosen, :order].sum(axis=0)
@@ -89,7 +89,7 @@ def bleu(counts: BleuCounts, chosen: Ints, *, order: int) -> float | None:
 
 
 def rouge_l(caption: Tokens, references: Sequence[Tokens]) -> float:
-    """F of the longest common subsequence, 0 to 1: the best precision and the best recall over the references."""
+    """F-measure of the longest common subsequence, 0 to 1, from the best precision and recall of the references."""
     common = [_longest_common(caption, one) for one in references]
     precision = max(common) / len(caption) if caption else 0.0
     recall = max(length / len(one) if one else 0.0 for length, one in zip(common, references, strict=True))
@@ -100,9 +100,9 @@ def rouge_l(caption: Tokens, references: Sequence[Tokens]) -> float:
 
 
 def cider_d(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
-    """CIDEr-D of each caption, (N,), 0 to 10. Weights of n-grams come from all references that are given.
+    """CIDEr-D of each caption, (N,), 0 to 10. The weights of n-grams come from all `references`.
 
-    One example alone has 0 everywhere: an n-gram that all examples have says nothing about any.
+    With a single example the score is 0, because an n-gram that all examples have gets the weight 0.
     """
     documents: Counter[Ngram] = Counter()
     for right in references:
@@ -127,7 +127,7 @@ def cider_d(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionScores:
-    """What the figures of captions are computed from."""
+    """The counts and scores from which the metrics of captions are computed."""
 
     bleu: BleuCounts
     rouge_N: Floats
@@ -135,7 +135,7 @@ class CaptionScores:
 
 
 def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
-    """Counts and scores of each outcome's answer beside its references."""
+    """Counts and scores of each outcome's answer, compared with its references."""
     captions = [tokens_of(one.answer) for one in outcomes]
     references = [[tokens_of(text) for text in one.references] for one in outcomes]
     return CaptionScores(
@@ -146,7 +146,7 @@ def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
 
 
 def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float | None]:
-    """The figures of some examples by name. CIDEr-D keeps the weights that n-grams have in all examples."""
+    """Name -> metric for the `chosen` examples. CIDEr-D uses the weights that n-grams have in all examples."""
     found = {f"BLEU-{order}": bleu(scores.bleu, chosen, order=order) for order in _ORDERS}
     return found | {"ROUGE-L": mean(scores.rouge_N[chosen]), "CIDEr-D": mean(scores.cider_N[chosen])}
 
@@ -164,7 +164,7 @@ def _longest_common(one: Tokens, other: Tokens) -> int:
 
 
 def _similarity(own: dict[Ngram, float], right: dict[Ngram, float]) -> float:
-    """The cosine of two weighted vectors, with the caption's weights clipped to the reference's."""
+    """The cosine of two weighted vectors, with the weights of the caption clipped to those of the reference."""
     norm = math.hypot(*own.values()) * math.hypot(*right.values())
     if not norm:
         return 0.0

@@ -1,8 +1,8 @@
-"""Figures of answers that are one of a fixed set. N examples, C choices, M drawn examples, S sets of questions.
+"""Metrics of answers from a fixed set of choices. N examples, C choices, M drawn examples, S sets of questions.
 
 POPE's table is from Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023); accuracy+ and
 the score of a part from Fu et al., "MME: A Comprehensive Evaluation Benchmark for Multimodal Large Language Models"
-(2023). ROC-AUC of several classes is the mean over one class against the rest.
+(2023). ROC-AUC of several classes is the mean over the classes, each against the rest.
 """
 
 import math
@@ -22,27 +22,27 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sureness:
-    """What figures need of the probabilities of choices."""
+    """The values of the choices' probabilities that metrics need."""
 
-    rank_NC: Ints  # of each probability among those of its choice; equal ones have one rank
-    highest_N: Floats  # the probability of the likeliest choice
-    is_right_N: Flags  # whether the likeliest choice is right
+    rank_NC: Ints  # rank of each probability among all examples, per choice; equal probabilities have the same rank
+    highest_N: Floats  # the probability of the most probable choice
+    is_right_N: Flags  # whether the most probable choice is right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """Outcomes as arrays. Where all have the same choices these are classes, in the order of the first outcome."""
+    """Outcomes as arrays. If all have the same choices, these are the classes, in the order of the first outcome."""
 
     classes: tuple[str, ...] | None
     label_N: Ints
     answer_N: Ints  # -1: the answer names no choice
     is_right_N: Flags
     sureness: Sureness | None  # None unless all outcomes have probabilities
-    set_N: Ints  # numbers of the questions' sets: those of one picture in one part
+    set_N: Ints  # number of each question's set: a set has the questions of one picture in one part
 
     @property
     def yes(self) -> int | None:
-        """The index of `yes` among yes and no."""
+        """The index of `yes`, if the classes are yes and no; otherwise None."""
         names = [name.strip().casefold() for name in self.classes or ()]
         return names.index("yes") if len(names) == 2 and set(names) == YES_NO else None
 
@@ -54,7 +54,7 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confusion:
-    """Counts: a row for each right answer, a column for each given answer."""
+    """A confusion matrix: a row for each right answer, a column for each given answer."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]  # the last one may be `(other)`, answers that name no choice
@@ -62,14 +62,14 @@ class Confusion:
 
 
 def read_choices(outcomes: Sequence[Outcome]) -> Choices:
-    """Raises UsageError for outcomes without choices, and if a right answer is none of the choices."""
+    """Outcomes as arrays. Raises UsageError if an outcome has no choices, or its right answer is not among them."""
     if not outcomes or any(one.choices is None for one in outcomes):
         raise UsageError("Wanted choices for all examples, but some have none")
     first = outcomes[0].choices or ()
     classes = first if all(sorted(one.choices or ()) == sorted(first) for one in outcomes) else None
     label_N = np.zeros(len(outcomes), dtype=np.int64)
     answer_N = np.full(len(outcomes), -1, dtype=np.int64)
-    # A smaller number of choices is filled up with zeros.
+    # Examples with fewer choices are padded with zeros.
     probabilities_NC = np.zeros((len(outcomes), max(len(one.choices or ()) for one in outcomes)))
     class_places = {name: index for index, name in enumerate(classes or ())}
     for index, one in enumerate(outcomes):
@@ -95,7 +95,7 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
 
 
 def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
-    """The figures of some examples by name, those that the table allows."""
+    """Name -> metric for the `chosen` examples. Has only metrics that the data allow."""
     found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
     if table.classes is not None:
         shares = class_shares(answer_counts(table, chosen))
@@ -110,7 +110,7 @@ def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
 
 
 def class_figures(table: Choices, chosen: Ints) -> dict[tuple[str, str], float | None]:
-    """Precision, recall and F1 by class and name; none where the examples have no common choices."""
+    """(class, name) -> precision, recall or F1; empty if the examples have different choices."""
     if table.classes is None:
         return {}
     shares = class_shares(answer_counts(table, chosen))
@@ -122,7 +122,7 @@ def class_figures(table: Choices, chosen: Ints) -> dict[tuple[str, str], float |
 
 
 def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
-    """The figures of one part: POPE's row for yes and no, and MME's where pictures have several questions."""
+    """The metrics of one part: those of POPE for yes and no, and those of MME if pictures have several questions."""
     found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
     if table.yes is None:
         return found
@@ -137,7 +137,7 @@ def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
 
 
 def answer_counts(table: Choices, chosen: Ints) -> Ints:
-    """Counts (C, C + 1) of right and given answers; the last column counts answers that name no choice."""
+    """Counts (C, C + 1): rows are right answers, columns are given answers, the last for those that name no choice."""
     num_classes = len(table.classes or ())
     columns = num_classes + 1
     answer_M = np.where(table.answer_N[chosen] < 0, num_classes, table.answer_N[chosen])
@@ -146,10 +146,10 @@ def answer_counts(table: Choices, chosen: Ints) -> Ints:
 
 
 def class_shares(counts: Ints) -> dict[str, Floats]:
-    """Precision, recall and F1 of each class, (C,), from `answer_counts`; not a number where they are undefined.
+    """Precision, recall and F1 of each class, (C,), from `answer_counts`; NaN if undefined.
 
-    Precision is undefined for a class that is never given, recall for one that is never right, F1 for one that is
-    neither: 2 TP / (2 TP + FP + FN).
+    Precision is undefined for a class that is never given as an answer, recall for a class that is never right, and F1,
+    2 TP / (2 TP + FP + FN), for a class that is neither.
     """
     hits_C = np.diagonal(counts).astype(np.float64)
     given_C, right_C = counts[:, :-1].sum(axis=0), counts.sum(axis=1)
@@ -158,7 +158,7 @@ def class_shares(counts: Ints) -> dict[str, Floats]:
 
 
 def confusion(table: Choices) -> Confusion | None:
-    """Counts of right and given answers; None where the choices differ between examples."""
+    """The confusion matrix; None if the choices differ between examples."""
     if table.classes is None:
         return None
     counts = answer_counts(table, np.arange(len(table.label_N)))
@@ -173,7 +173,7 @@ def confusion(table: Choices) -> Confusion | None:
 def accuracy_plus(table: Choices, chosen: Ints) -> float | None:
     """MME's accuracy+: the share of pictures whose questions are all answered right; None without examples.
 
-    A picture that was drawn several times counts as often.
+    A picture that was drawn several times counts several times.
     """
     if not len(chosen):
         return None
@@ -185,9 +185,10 @@ def accuracy_plus(table: Choices, chosen: Ints) -> float | None:
 
 
 def roc_auc(rank_M: Ints, is_positive_M: Flags) -> float | None:
-    """The probability that a positive example has the higher rank, ties counted half; None without both kinds.
+    """The area under the ROC curve (Hanley and McNeil, 1982); None without positive or without negative examples.
 
-    This is the area under the ROC curve (Hanley and McNeil, 1982). Ranks are numbers from 0.
+    It is the probability that a positive example has a higher rank than a negative one, where ties count half. Ranks
+    are integers from 0.
     """
     positive_R = np.bincount(rank_M[is_positive_M])
     negative_R = np.bincount(rank_M[~is_positive_M], minlength=len(positive_R))

@@ -1,7 +1,7 @@
-"""Two models beside each other on the same examples.
+"""Compares two models on the same examples.
 
-McNemar, "Note on the sampling error of the difference between correlated proportions" (1947), in its exact form: among
-the examples that one model alone answers right, both models are equally likely if they are equally good.
+The test is McNemar, "Note on the sampling error of the difference between correlated proportions" (1947), in its exact
+form: of the examples that only one model answers right, each model has half on average if both are equally good.
 """
 
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class McNemar:
-    """Examples that two models answer, and the two-sided exact p-value. It takes examples as independent."""
+    """Counts of right answers of two models, and the two-sided exact p-value, which assumes independent examples."""
 
     num_both_right: int
-    num_one_right: int  # the first model alone
-    num_other_right: int  # the second model alone
+    num_one_right: int  # examples that only the first model answers right
+    num_other_right: int  # examples that only the second model answers right
     num_both_wrong: int
     p_value: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A second model minus a first one."""
+    """The scores of a second model minus those of a first one."""
 
     names: tuple[str, str]
     task: Task
     num_examples: int
     num_pictures: int
     draws: Draws
-    values: dict[str, tuple[float | None, float | None]]  # of both models, by figure
-    differences: dict[str, Figure]  # intervals from draws of the same pictures for both
+    values: dict[str, tuple[float | None, float | None]]  # name of a metric -> values of both models
+    differences: dict[str, Figure]  # intervals from bootstrap draws of the same pictures for both models
     mcnemar: McNemar | None  # None for captions, which are not right or wrong
-    note: str = ""  # a sentence on what else differs, for people
+    note: str = ""  # a sentence on other differences, for the reports
 
 
 def compare(
@@ -52,7 +52,7 @@ def compare(
     draws: Draws | None = None,
     note: str = "",
 ) -> Comparison:
-    """Compare two models. The outcomes may come in any order. `note` is for the reports.
+    """Compare two models. The outcomes may be in any order. `note` is for the reports.
 
     Raises UsageError if the examples are not the same: picture, question, part and right answers.
     """
@@ -77,7 +77,7 @@ def compare(
 
 
 def mcnemar_p(num_one_right: int, num_other_right: int) -> float:
-    """The two-sided exact p-value of the examples that one model alone answers right; 1 without such examples."""
+    """The two-sided exact p-value for the numbers of examples that only one model answers right; 1 if both are 0."""
     total = num_one_right + num_other_right
     if num_one_right == num_other_right:
         return 1.0
@@ -101,7 +101,7 @@ def _mcnemar(one: Flags | None, other: Flags | None) -> McNemar | None:
 
 
 def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]:
-    """The figures that both have, of the second minus of the first."""
+    """The metrics of `other` minus those of `one`, for all metrics that both have."""
 
     def difference(chosen: Ints) -> dict[str, float | None]:
         before, after = one(chosen), other(chosen)
@@ -115,7 +115,7 @@ def _minus(after: float | None, before: float | None) -> float | None:
 
 
 def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:
-    """The other outcomes in the order of the first ones; of equal examples, the first belongs to the first."""
+    """The outcomes of `other` in the order of `one`. Outcomes of equal examples keep their order."""
     waiting: dict[tuple[object, ...], list[Outcome]] = {}
     for outcome in reversed(other):
         waiting.setdefault(outcome.example_key, []).append(outcome)

@@ -1,4 +1,4 @@
-"""What figures suggest to do, in a sentence."""
+"""A recommendation that follows from metrics, as a sentence."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,15 +6,15 @@ from typing import Final
 from llama_adapter.app.scores.intervals import Figure
 
 # Two normal distributions with equal variances have a ROC-AUC of A = Φ(d / √2), and the best threshold between them
-# has a balanced accuracy of Φ(d / 2). The difference is at most 0.084. A greater one is the threshold's fault.
+# has a balanced accuracy of Φ(d / 2). The difference is at most 0.084. If it is greater, the threshold is bad.
 LEAST_GAP: Final = 0.15
 
 
 def threshold_hint(figures: Mapping[str, Figure], *, num_classes: int) -> str | None:
-    """A sentence where another threshold between two choices would be right much more often.
+    """A sentence that recommends calibration, if another threshold between two choices would be right much more often.
 
-    That is where the ROC-AUC is above the balanced accuracy by `LEAST_GAP` or more. Of more than two choices a
-    calibration does not change the likeliest, so nothing is suggested.
+    This is the case if the ROC-AUC exceeds the balanced accuracy by `LEAST_GAP` or more. With more than two choices, a
+    calibration does not change the most probable choice, so the result is None.
     """
     area, share = (figures[name].value if name in figures else None for name in ("ROC-AUC", "balanced accuracy"))
     if num_classes != 2 or area is None or share is None or area - share < LEAST_GAP:

@@ -1,7 +1,7 @@
-"""Figures with bootstrap intervals, drawn by picture.
+"""Metrics with bootstrap intervals, drawn by picture.
 
-Percentile intervals after Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. Questions about
-one picture depend on each other, so whole pictures are drawn (the cluster bootstrap of Field and Welsh, 2007). N
+Percentile intervals follow Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. Questions about
+one picture are not independent, so whole pictures are drawn (the cluster bootstrap of Field and Welsh, 2007). N
 examples.
 """
 
@@ -17,13 +17,13 @@ NUM_DRAWS: Final = 1000
 LEVEL: Final = 0.95
 
 Key = TypeVar("Key", bound=Hashable)
-# Figures by name of some examples, given by their indices, of which some may come several times. None: undefined.
+# Indices of examples, which may repeat -> name -> the metric of these examples. None: undefined.
 Statistics = Callable[[Ints], Mapping[Key, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draws:
-    """How intervals are drawn. With no draws, figures have no intervals."""
+    """The bootstrap draws for intervals. With `count` 0 there are no intervals."""
 
     count: int = NUM_DRAWS
     seed: int = 0
@@ -35,18 +35,18 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A value, and its 95 % bootstrap interval."""
+    """The value of a metric, and its 95 % bootstrap interval."""
 
-    value: float | None  # None where it is undefined: the recall of a class without examples
-    low: float | None = None  # None without an interval: fewer than two pictures, or no draws
+    value: float | None  # None if it is undefined, such as the recall of a class without examples
+    low: float | None = None  # None if there is no interval: fewer than two pictures, or no draws
     high: float | None = None
-    count: int  # examples that it is computed from
+    count: int  # number of examples that it is computed from
 
 
 def figures(statistics: Statistics[Key], groups_N: Ints, draws: Draws) -> dict[Key, Figure]:
-    """The figures of all examples, with intervals.
+    """The metrics of all examples, with intervals.
 
-    `groups_N` are the numbers of the examples' pictures. Draws in which a figure is undefined are left out of its
+    `groups_N` is the number of each example's picture. Draws in which a metric is undefined do not count for its
     interval.
     """
     everything = np.arange(len(groups_N), dtype=np.int64)
@@ -63,12 +63,12 @@ def figures(statistics: Statistics[Key], groups_N: Ints, draws: Draws) -> dict[K
 
 
 def means(values: Mapping[str, Floats]) -> Statistics[str]:
-    """The mean of each kind of value, (N,), over the examples."""
+    """A function that gives the mean of each of `values`, (N,), over the chosen examples."""
     return lambda chosen: {name: mean(values_N[chosen]) for name, values_N in values.items()}
 
 
 def mean(values: Floats) -> float | None:
-    """None without values."""
+    """The mean; None without values."""
     return float(values.mean()) if len(values) else None
 
 

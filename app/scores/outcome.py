@@ -1,4 +1,4 @@
-"""Answered examples: what was asked, what was answered and what is right. No figures."""
+"""Answered examples: the question, the model's answer and the right answers. Computes no metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ YES_NO: Final = frozenset(("yes", "no"))
 class Outcome:
     """One answered example.
 
-    Raises UsageError without references, and for probabilities that do not belong to the choices.
+    Raises UsageError if there are no references, or the probabilities do not match the choices.
     """
 
-    picture: str  # its name; empty for text alone
+    picture: str  # name of the picture; empty without a picture
     question: str
     answer: str
     references: tuple[str, ...]  # right answers, at least one
-    choices: tuple[str, ...] | None = None  # when the answer is one of a fixed set
+    choices: tuple[str, ...] | None = None  # the fixed set of answers, if there is one
     probabilities: tuple[float, ...] | None = None  # in the order of `choices`, 0 to 1
-    part: str = ""  # a part of the data that is reported by itself
-    digest: str = ""  # of the picture: outcomes of one picture are drawn together; empty for text alone
+    part: str = ""  # a part of the data that is reported separately
+    digest: str = ""  # of the picture; outcomes of one picture are drawn together; empty without a picture
 
     def __post_init__(self) -> None:
         if not self.references:
@@ -49,10 +49,10 @@ class Outcome:
             raise UsageError(f"Wanted probabilities from 0 to 1 for {self._shown()}, got {self.probabilities}")
 
     def chosen(self, text: str) -> int | None:
-        """The index of the choice that a text names, None for no choice.
+        """The index of the choice that a text names; None if it names no choice.
 
-        A text names the choice that it equals, or else the longest choice that it begins with as whole words: `Yes, a
-        dog.` is `yes`. Case, and white space and punctuation at both ends, do not matter.
+        This is the choice that the text equals, otherwise the longest choice with which the text begins, compared by
+        whole words: `Yes, a dog.` names `yes`. Case is ignored, and so are white space and punctuation at both ends.
         """
         if text in (self.choices or ()):
             return (self.choices or ()).index(text)
@@ -66,12 +66,12 @@ class Outcome:
 
     @property
     def example_key(self) -> tuple[object, ...]:
-        """Equal for outcomes of the same example: picture, question, part and right answers."""
+        """A key that is equal for outcomes of the same example: picture, question, part and right answers."""
         return self.digest or self.picture, self.question, self.part, self.references
 
     @property
     def label(self) -> int:
-        """The index of the right choice. Raises UsageError if the first reference is none of the choices."""
+        """The index of the right choice. Raises UsageError if the first reference is not a choice."""
         if self.references[0] in (self.choices or ()):
             return (self.choices or ()).index(self.references[0])
         folded = _folded(self.references[0])
@@ -88,17 +88,20 @@ class Outcome:
 
 
 def picture_groups(outcomes: Sequence[Outcome]) -> Ints:
-    """The number of each outcome's picture, (N,), from 0 in order of appearance. Each text alone is a group."""
+    """The number of each outcome's picture, (N,), from 0 in order of appearance.
+
+    Each outcome without a picture has its own number.
+    """
     numbers: dict[object, int] = {}
     keys = [one.digest or (one.picture or index) for index, one in enumerate(outcomes)]
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def task_of(outcomes: Sequence[Outcome]) -> Task:
-    """What the outcomes are scored as: choices if all have them, captions for long references, else open answers.
+    """The task for scoring: choices if all outcomes have them, captions if references are long, otherwise open answers.
 
-    Captions have references of four or more words on average. Raises UsageError without outcomes,
-    and if only some have choices.
+    Long references have four or more words on average. Raises UsageError if there are no outcomes, or only some have
+    choices.
     """
     if not outcomes:
         raise UsageError("Wanted answered examples to score, got none")
@@ -118,7 +121,7 @@ def are_captions(references: Sequence[str]) -> bool:
     return sum(len(text.split()) for text in references) >= 4 * len(references)
 
 
-@lru_cache(maxsize=2**16)  # choices come with every example
+@lru_cache(maxsize=2**16)  # the same choices occur in every example
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .,:;!?\"'()[]")
 

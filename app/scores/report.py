@@ -1,4 +1,4 @@
-"""Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. No files are written."""
+"""Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. Writes no files."""
 
 import json
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
 
-SCORES: Final = "scores.json"  # the name of the file
+SCORES: Final = "scores.json"  # file name of the JSON report
 SCORES_FORMAT: Final = "llama-adapter-scores"
 SCORES_VERSION: Final = 1
 THUMBNAIL_SIDE: Final = 160  # pixels
-_MAX_REFERENCES: Final = 5  # shown of one example
+_MAX_REFERENCES: Final = 5  # right answers that are shown per example
 
-# A small RGB picture of an outcome, sides up to THUMBNAIL_SIDE; None if it cannot be shown.
+# Gives a small RGB picture of an outcome, with sides up to THUMBNAIL_SIDE; None if it cannot be shown.
 Thumbnail = Callable[[Outcome], Image.Image | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What people read in a report, as text."""
+    """The texts of a report for people."""
 
     title: str
     sentences: tuple[str, ...]
@@ -49,9 +49,9 @@ def contents(scores: Scores, comparison: Comparison | None = None) -> Contents:
 
 
 def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
-    """Every figure with its interval and count, and the worst answers, as JSON in ASCII. Undefined figures are null.
+    """Every metric with its interval and count, and the worst answers, as JSON in ASCII. Undefined metrics are null.
 
-    With `thumbnail`, `pictures` are the pictures of the worst answers as data addresses, null where there is none.
+    With `thumbnail`, `pictures` has the pictures of the worst answers as data URIs; null if an answer has none.
     """
     written: dict[str, Any] = {"format": SCORES_FORMAT, "version": SCORES_VERSION, **asdict(scores)}
     if comparison is not None:
@@ -62,7 +62,7 @@ def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
-    """The figures as Markdown tables, and the worst answers as a list."""
+    """The metrics as Markdown tables, and the worst answers as a list."""
     texts = contents(scores, comparison)
     pieces = [f"# {_escaped(texts.title)}", *map(_escaped, texts.sentences), *map(_markdown_table, texts.tables)]
     if scores.worst:
@@ -72,9 +72,9 @@ def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
 
 
 def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
-    """One page without other files, scripts or addresses: figures, and the worst answers with their pictures.
+    """A self-contained HTML page without scripts: metrics, and the worst answers with their pictures.
 
-    `thumbnail` gives the picture of an outcome; by default `picture` is opened as a file.
+    `thumbnail` gives the picture of an outcome. By default, the outcome's `picture` is opened as a file.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -96,12 +96,12 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
 
 def file_thumbnail(outcome: Outcome) -> Image.Image | None:
-    """The picture of an outcome whose name is a file; None for text alone, and for a file that cannot be read."""
+    """A thumbnail of the file that an outcome's `picture` names; None without a picture or if it cannot be read."""
     return thumbnail_of(outcome.picture) if outcome.picture else None
 
 
 def thumbnail_of(source: PictureSource | FileSlice) -> Image.Image | None:
-    """A small RGB picture of a picture's file; None if it cannot be shown."""
+    """A small RGB picture made from a picture file; None if it cannot be shown."""
     try:
         source = source.read(max_bytes=DEFAULT_MAX_BYTES) if isinstance(source, FileSlice) else source
         return small_picture(load_picture(source, least_side=THUMBNAIL_SIDE).image)
@@ -157,5 +157,5 @@ def _escaped(text: str) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Text with control characters as escapes; what is HTML already stays."""
+    """Text with escaped control characters. Markup stays as it is."""
     return shown_text(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""All figures of a set of outcomes: overall, by part and by class, and which answers are the worst."""
+"""All metrics of a set of outcomes: overall, by part and by class; and the worst answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ ALL_PARTS: Final = "(all)"
 NO_PART: Final = "(none)"
 NUM_WORST: Final = 24
 
-# MME's parts, Fu et al. (2023), section 2.2; names of its folders.
+# MME's parts, by the names of its folders. Fu et al. (2023), section 2.2.
 MME_PERCEPTION: Final = (
     *("existence", "count", "position", "color", "posters"),
     *("celebrity", "scene", "landmark", "artwork", "OCR"),
@@ -40,43 +40,43 @@ class Mistake:
     """An answer that is wrong, or not as good as others."""
 
     outcome: Outcome
-    score: float  # of this answer: 0 to 1; CIDEr-D for captions, 0 to 10
-    confidence: float | None  # the probability of the likeliest choice
+    score: float  # score of this answer: 0 to 1; CIDEr-D for captions, 0 to 10
+    confidence: float | None  # the probability of the most probable choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """How good one model's answers are."""
+    """The scores of one model's answers."""
 
     model: str
     task: Task
     num_examples: int
-    num_pictures: int  # a text alone counts as one
+    num_pictures: int  # an example without picture counts as one
     draws: Draws
     figures: dict[str, Figure]
-    parts: dict[str, dict[str, Figure]]  # by part, with `(all)` first; empty without parts and questions of yes or no
-    classes: dict[str, dict[str, Figure]]  # by class; empty where the examples have no common choices
+    parts: dict[str, dict[str, Figure]]  # by part, `(all)` first; empty if there are no parts and no yes/no questions
+    classes: dict[str, dict[str, Figure]]  # by class; empty if the examples have different choices
     confusion: Confusion | None
-    totals: dict[str, float]  # MME's sums over its parts, where all are there
+    totals: dict[str, float]  # MME's sums over its parts, if all parts are present
     worst: tuple[Mistake, ...]
-    notes: tuple[str, ...] = ()  # sentences on data and model, for people; the hint is among them
-    hint: str | None = None  # what the figures suggest to do
+    notes: tuple[str, ...] = ()  # sentences on data and model for the reports; includes the hint
+    hint: str | None = None  # a recommendation that follows from the metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Outcomes of one task, read once: what figures are computed from."""
+    """Outcomes of one task, prepared once for computing metrics."""
 
     statistics: Statistics[str]
     part_statistics: Statistics[str]
-    score_N: Floats  # of each answer, as in `Mistake`
+    score_N: Floats  # score of each answer, as in `Mistake`
     order_N: Ints  # indices of the outcomes, the worst first
     is_right_N: Flags | None  # None for captions, which are not right or wrong
     choices: Choices | None  # None for other tasks
 
 
 def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
-    """Raises UsageError if the right answer of a choice is none of the choices."""
+    """Prepare outcomes. Raises UsageError if the right answer to a question with choices is not a choice."""
     if task == "choices":
         table = read_choices(outcomes)
         score_N = table.is_right_N.astype(np.float64)
@@ -122,9 +122,9 @@ def score(
     num_worst: int = NUM_WORST,
     notes: tuple[str, ...] = (),
 ) -> Scores:
-    """All figures of one model. `task` is found by the data if it is not given; `notes` are for the reports.
+    """All metrics of one model. By default the data determine `task`. `notes` are sentences for the reports.
 
-    Raises UsageError without outcomes, and if the right answer of a choice is none of the choices.
+    Raises UsageError if there are no outcomes, or the right answer to a question with choices is not a choice.
     """
     task, draws = task or task_of(outcomes), draws or Draws()
     groups_N = picture_groups(outcomes)
@@ -164,12 +164,12 @@ def _parts(
         own = np.array(given, dtype=np.int64)
         found[name or NO_PART] = figures(_of(measured.part_statistics, own), groups_N[own], draws)
     if is_divided:
-        found[ALL_PARTS].pop("MME score", None)  # MME adds the scores of parts; it has no score of all questions
+        found[ALL_PARTS].pop("MME score", None)  # MME sums the scores of parts, and defines no score for all questions
     return found
 
 
 def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
-    """The same figures for a part of the examples, given by their indices."""
+    """The same metrics for a part of the examples; `own` has the indices of these."""
     return lambda chosen: statistics(own[chosen])
 
 
@@ -191,7 +191,7 @@ def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
 
 
 def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
-    """Wrong answers, the surest first; captions by CIDEr-D, then ROUGE-L. Equal ones stay in order."""
+    """Wrong answers, the highest confidence first; captions by CIDEr-D, then ROUGE-L. Ties keep their order."""
     is_caption = measured.is_right_N is None
     order = [place for place in measured.order_N.tolist() if is_caption or measured.score_N[place] < 1.0]
     return tuple(

@@ -1,4 +1,4 @@
-"""Scores as tables of text, which the Markdown and the HTML report show."""
+"""Scores as tables of text, for the Markdown and the HTML report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.intervals import Draws, Figure
 from llama_adapter.app.scores.scoring import Scores
 
-# Figures that are no shares of examples are plain numbers; all others are shown in per cent.
+# Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
-_MAX_MATRIX: Final = 30  # classes of a matrix, and confusions of a list
+_MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Cells of text; the first column names the rows."""
+    """A table of text; the first column has the names of the rows."""
 
     title: str
     header: tuple[str, ...]
@@ -25,7 +25,7 @@ class Table:
 
 
 def score_tables(scores: Scores) -> list[Table]:
-    """All figures of one model."""
+    """All metrics of one model as tables."""
     tables = [
         Table(
             title="Figures",
@@ -44,7 +44,7 @@ def score_tables(scores: Scores) -> list[Table]:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Two models beside each other."""
+    """The comparison of two models as tables."""
     one, other = comparison.names
     rows = []
     for name, difference in comparison.differences.items():
@@ -84,7 +84,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 
 def _confusion_table(found: Confusion) -> Table:
-    """The matrix, or the most frequent confusions where it has many classes."""
+    """The confusion matrix; if it has many classes, the most frequent confusions instead."""
     if len(found.rows) <= _MAX_MATRIX:
         return Table(
             title="Confusion matrix",

@@ -1,1 +1,1 @@
-"""Training of adapters: what is trained, and how it is written."""
+"""Training of adapters: which parameters are trained, the training loop, and the files that it writes."""

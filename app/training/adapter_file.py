@@ -1,4 +1,4 @@
-"""Writes a trained adapter in the form of the released ones, and reads it back before it replaces anything."""
+"""Writes a trained adapter in the format of the released adapters, and checks the file before it replaces another."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,8 @@ from llama_adapter.runtime.atomic_write import atomic_write
 def write_adapter(model: TrainableModel, path: str | os.PathLike[str]) -> Path:
     """Write {"model": tensors, "config": ...} as `torch.save` does; returns the path.
 
-    The file is read back as any adapter is, and only then takes its place. Raises CheckpointError where that fails, and
-    OSError.
+    The new file is read back with the usual loader before it replaces the file at `path`. Raises CheckpointError if
+    this fails, and OSError.
     """
     with atomic_write(path) as file:
         torch.save({"model": model.adapter_tensors(), "config": model.file_config()}, file)

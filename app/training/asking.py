@@ -1,4 +1,4 @@
-"""Labelled examples -> what the model is asked about them, and the answers to learn, as token ids."""
+"""Turns labelled examples into token ids: the prompt for each example, and the answers that the model learns."""
 
 import random
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """A prompt with one answer as the model learns it: begin, prompt, answer and end."""
+    """A prompt with one answer as the model learns it: begin token, prompt, answer, end token."""
 
     token_ids: TokenIds
-    num_prompt: int  # tokens in front of the answer, which are not learnt
+    num_prompt: int  # tokens before the answer; they have no loss
 
     @property
     def num_labels(self) -> int:
-        """Tokens whose loss counts; the unknown piece, id 0, does not."""
+        """The number of tokens with a loss: those of the answer, except the unknown token, id 0."""
         return sum(token != 0 for token in self.token_ids[self.num_prompt :])
 
 
@@ -34,26 +34,29 @@ class TrainExample:
 
     example: Example
     prompt: Prompt
-    rows: tuple[TokenRow, ...]  # one for each answer that may be learnt
+    rows: tuple[TokenRow, ...]  # one for each answer that the model may learn
 
     @property
     def has_picture(self) -> bool:
         return self.example.item.source is not None
 
     def row(self, *key: int) -> TokenRow:
-        """The row to learn; of several answers one is drawn, by `key` alone."""
+        """The row to learn. If there are several answers, one is drawn at random; `key` alone determines which."""
         if len(self.rows) == 1:
             return self.rows[0]
         return self.rows[random.Random("/".join(map(str, key))).randrange(len(self.rows))]
 
     @property
     def num_tokens(self) -> int:
-        """Of the longest row."""
+        """Tokens of the longest row."""
         return max(len(row.token_ids) for row in self.rows)
 
 
 def default_question(example: Example) -> str | None:
-    """The question for an example without one: choices make it, and a caption has the model's own, which is None."""
+    """The question for an example that has none: it lists the example's choices.
+
+    None for examples without choices: captions are asked with the model's caption prompt.
+    """
     if example.choices is None:
         return None
     if len(example.choices) > MOST_NAMED:
@@ -63,14 +66,14 @@ def default_question(example: Example) -> str | None:
 
 
 class Asker:
-    """Makes the tokens of examples, as the captioner makes them when it answers."""
+    """Makes the tokens of examples exactly as the captioner does when it answers."""
 
     def __init__(self, tokenizer: Tokenizer, *, default_prompt: str, template: Template = "instruction") -> None:
         self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None, template=template)
         self._eos_id, self._default = tokenizer.eos_id, default_prompt
 
     def ask(self, example: Example) -> TrainExample:
-        """The example with its tokens. Captions have a row for each right answer, others one for the first.
+        """The example with its tokens. A caption has a row for each right answer, other tasks one for the first answer.
 
         Raises TemplateError for a question with a variable that the example lacks.
         """
@@ -85,9 +88,10 @@ class Asker:
         return TokenRow(ids, len(encoded.token_ids))
 
     def ask_all(self, found: Examples, *, context: int) -> dict[int, TrainExample]:
-        """The examples with their tokens, by the identity of the example.
+        """id(example) -> the example with its tokens.
 
-        Examples that do not fit into the context, and questions that cannot be filled in, are problems of `found`.
+        Examples that do not fit into the context, and questions that cannot be filled in, are added to the problems of
+        `found`.
         """
         asked: dict[int, TrainExample] = {}
         kept = []

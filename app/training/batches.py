@@ -1,7 +1,7 @@
 """Which examples a step learns from: a function of seed, epoch and step alone.
 
-Rows of similar length go together. Lengths are compared with some noise: answers differ in length, and batches of one
-answer alone would be learnt one after the other.
+A batch has rows of similar length. Random noise is added to the lengths before they are compared: otherwise examples
+with the same answer, which have similar lengths, would be in the same batch.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from torch import Tensor
 from llama_adapter.app.training.asking import TokenRow, TrainExample
 
 # B rows, S tokens
-_NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # of a length: the most that is added to it
+_NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # the noise on a length is below 16 tokens plus a quarter of the length
 _POOL = 32  # batches whose examples are sorted by length together
-_SHUFFLE, _ANSWER = 1, 2  # what random numbers are for
+_SHUFFLE, _ANSWER = 1, 2  # purpose of a random number, part of its seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,21 +26,21 @@ class Microbatch:
 
     examples: tuple[TrainExample, ...]
     rows: tuple[TokenRow, ...]
-    tokens_BS: Tensor  # int64, filled with 0
-    labels_BS: Tensor  # int64, 0 where nothing is learnt
-    weight: float = 1.0  # 0: it is computed for the other ranks' sake, and does not count
+    tokens_BS: Tensor  # int64, padded with 0
+    labels_BS: Tensor  # int64, 0 at positions without loss
+    weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
 
     @property
     def num_labels(self) -> int:
-        """Tokens whose loss counts: those behind the first of each row."""
+        """Tokens with a loss. The first token of a row has none, because no position predicts it."""
         return 0 if self.weight == 0 else int((self.labels_BS[:, 1:] != 0).sum())
 
 
 class BatchOrder:
-    """Divides examples into batches, for every epoch in another way."""
+    """Divides examples into batches, differently in each epoch."""
 
     def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
-        """`lengths` are tokens of each example. Raises ValueError without examples."""
+        """`lengths` are the numbers of tokens of the examples. Raises ValueError if there are none."""
         if not lengths:
             raise ValueError("there are no examples to learn")
         self._lengths, self._batch_size, self._seed = np.asarray(lengths), batch_size, seed
@@ -52,7 +52,7 @@ class BatchOrder:
         return step // self.steps_per_epoch
 
     def at(self, step: int) -> tuple[int, ...]:
-        """Indices of the examples of a step, from 0; each comes once in an epoch."""
+        """Indices of the examples of a step, which counts from 0. Every example occurs once in an epoch."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return self._epoch(epoch)[place]
 
@@ -81,10 +81,10 @@ def microbatches(
     rank: int = 0,
     num_ranks: int = 1,
 ) -> tuple[Microbatch, ...]:
-    """A rank's part of the step that learns the `chosen` examples, in parts of at most `rows`.
+    """This rank's share of the step that learns the `chosen` examples, in parts of at most `rows` rows.
 
-    Every rank has as many parts. `key` is seed and epoch: by them one of several right answers is drawn. Neighbours in
-    length go to different ranks.
+    All ranks have the same number of parts. `key` is (seed, epoch); with the example's index it determines which of
+    several right answers is drawn. Parts of similar row length go to different ranks.
     """
     rows_of = drawn_rows(examples, chosen, key=key)
     drawn = [(examples[index], row) for index, row in zip(chosen, rows_of, strict=True)]
@@ -98,7 +98,7 @@ def microbatches(
 def drawn_rows(
     examples: Sequence[TrainExample], chosen: Sequence[int], *, key: tuple[int, int]
 ) -> tuple[TokenRow, ...]:
-    """The rows to learn of the `chosen` examples; `key` is seed and epoch."""
+    """The row to learn for each of the `chosen` examples; `key` is (seed, epoch)."""
     return tuple(examples[index].row(_ANSWER, *key, index) for index in chosen)
 
 
@@ -115,7 +115,7 @@ def _microbatch(drawn: Sequence[tuple[TrainExample, TokenRow]], *, counts: bool)
 
 
 def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
-    """Tokens and labels (B, S), int64, filled with 0 up to the longest row; labels are 0 in front of the answer."""
+    """Tokens and labels (B, S), int64, padded with 0 to the longest row. Labels are 0 before the answer."""
     width = max(len(row.token_ids) for row in rows)
     tokens_BS = torch.zeros(len(rows), width, dtype=torch.int64)
     for tokens_S, row in zip(tokens_BS, rows, strict=True):

@@ -1,8 +1,8 @@
 """Encoded pictures on disk, one file each, shared by runs and ranks.
 
 The encoder does not change while a model is trained, so each picture is encoded once. A file is named after the
-SHA-256 of the picture's bytes, in a folder named after the encoder. It is written beside its place and renamed, so it
-is complete whenever a process ends, and several processes may write the same one.
+SHA-256 of the picture's bytes, in a folder named after the encoder. It is written under a temporary name and renamed.
+So a file is always complete, even if a process is killed, and several processes may write the same file.
 """
 
 import hashlib
@@ -28,23 +28,23 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
-# T tokens, C channels: (T, C) of one picture
-_BLOCK: Final = 4096  # a file takes whole blocks of the disk
+# T tokens, C channels: one picture's encoding is (T, C)
+_BLOCK: Final = 4096  # a file takes up whole blocks of the disk
 _SPARE: Final = 1.05
-_IN_MEMORY: Final = 1 << 30  # bytes of encoded pictures that a process keeps
+_IN_MEMORY: Final = 1 << 30  # bytes of encoded pictures that a process keeps in memory
 _NAME: Final = "encoded"
 _MOST_NAMED: Final = 20
 
 
 class CacheError(LlamaAdapterError):
-    """Too little room for encoded pictures, or too many pictures that cannot be read."""
+    """The disk has too little room for encoded pictures, or too many pictures cannot be read."""
 
     exit_code = ExitCode.FAILED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreadable:
-    """A picture that is left out."""
+    """A picture that cannot be read and is left out."""
 
     label: str
     reason: str
@@ -52,12 +52,12 @@ class Unreadable:
 
 
 class EncodedCache:
-    """Encodings by the digests of their pictures."""
+    """Encoded pictures on disk, by the digest of the picture."""
 
     def __init__(
         self, folder: Path, *, encoder: str, shape: tuple[int, ...], dtype: torch.dtype, in_memory: int = _IN_MEMORY
     ) -> None:
-        """`encoder` identifies what makes the encodings, of one `shape` and `dtype`. Raises OSError."""
+        """`encoder` identifies the encoder. All encodings have the same `shape` and `dtype`. Raises OSError."""
         self.shape, self.dtype = shape, dtype
         self._folder = folder / hashlib.sha256(f"{encoder} {dtype}".encode()).hexdigest()[:32]
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class EncodedCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of one picture's encoding, without its file."""
+        """Bytes of one picture's encoding, without the header of its file."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __contains__(self, digest: str) -> bool:
@@ -79,7 +79,7 @@ class EncodedCache:
             return False
 
     def get(self, digest: str) -> Tensor:
-        """The encoding of a picture. Raises KeyError if it is not there, or not whole."""
+        """The encoding of a picture. Raises KeyError if it is missing or damaged."""
         if (kept := self._kept.get(digest)) is not None:
             self._kept.move_to_end(digest)
             return kept
@@ -101,11 +101,11 @@ class EncodedCache:
         self._keep(digest, tensor)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those that are not there, each once, in order."""
+        """The digests that have no encoding, each once, in order."""
         return [digest for digest in dict.fromkeys(digests) if digest not in self]
 
     def require_room(self, count: int) -> None:
-        """Raise CacheError unless the disk has room for so many encodings more."""
+        """Raise CacheError unless the disk has room for `count` more encodings."""
         needed = int(count * -(-self._file_bytes // _BLOCK) * _BLOCK * _SPARE)
         free = shutil.disk_usage(self._folder).free
         if needed > free:
@@ -125,7 +125,7 @@ class EncodedCache:
 
 
 def pictures_of(examples: Iterable[Example]) -> dict[str, PictureInput]:
-    """The pictures of examples, each once, by digest."""
+    """Digest -> picture, for all pictures of the examples."""
     found: dict[str, PictureInput] = {}
     for example in examples:
         if example.item.source is not None:
@@ -142,10 +142,10 @@ def encode_pictures(
     batch_size: int,
     show: Callable[[int, int], None] = lambda done, failed: None,
 ) -> list[Unreadable]:
-    """Encode and store the pictures; returns those that cannot be read. `show` gets how many are done, and how many of
-    these cannot be read.
+    """Encode and store the pictures; returns those that cannot be read.
 
-    `encode` takes uint8 pixels (B, H, W, 3). Raises what `encode` raises, and OSError.
+    `encode` takes uint8 pixels (B, H, W, 3). `show` is called with the number of pictures done, and how many of them
+    cannot be read. Raises what `encode` raises, and OSError.
     """
     unreadable: list[Unreadable] = []
 
@@ -172,7 +172,10 @@ def encode_pictures(
 
 
 def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, most: float) -> Iterator[str]:
-    """Lines that name pictures that are left out. Raises CacheError if they are more than the share `most` of all."""
+    """Lines that name the pictures that are left out.
+
+    Raises CacheError if these are more than the share `most` of all `num_pictures`.
+    """
     for one in unreadable[:_MOST_NAMED]:
         yield f"left out: {shown_name(one.label)}: {one.reason}"
     if len(unreadable) > _MOST_NAMED:
@@ -180,5 +183,5 @@ def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, mos
     if len(unreadable) > most * num_pictures:
         raise CacheError(
             f"{len(unreadable):,} of {num_pictures:,} pictures cannot be read, and at most {most:.0%} are left out",
-            hint="mend or remove them, or allow more with --most-unreadable; what is encoded is kept",
+            hint="repair or remove them, or allow more with --most-unreadable; finished encodings are kept",
         )

@@ -1,4 +1,7 @@
-"""Files of a run that goes on later: weights, moments of the optimiser, and the state of the loop. Atomic."""
+"""Checkpoints, from which a run resumes: weights, the optimiser's moments, and the state of the loop.
+
+They are written atomically.
+"""
 
 import json
 import math
@@ -16,14 +19,14 @@ from llama_adapter.runtime.tensor_files.files import list_keys, read_metadata, r
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 _FORMAT: Final = "llama-adapter training 1"
-WEIGHT: Final = "weight/"  # in front of names of weights; names of moments have their own
+WEIGHT: Final = "weight/"  # prefix of the names of weights; moments have other prefixes
 
 
 @dataclass(kw_only=True, slots=True)
 class LoopState:
-    """Where a run is. All of it is in `last.json` too, for people."""
+    """The progress of a run. It is also written to `last.json`, for people to read."""
 
-    step: int = 0  # steps done, skipped ones too
+    step: int = 0  # steps done, including skipped steps
     num_steps: int = 0  # of the whole run
     run: str = ""  # digest of the settings and data that the steps depend on
     best: list[float] = field(default_factory=list)  # `Validation.key` of the best weights; empty: none yet
@@ -32,14 +35,14 @@ class LoopState:
     num_worse: int = 0  # evaluations in a row with neither a better key nor a smaller loss
     skipped: list[int] = field(default_factory=list)  # steps with a loss or gradient that was not finite
     elapsed_s: float = 0.0
-    num_examples: int = 0  # learnt, counted in every epoch
-    scaler: dict[str, Any] = field(default_factory=dict)  # of float16
+    num_examples: int = 0  # examples learnt, counted again in every epoch
+    scaler: dict[str, Any] = field(default_factory=dict)  # state of the gradient scaler, for float16
 
     def judge(self, key: list[float], loss: float | None) -> bool:
-        """Take in an evaluation at `step`; returns whether it is the best so far.
+        """Record an evaluation at `step`; returns whether it is the best so far.
 
-        A falling loss counts as progress. At first a model often gives one answer to everything, while what it has
-        learned shows in the loss alone.
+        A smaller loss counts as progress too. At first a model often gives the same answer to every question; its
+        progress then shows in the loss only.
         """
         is_best, falls = not self.best or key > self.best, False
         if loss is not None and math.isfinite(loss) and (self.least_loss is None or loss < self.least_loss):
@@ -51,7 +54,7 @@ class LoopState:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: LoopState) -> None:
-    """Replace a checkpoint; it is complete or the earlier one, whenever the process ends. Raises OSError."""
+    """Replace a checkpoint atomically: if the process is killed, the earlier checkpoint remains. Raises OSError."""
     values = json.dumps(asdict(state))
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_write(path) as file:
@@ -61,7 +64,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: LoopState
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], LoopState]:
-    """Tensors and state. Raises CheckpointError for a file that is missing, damaged or no such checkpoint."""
+    """Tensors and state. Raises CheckpointError if the file is missing, damaged or not a checkpoint of a training."""
     tensors, metadata = read_safetensors(path), read_metadata(path)
     try:
         if metadata.get("format") != _FORMAT:
@@ -76,7 +79,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], LoopState]:
 
 
 def weights_of(tensors: Mapping[str, Tensor], names: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor]:
-    """The weights in a checkpoint. Raises CheckpointError unless they are those of `names`, in shape too."""
+    """The weights in a checkpoint. Raises CheckpointError unless their names and shapes are those of `names`."""
     found = {name.removeprefix(WEIGHT): tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)}
     odd = sorted(found.keys() ^ names.keys()) or [name for name in found if found[name].shape != names[name].shape]
     if odd:

@@ -1,4 +1,4 @@
-"""What is trained: sets of parameters by name. Imports no torch."""
+"""Which parameters are trained: named sets of kinds of parameters. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,9 +7,9 @@ from llama_adapter.runtime.errors import UsageError
 
 ParameterSet = Literal["bias", "lora", "adapter", "visual"]
 
-# What each set consists of.
+# Set -> the kinds of parameters in it.
 KINDS: dict[ParameterSet, tuple[str, ...]] = {
-    "bias": ("queries", "gates", "norms", "biases", "visual blocks"),  # all that a released BIAS adapter holds
+    "bias": ("queries", "gates", "norms", "biases", "visual blocks"),  # everything that a released BIAS adapter has
     "lora": ("LoRA factors",),
     "adapter": ("queries", "gates"),
     "visual": ("visual blocks",),
@@ -19,16 +19,16 @@ _MOST_RANK = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingChoice:
-    """The sets that are trained, and the sizes of what is new.
+    """The sets that are trained, and the sizes of new parameters.
 
-    `clip` and the sizes from `num_queries` on are for a LLaMA without adapter; an adapter has its own. Raises
-    UsageError for values out of range.
+    `clip` and the sizes from `num_queries` on apply to a LLaMA without adapter. An existing adapter has its own sizes.
+    Raises UsageError for values out of range.
     """
 
     sets: tuple[ParameterSet, ...] = ("bias",)
-    lora_rank: int = 16  # of new factors; those of a file keep their own
-    clip: str | None = None  # path; without one, a LLaMA alone gets an adapter for texts, of LLaMA-Adapter V1
-    num_queries: int = 10  # of each adapter layer
+    lora_rank: int = 16  # rank of new factors; factors of a file keep their rank
+    clip: str | None = None  # path; if None, a LLaMA without adapter gets one for texts, as in LLaMA-Adapter V1
+    num_queries: int = 10  # per adapter layer
     adapter_layers: int | None = None  # the last ones; None: all but the first
     visual_width: int = 768
     visual_depth: int = 8

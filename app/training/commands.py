@@ -1,4 +1,4 @@
-"""Commands for what a run leaves, as people type them: ask the model, score it, calibrate it."""
+"""Shell commands for the results of a run, shown to the user: ask the model, score it, calibrate it."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from llama_adapter.app.training.prepare import TEST, TRAIN, VALIDATION, Training
 
 
 def ask_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> str:
-    """A command that asks the trained model about a picture, or answers a text."""
+    """A command that asks the trained model about a picture of the data, or an instruction without a picture."""
     model = _model(job, bundle)
     example = next((one.example for one in data.train if one.has_picture), None)
     if example is None:
@@ -36,7 +36,7 @@ def score_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Pa
 
 
 def calibrate_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> str | None:
-    """A command that calibrates choices by the validation examples; None unless all have the same choices."""
+    """A command that calibrates choices on the validation examples; None unless all have the same choices."""
     choices = {one.example.choices for one in data.validation}
     common = choices.pop() if len(choices) == 1 else None
     if common is None or any("," in name for name in common) or not all(one.has_picture for one in data.validation):
@@ -49,7 +49,10 @@ def calibrate_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle
 
 
 def _needs_table(example: Example) -> bool:
-    """Whether only a row of a table can ask it: --choices separates at commas, and flags have no columns and inputs."""
+    """Whether the example can only be asked as a row of a table, not with flags.
+
+    Flags cannot give an input or a question with variables, and --choices splits its value at commas.
+    """
     asked, question = question_of(example, question=None), example.question
     is_fixed = question.input is None and as_template(asked.instruction or "") == question.instruction
     return not is_fixed or any("," in choice for choice in example.choices or ())
@@ -65,7 +68,7 @@ def _model(job: TrainJob, bundle: Path | None) -> str:
 
 
 def _flag(name: str, value: Path | str) -> str:
-    joint = "=" if str(value).startswith("-") else " "  # else it is read as the next flag
+    joint = "=" if str(value).startswith("-") else " "  # otherwise it is parsed as a flag
     return f"--{name}{joint}{_quoted(value)}"
 
 

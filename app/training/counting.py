@@ -1,4 +1,4 @@
-"""Counts the memory and the work of a computation on torch's meta device, where no numbers are."""
+"""Counts the memory and the operations of a computation on torch's meta device, which computes shapes only."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -11,11 +11,12 @@ from torch.utils.flop_counter import flop_registry
 
 
 class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors that are made are counted while they live; tensors from outside are not.
+    """Counts the bytes of all tensors that are made inside the context, as long as they live.
 
-    `flops` are floating-point operations of matrix products, `frozen_flops` are those with `frozen` weights. `traffic`
-    are the bytes that all other operations read and write. Tensors of the CPU beside those of the meta device, such as
-    indices, count as tensors of the meta device.
+    `live_bytes` is the present sum and `peak_bytes` its maximum. `flops` are the floating-point operations of matrix
+    products, and `frozen_flops` those of products with `frozen` weights. `traffic` is the number of bytes that all
+    other operations read and write. If an operation mixes CPU tensors, such as indices, with meta tensors, the CPU
+    tensors are treated as meta tensors.
     """
 
     def __init__(self, frozen: Iterable[Tensor] = ()) -> None:
@@ -30,7 +31,7 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(one.is_meta for one in given) and not all(one.is_meta for one in given):
             args, kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
         for one in given:
-            self._count(one, num_bytes=0)  # made outside, unless it is known
+            self._count(one, num_bytes=0)  # no effect on known tensors; the others were made outside
         packet = func._overloadpacket
         out = func(*args, **kwargs)
         if packet in flop_registry:

@@ -1,7 +1,7 @@
-"""The model of several ranks: whole on each of them (DDP), or divided among them (FSDP).
+"""The model on several ranks: whole on each rank (DDP), or divided among the ranks (FSDP).
 
-Both are torch's: DistributedDataParallel (Li et al., 2020) and `fully_shard`, the second FSDP (Zhao et al., 2023). A
-loss that is multiplied by `loss_factor` gives the sum of the gradients of all ranks.
+Both come from torch: DistributedDataParallel (Li et al., 2020) and `fully_shard`, called FSDP2 (Zhao et al., 2023). If
+the loss is multiplied by `loss_factor`, the gradients are the sum over all ranks.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from llama_adapter.app.training.model import TrainableModel
 from llama_adapter.app.training.ranks import OneRank
 
 Kind = Literal["one", "ddp", "fsdp"]
-# Its name since torch 2.13, and before.
+# The parameter's name since torch 2.13, and before.
 _SYNC_BUFFERS: Final = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -30,10 +30,10 @@ _BARE: Final = "bare"  # a second forward method of linear layers, for the adapt
 
 
 class Distributed:
-    """A model as all ranks compute it."""
+    """A model that all ranks train together."""
 
     def __init__(self, model: TrainableModel, *, kind: Kind, ranks: OneRank) -> None:
-        """With FSDP, `model` keeps its part of each parameter alone, and its forward method computes as before."""
+        """With FSDP, `model` afterwards holds only this rank's part of each parameter; its results stay the same."""
         self.model, self.kind, self._ranks = model, kind, ranks
         self.forward: Callable[..., Any] = model
         self.loss_factor = 1.0 if kind == "one" else float(ranks.size)  # torch averages over ranks
@@ -42,12 +42,12 @@ class Distributed:
             self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False, **_NO_BUFFERS)
             self.forward = self._ddp
         elif kind == "fsdp":
-            # Nothing here changes an output of a module in place.
+            # The warning is about outputs that are changed in place, which this model never does.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             _shard(model, num_ranks=ranks.size)
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a part of a step; gradients meet in the last one."""
+        """Context for the forward and backward pass of one part of a step. The last part sums gradients over ranks."""
         if self._ddp is not None and not is_last:
             return self._ddp.no_sync()
         if self.kind == "fsdp":
@@ -55,18 +55,18 @@ class Distributed:
         return nullcontext()
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters or moments as whole tensors; all ranks have to call it."""
+        """Parameters or moments as whole tensors. All ranks must call it together."""
         return {name: _full(tensor.detach()) for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set trained parameters to whole tensors."""
+        """Set the trained parameters from whole tensors."""
         for name, parameter in self.model.trained().items():
             parameter.copy_(like(tensors[name], parameter))
 
 
 def like(whole: Tensor, own: Tensor) -> Tensor:
-    """A whole tensor as `own` is: on its device, and divided as it is."""
+    """A whole tensor in the dtype of `own`, on its device, and divided among ranks in the same way."""
     moved = whole.to(device=own.device, dtype=own.dtype)
     if not _is_divided(own):
         return moved
@@ -77,7 +77,7 @@ def like(whole: Tensor, own: Tensor) -> Tensor:
 
 
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
-    """The Euclidean norm of all gradients together, of all ranks if they are divided."""
+    """The Euclidean norm of all gradients together. If they are divided, it includes the parts of all ranks."""
     norms = [_full(torch.linalg.vector_norm(one, dtype=torch.float32)) for one in gradients]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
@@ -91,7 +91,7 @@ def _full(tensor: Tensor) -> Tensor:
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:
-    """Divide parameters: large ones come together for each pass of their module, and leave again."""
+    """Divide parameters among ranks. Large ones are gathered for each pass of their module, and freed after it."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     assert isinstance(model, TrainableModel)

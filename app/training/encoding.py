@@ -1,4 +1,4 @@
-"""The pictures of a run are encoded once, by all ranks together, before the first step."""
+"""Encodes the pictures of a run once, before the first step, on all ranks together."""
 
 import contextlib
 import dataclasses
@@ -28,10 +28,10 @@ from llama_adapter.runtime.user_cache import cache_folder
 def encode_all(
     job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank
 ) -> tuple[Encodings, list[Unreadable]]:
-    """What all examples attend to, encoded once; and the pictures that are left out, the same on all ranks.
+    """The encodings for all examples, and the pictures that are left out, which are the same on all ranks.
 
-    All ranks have to call it. Raises UsageError for pictures where the model sees none, CacheError if too many pictures
-    cannot be read, and the errors of `encode_pictures`.
+    All ranks must call it together. Raises UsageError if the data have pictures but the model sees none, CacheError if
+    too many pictures cannot be read, and the errors of `encode_pictures`.
     """
     if model.encodes == "nothing":
         if any(one.has_picture for one in data.everything):
@@ -75,7 +75,7 @@ def encode_all(
         ranks.wait()
         known = {one.digest for one in unreadable}
         rest = [digest for digest in cache.missing(pictures) if digest not in known]
-        if rest:  # other ranks could not read these, or keep what they encode on another machine
+        if rest:  # the other ranks could not read these, or their cache is on another machine
             unreadable += encode(rest)
     unreadable += data.unreadable
     for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):

@@ -7,12 +7,12 @@ from llama_adapter.runtime.text import shown_name
 
 
 class TrainingError(LlamaAdapterError):
-    """A run that cannot go on: losses that are not finite, or a full disk."""
+    """A run cannot continue: losses are not finite, or the disk is full."""
 
 
 def other_run(folder: Path) -> UsageError:
-    """The error of `--resume` in the folder of a run of something else."""
+    """The error if `--resume` finds a run with other settings or data in the folder."""
     return UsageError(
         f"The run in `{shown_name(str(folder))}` has other data, examples or settings",
-        hint="go on with what it began with, or start again with --force",
+        hint="resume with the same data and settings, or start again with --force",
     )

@@ -1,4 +1,4 @@
-"""The parts of each step, made in a thread while the device computes the step before."""
+"""Makes the parts of each step in a thread, while the device computes the previous step."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,18 +12,18 @@ from llama_adapter.app.training.cache import EncodedCache
 from llama_adapter.app.training.ranks import OneRank
 
 # B rows, S tokens, T tokens of the encoder, C channels
-Fed = tuple[Microbatch, Tensor | None]  # with the encodings (B or 1, T, C)
+Fed = tuple[Microbatch, Tensor | None]  # a part of a step, and its encodings (B or 1, T, C)
 
 
 class Encodings:
-    """What the rows of a batch attend to: encodings of pictures, and one for rows without a picture."""
+    """The encodings that rows attend to: those of pictures, and one encoding for all rows without a picture."""
 
     def __init__(self, cache: EncodedCache | None, nothing: Tensor | None) -> None:
-        """None and None for a model that sees no pictures; `nothing` is (1, T, C)."""
+        """`nothing` (1, T, C) is for rows without a picture. Both are None if the model sees no pictures."""
         self._cache, self._nothing = cache, nothing
 
     def of(self, examples: Sequence[TrainExample]) -> Tensor | None:
-        """(B, T, C), or (1, T, C) if no row has a picture; None if the model sees none."""
+        """Encodings (B, T, C), or (1, T, C) if no row has a picture; None if the model sees no pictures."""
         if self._cache is None or self._nothing is None:
             return None
         if not any(one.has_picture for one in examples):
@@ -52,14 +52,14 @@ class Feeder:
         self._ahead: dict[int, Future[tuple[Fed, ...]]] = {}
 
     def at(self, step: int) -> tuple[Fed, ...]:
-        """This rank's parts of a step. Raises OSError and KeyError as the cache does."""
+        """This rank's parts of a step; starts making the next step. Raises OSError and KeyError of the cache."""
         made = self._ahead.pop(step, None) or self._pool.submit(self._make, step)
         if step + 1 < self._num_steps:
             self._ahead = {step + 1: self._pool.submit(self._make, step + 1)}
         return made.result()
 
     def counts(self, step: int) -> tuple[int, int]:
-        """Labels and examples of a step on all ranks together."""
+        """The numbers of labels and of examples of a step, over all ranks."""
         key, chosen = (self._seed, self._order.epoch_of(step)), self._order.at(step)
         return sum(row.num_labels for row in drawn_rows(self._examples, chosen, key=key)), len(chosen)
 

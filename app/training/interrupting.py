@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM ask a run to end after its present step; a second one ends it at once.
+"""Ctrl-C and SIGTERM: the first one ends a run after its present step, a second one ends it at once.
 
-What may be left out, such as scores, ends at the first one.
+Work that can be left out, such as scoring, ends at the first one.
 """
 
 import signal
@@ -15,7 +15,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 
 
 class Interruption:
-    """Whether somebody has asked the run to end."""
+    """Notes whether the run was asked to end."""
 
     def __init__(self, *, speaks: bool = True) -> None:
         self.is_asked = False
@@ -23,7 +23,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Inside, the first request raises KeyboardInterrupt too."""
+        """Inside this context, the first request already raises KeyboardInterrupt."""
         self._raises = True
         try:
             yield
@@ -31,17 +31,20 @@ class Interruption:
             self._raises = False
 
     def ask(self) -> None:
-        """Ask the run to end after its present step. Raises KeyboardInterrupt where it has to end at once."""
+        """Ask the run to end after its present step.
+
+        Raises KeyboardInterrupt if this is the second request, or inside `raised`.
+        """
         is_second, self.is_asked = self.is_asked, True
         if is_second or self._raises:
             raise KeyboardInterrupt
         if self._speaks:
-            say("ending after this step; a second time ends at once")
+            say("ending after this step; interrupt again to end at once")
 
 
 @contextmanager
 def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
-    """Inside, the first Ctrl-C, SIGTERM or SIGHUP is noted; a second one raises KeyboardInterrupt."""
+    """Inside this context, the first Ctrl-C, SIGTERM or SIGHUP is noted; the second one raises KeyboardInterrupt."""
     found = Interruption(speaks=speaks)
     if threading.current_thread() is not threading.main_thread():
         yield found
@@ -55,7 +58,7 @@ def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
     try:
         yield found
     except RankError:
-        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun ends all ranks, and this one has to say why first
+        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun sends it to all ranks now; the error is printed first
         raise
     finally:
         for number, handler in before.items():

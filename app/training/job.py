@@ -1,4 +1,4 @@
-"""What a training run is asked to do, as plain values: the one place of the defaults."""
+"""The description of a training run as plain values. All defaults are defined here."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from llama_adapter.app.training.choice import TrainingChoice
 Parallel = Literal["ddp", "fsdp"]
 ScoredBy = Literal["auto", "answers", "loss"]
 
-# The highest learning rate of each kind of parameters, for a LLaMA of 4096 wide; a narrower one has higher ones.
+# The peak learning rate for each kind of parameters, for a LLaMA of width 4096. Narrower models use higher rates.
 LEARNING_RATES: Final[Mapping[str, float]] = {
     "queries": 1.5e-3,
     "gates": 1.5e-3,
@@ -26,17 +26,17 @@ _LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimisation:
-    """How weights are changed. None stands for a default that depends on the sets of parameters or on the data."""
+    """Parameters of the optimisation. None means a default that depends on the sets of parameters or on the data."""
 
-    epochs: float | None = None  # passes over the examples to learn
-    batch_size: int = 16  # examples of one step, of all ranks together
-    rows: int | None = None  # examples that a device computes at once; None: the batch, divided by the ranks
-    lr: float | None = None  # the highest one
-    warmup: float = 0.05  # share of the steps over which the rate rises from 0
-    final_lr: float = 0.0  # share of the highest rate at the last step
+    epochs: float | None = None  # passes over the training examples
+    batch_size: int = 16  # examples per step, over all ranks
+    rows: int | None = None  # examples that a device computes at once; None: the batch divided by the number of ranks
+    lr: float | None = None  # peak learning rate
+    warmup: float = 0.05  # share of the steps in which the rate rises from 0 to its peak
+    final_lr: float = 0.0  # rate at the last step, as a share of the peak
     weight_decay: float = 0.02
-    max_norm: float = 1.0  # largest norm of the gradient; 0: any
-    skip: int = 10  # steps with a loss or gradient that is not finite before the run stops
+    max_norm: float = 1.0  # gradients with a larger norm are clipped to it; 0: no clipping
+    skip: int = 10  # the run fails after more than this many steps whose loss or gradient is not finite
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "rows"):
@@ -55,17 +55,17 @@ class Optimisation:
                 raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
     def rate(self, kinds: Collection[str], *, width: int) -> float:
-        """The highest learning rate of these kinds of parameters in a LLaMA of a width."""
+        """The peak learning rate for these kinds of parameters in a LLaMA of this width."""
         if self.lr is not None:
             return self.lr
         return float(f"{max(LEARNING_RATES[kind] for kind in kinds) * _WIDTH / width:.2g}")
 
     def step_size(self, num_examples: int) -> int:
-        """Examples of a step, of so many to learn."""
+        """Examples per step, if there are `num_examples` to learn."""
         return min(self.batch_size, num_examples)
 
     def num_steps(self, num_examples: int) -> int:
-        """Steps of the whole run; by default of 3 epochs, or of more if these are fewer than 300 steps."""
+        """Steps of the whole run. By default 3 epochs, or more epochs if 3 are fewer than 300 steps."""
         each = math.ceil(num_examples / self.batch_size)
         if self.epochs is not None:
             return max(1, round(self.epochs * each))
@@ -74,32 +74,32 @@ class Optimisation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """Data, model, what is trained and where results go. Raises ValueError for values out of range."""
+    """Data, model, trained parameters and output files of a run. Raises ValueError for values out of range."""
 
     data: tuple[str, ...]
     out: str  # the .pth file
     spec: CaptionerSpec = field(default_factory=CaptionerSpec)
     choice: TrainingChoice = field(default_factory=TrainingChoice)
-    question: str | None = None  # of examples without one
-    pictures: str | None = None  # folder of the pictures of known sets
-    validation: float = 0.1  # share of the pictures that early stopping looks at
-    test: float = 0.1  # share of the pictures that the scores of the results are about
+    question: str | None = None  # the question for examples that have none
+    pictures: str | None = None  # folder with the pictures of known sets
+    validation: float = 0.1  # share of the pictures used for early stopping
+    test: float = 0.1  # share of the pictures used for the final scores
     most_unreadable: float = 0.1  # share of the pictures that may be unreadable
     optimisation: Optimisation = field(default_factory=Optimisation)
     seed: int = 0
     checkpointing: bool = False  # compute activations again in the backward pass, layer by layer
-    evaluate_every: int | None = None  # steps; None: an epoch, and at most 20 times in a run
+    evaluate_every: int | None = None  # steps; None: once per epoch, and at most 20 times in a run
     patience: int = 5  # evaluations without improvement before the run ends; 0: it never ends early
     save_every_s: float = 300.0
     cache: str | None = None  # folder of encoded pictures; None: the user's cache folder
-    score: ScoredBy = "auto"  # what early stopping looks at; auto: answers, unless the model is large
-    parallel: Parallel = "ddp"  # of several ranks: each has the whole model, or a part of each parameter
-    timeout_s: float = 1800.0  # that a rank waits for the others
+    score: ScoredBy = "auto"  # measure for early stopping; auto: answers, unless the model is large
+    parallel: Parallel = "ddp"  # with several ranks: each has the whole model (ddp), or a part of each parameter (fsdp)
+    timeout_s: float = 1800.0  # how long a rank waits for the others
     resume: bool = False
     force: bool = False
-    bundle: bool = False  # write a bundle too; where the base was a bundle one is written anyway
+    bundle: bool = False  # write a bundle too; if the base model is a bundle, one is always written
     quiet: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)  # as a file has them, for `settings.yaml`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as in a settings file, for `settings.yaml`
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -125,15 +125,15 @@ class TrainJob:
 
     @property
     def lr(self) -> float:
-        """The highest learning rate; the run fills it in where none is given."""
+        """The peak learning rate; the run sets it with `with_rate`."""
         assert self.optimisation.lr is not None, "the width of the model is known"
         return self.optimisation.lr
 
     def rate_factor(self, kind: str) -> float:
-        """Factor on the learning rate of a kind of parameters: 1 for the kind with the highest one."""
+        """Factor on the learning rate for a kind of parameters: 1 for the kind with the highest rate."""
         return LEARNING_RATES[kind] / max(LEARNING_RATES[one] for one in self.choice.kinds)
 
     def with_rate(self, *, width: int) -> "TrainJob":
-        """The job with its learning rate, for a LLaMA of a width."""
+        """The job with its learning rate set, for a LLaMA of this width."""
         rate = self.optimisation.rate(self.choice.kinds, width=width)
         return replace(self, optimisation=replace(self.optimisation, lr=rate))

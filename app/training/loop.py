@@ -1,4 +1,7 @@
-"""The loop: steps, evaluations, checkpoints and when to end. A run that goes on later gives the same bits."""
+"""The training loop: steps, evaluations, checkpoints and early stopping.
+
+A run that was interrupted and resumed gives bit-identical results.
+"""
 
 import time
 from collections.abc import Callable
@@ -44,7 +47,7 @@ class Ended:
 
 
 class Loop:
-    """A run on this rank. The first rank writes files."""
+    """The training loop of this rank. Only the first rank writes files."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Loop:
         progress: TrainProgress,
         interruption: Interruption,
     ) -> None:
-        """`run` identifies what the steps depend on; without `validate` the last weights are the best ones."""
+        """`run` is the digest of everything the steps depend on. Without `validate`, the last weights are the best."""
         self._distributed, self._job, self._folder, self._feeder = distributed, job, folder, feeder
         self._steps_per_epoch, self._validate, self._ranks = steps_per_epoch, validate, ranks
         self._progress, self._interruption = progress, interruption
@@ -81,7 +84,10 @@ class Loop:
         return self._state
 
     def resume(self) -> None:
-        """Go on from the last checkpoint. Raises CheckpointError, and UsageError for a run of something else."""
+        """Continue from the last checkpoint.
+
+        Raises CheckpointError, and UsageError if the checkpoint is from a run with other settings or data.
+        """
         path = self._folder / LAST
         tensors, state = read_checkpoint(path)
         if state.run != self._state.run or state.num_steps != self._state.num_steps:
@@ -107,7 +113,7 @@ class Loop:
             log = RunLog(self._folder, from_step=state.step)
         started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
         patience = self._job.patience
-        why = "early" if patience and state.num_worse >= patience else ""  # of a run that had ended before
+        why = "early" if patience and state.num_worse >= patience else ""  # the resumed run had ended
         try:
             if state.step == 0 and self._validate is not None:
                 self._log(log, validation=self._evaluate())
@@ -135,7 +141,7 @@ class Loop:
         return Ended(state=state, why=why)
 
     def _agree(self, wanted: bool) -> bool:
-        """What the first rank wants; ranks save together, because parameters may be divided among them."""
+        """The first rank's decision on all ranks. Ranks save together, because parameters may be divided among them."""
         if self._ranks.size == 1:
             return wanted
         return bool(self._ranks.sum(torch.tensor([float(wanted and self._ranks.is_first)])).item())

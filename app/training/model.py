@@ -1,6 +1,6 @@
-"""The model in training: what is trained over frozen weights, its loss, and its weights as an adapter's file has them.
+"""The model in training: trained parameters over frozen weights, the loss, and the tensors for an adapter's file.
 
-LLaMA-Adapter (Zhang et al., 2023) and V2 (Gao et al., 2023).
+It implements LLaMA-Adapter (Zhang et al., 2023) and LLaMA-Adapter V2 (Gao et al., 2023).
 """
 
 # B rows, S tokens, T tokens of CLIP, C width of its features, Q queries, D model width, A adapter layers
@@ -38,7 +38,7 @@ from llama_adapter.vision.weights import build_vision, visual_tensors
 __all__ = ["ParameterSet", "TrainableModel", "TrainingChoice", "open_trainable"]
 
 _VISUAL = "visual blocks"
-# In released files these are float16; what stands in the file that a training starts from keeps its type.
+# Released files have these tensors in float16. Tensors of the file that a training starts from keep their dtype.
 _HALF = (".gate", ".new_gate", "_l1.weight", "_l2.weight")
 
 
@@ -51,12 +51,12 @@ def open_trainable(
     seed: int,
     kernels: Library | None = None,
 ) -> "TrainableModel":
-    """The model of `spec` with what `choice` trains, on `device`.
+    """The model of `spec` on `device`, in which the parameters of `choice` are trained.
 
-    Frozen weights are in `dtype`, trained ones in float32. Before the first step it computes what the model of `spec`
-    computes. `seed` is that of what is new. `kernels` multiply by the decoder's frozen weights, by default torch does.
-    Raises CheckpointError as the loaders do, and UsageError for a model that
-    cannot be trained so.
+    Frozen weights are in `dtype`, trained weights in float32. Before the first step it computes what the model of
+    `spec` computes. `seed` initialises new parameters. With `kernels`, the C kernels compute the products with the
+    decoder's frozen weights, otherwise torch does. Raises CheckpointError, and UsageError for a model in which the
+    parameters of `choice` cannot be trained.
     """
     sources = open_sources(spec, choice, seed=seed)
     _check_choice(sources, choice)
@@ -66,21 +66,22 @@ def open_trainable(
 def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
     if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
         raise UsageError(
-            f"An adapter for texts alone has adaption prompts and gates, and {', '.join(choice.sets)} is to be trained",
+            "An adapter for texts has adaption prompts and gates only, but the sets to train are "
+            f"{', '.join(choice.sets)}",
             hint="train `adapter`, or name a CLIP as --clip for an adapter that sees pictures",
         )
     if sources.adapter.name == NEW_ADAPTER and "gates" not in choice.kinds:
         raise UsageError(
-            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so nothing of a "
-            "picture would reach the model",
+            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so pictures "
+            "would have no effect",
             hint="train `bias` or `adapter` too",
         )
 
 
 class TrainableModel(nn.Module):
-    """A model whose frozen weights are in a half type and whose trained ones are float32.
+    """A model whose frozen weights have one dtype (`dtype`) and whose trained weights are float32.
 
-    `tokenizer`, `decoder_config` and `vision_config` are those of the model; `notes` are sentences for people.
+    `tokenizer`, `decoder_config` and `vision_config` are those of the model.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class TrainableModel(nn.Module):
         seed: int,
         kernels: Library | None = None,
     ) -> None:
-        """Use `open_trainable`."""
+        """Made by `open_trainable`."""
         super().__init__()
         self.sources, self.choice = sources, choice
         self.tokenizer: Tokenizer = sources.tokenizer
@@ -128,7 +129,7 @@ class TrainableModel(nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people about what the training starts from."""
+        """Messages to the user about the model that the training starts from."""
         notes = self.sources.notes
         rank = _rank(self.sources.adapter)
         if "lora" in self.choice.sets and rank not in (0, self.choice.lora_rank):
@@ -137,19 +138,22 @@ class TrainableModel(nn.Module):
 
     @property
     def encodes(self) -> Literal["features", "visual_query", "nothing"]:
-        """What `encode` returns: CLIP's features where the visual blocks are trained."""
+        """What `encode` returns: CLIP's features if the visual blocks are trained, otherwise the visual query.
+
+        "nothing" for an adapter for texts.
+        """
         if self.vision is None:
             return "nothing"
         return "features" if _VISUAL in self.choice.kinds else "visual_query"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of frozen weights and activations."""
+        """The dtype of frozen weights and activations."""
         return self.decoder.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.decoder.device
 
     @property
@@ -162,13 +166,13 @@ class TrainableModel(nn.Module):
         self.decoder.checkpoint_layers = value
 
     def release(self) -> None:
-        """Free the memory of all weights; afterwards nothing can be computed."""
+        """Free the memory of all weights; afterwards the model cannot compute."""
         self.to("meta")
         self.decoder.release()
 
     @functools.cached_property
     def encoder_digest(self) -> str:
-        """SHA-256 of the frozen weights and sizes that `encode` computes with."""
+        """SHA-256 over the frozen weights, dtype and sizes that `encode` uses."""
         digest = hashlib.sha256(json.dumps([self.encodes, str(self.dtype), self.vision_config.to_dict()]).encode())
         state = {} if self.vision is None else self.vision.state_dict()
         for name in sorted(state):
@@ -179,9 +183,10 @@ class TrainableModel(nn.Module):
 
     @torch.no_grad()
     def encode(self, pixels_BHWC: Tensor) -> Tensor:
-        """Pixels uint8 (B, S, S, 3) RGB -> what `encodes` says, (B, T, C) or (B, Q, D), without gradients.
+        """RGB pixels uint8 (B, S, S, 3) -> CLIP's features (B, T, C) or the visual query (B, Q, D), see `encodes`.
 
-        In the type of the frozen weights, on their device. Raises ValueError for an adapter for texts.
+        The result has no gradients, and has the dtype and device of the frozen weights. Raises ValueError for an
+        adapter for texts.
         """
         if self.vision is None:
             raise ValueError("an adapter for texts encodes no pictures")
@@ -191,16 +196,19 @@ class TrainableModel(nn.Module):
         return encoded
 
     def encode_nothing(self) -> Tensor:
-        """As `encode` of one picture: what examples without a picture attend to, zeros after normalisation."""
+        """The encoding of a picture that is zero after normalisation, which examples without a picture attend to.
+
+        Shape and dtype are those of `encode` for one picture.
+        """
         size, order = self.vision_config.clip.image_size, self.vision_config.channel_order
         return self.encode(torch.from_numpy(zero_picture(size, channel_order=order).copy())[None])
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The float32 sums of the loss over all counted labels, and over those of each row, (B).
+        """The float32 sum of the loss over all labels, and the sums for each row, (B).
 
-        `tokens_BS` and `labels_BS` are int64, padded with 0 behind the tokens. Logits at t are scored against labels at
-        t + 1, and label 0 does not count. `encoded` is what `encode` gives, a row for each row of tokens or one for
-        all; None for an adapter for texts.
+        `tokens_BS` and `labels_BS` are int64, padded with 0 after the tokens. Logits at position t are compared with
+        labels at t + 1; label 0 has no loss. `encoded` is the result of `encode`, with a row for each row of tokens or
+        one row for all; None for an adapter for texts.
         """
         loss, loss_B = self.decoder(tokens_BS, labels_BS, self._visual_query(encoded))
         return loss, loss_B
@@ -222,13 +230,13 @@ class TrainableModel(nn.Module):
         query = self.vision.query
         if self.dtype == torch.float32:
             visual_query_BQD: Tensor = query(encoded)
-        else:  # float32 weights, computed in the type of the others
+        else:  # the float32 weights are used in the dtype of the frozen ones
             cast = {name: weight.to(self.dtype) for name, weight in query.named_parameters()}
             visual_query_BQD = torch.func.functional_call(query, cast, (encoded,))
         return visual_query_BQD
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that require gradients, by names that stay the same."""
+        """Name -> parameter that requires gradients. The names are stable: checkpoints use them."""
         return dict(self._trained())
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -247,7 +255,7 @@ class TrainableModel(nn.Module):
         }
 
     def counts(self) -> dict[str, int]:
-        """How many numbers are trained, by kind."""
+        """Kind -> number of trained scalars."""
         counted: Counter[str] = Counter()
         for name, weight in self.trained().items():
             counted[self.kind_of(name)] += weight.numel()
@@ -258,9 +266,9 @@ class TrainableModel(nn.Module):
         return _VISUAL if name.startswith("visual.") else str(kind_of(name))
 
     def adapter_tensors(self) -> dict[str, Tensor]:
-        """The adapter as its file holds it: copies on the CPU with names, shapes and types of the released ones.
+        """The tensors of the adapter's file: on the CPU, with the names, shapes and dtypes of the released adapters.
 
-        What the training started from and does not train is unchanged. An adapter for texts has the form of
+        Tensors that are not trained are those that the training started from. An adapter for texts has the format of
         LLaMA-Adapter V1.
         """
         sources, kinds = self.sources, self.choice.kinds
@@ -283,9 +291,9 @@ class TrainableModel(nn.Module):
         return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
 
     def file_config(self) -> dict[str, Any]:
-        """The config beside the tensors of an adapter's file, as the releases have it.
+        """The `config` of the adapter's file, as in the released files.
 
-        Two entries are added that other programs do not read: heads of the visual blocks, and the order of colours.
+        Two entries are added that other programs do not read: number of heads of the visual blocks, and channel order.
         """
         adapter, kinds = self.sources.adapter, self.choice.kinds
         config: dict[str, Any] = {
@@ -299,9 +307,10 @@ class TrainableModel(nn.Module):
         return config
 
     def loaded_model(self, dtype: Dtype | None = None) -> StreamedModel:
-        """The model with the weights of now, as loaders give it: what a captioner computes with the written adapter.
+        """The model with its present weights, in the form that loaders return.
 
-        Weights are in `dtype`, by default that of the frozen ones.
+        A captioner gives the same answers with it as with the written adapter. Weights are in `dtype`, by default that
+        of the frozen weights.
         """
         sources = self.sources
         tensors = self.adapter_tensors()
@@ -349,7 +358,7 @@ def _vision(
 
 
 def _file_tensors(adapter: AdapterFile) -> dict[str, Tensor]:
-    """All tensors of an adapter's file, under its names."""
+    """All tensors of an adapter's file, by their names in the file."""
     prefix = "llama." if adapter.sees_pictures else ""
     found = dict(adapter.visual)
     found |= {prefix + name: tensor for name, tensor in adapter.llama.items()}
@@ -366,7 +375,7 @@ def _kind_in_file(name: str) -> str:
 
 
 def _as_in_file(name: str, tensor: Tensor, before: Tensor | None) -> Tensor:
-    """A tensor in the shape and type that the file had, or in those of a release."""
+    """A tensor in the shape and dtype of `before`, the tensor in the file; without it, in those of a released file."""
     if before is not None:
         return tensor.reshape(before.shape).to(before.dtype)
     if name.endswith(".gate"):

@@ -11,7 +11,7 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class NamedAdamW:
-    """AdamW in groups: parameters that decay and those in `no_decay`, each with its factor on the learning rate."""
+    """AdamW with groups of parameters: with and without weight decay, and by their factor on the learning rate."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class NamedAdamW:
         weight_decay: float,
         factor_of: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
-        """`factor_of` gives the factor of a name."""
+        """`no_decay` has the names without weight decay. `factor_of` maps a name to its factor on the learning rate."""
         self._parameters = dict(parameters)
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, parameter in self._parameters.items():
@@ -42,11 +42,11 @@ class NamedAdamW:
             group["lr"] = lr * factor
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Delete all gradients."""
         self.torch.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and step counts by name; empty before the first step. The tensors are the optimiser's own."""
+        """Moments and step counts by name; empty before the first step. The tensors are not copies."""
         return {
             f"{kind}/{name}": self.torch.state[parameter][kind]
             for name, parameter in self._parameters.items()
@@ -56,7 +56,7 @@ class NamedAdamW:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave. Raises KeyError for a parameter that it lacks."""
+        """Set the state to one that `state` returned. Raises KeyError if it lacks a parameter."""
         if not state:
             return
         for name, parameter in self._parameters.items():
@@ -65,5 +65,5 @@ class NamedAdamW:
 
 
 def _is_on_cpu(parameters: Iterable[Tensor]) -> bool:
-    """Whether whole parameters are on the CPU, where torch's default goes over all numbers about twenty times."""
+    """Whether the parameters are whole tensors on the CPU. AdamW is fused there: the default makes about 20 passes."""
     return all(one.device.type == "cpu" and not hasattr(one, "full_tensor") for one in parameters)

@@ -1,7 +1,8 @@
-"""The parts of a division as tables: `train.jsonl`, `validation.jsonl` and `test.jsonl` of a run.
+"""Writes the parts of the data as tables: `train.jsonl`, `validation.jsonl` and `test.jsonl` of a run.
 
-`train`, `eval` and `ask --calibrate` read them: the same pictures, questions, choices and answers as in the run. Paths
-are absolute, so a table works from every folder. A picture in an archive is `/data/shard.tar/000.jpg`.
+`train`, `eval` and `ask --calibrate` can read them, and find the same pictures, questions, choices and answers as in
+the run. Paths are absolute, so a table works from every folder. The path of a picture in an archive is, for example,
+`/data/shard.tar/000.jpg`.
 """
 
 import json
@@ -19,17 +20,17 @@ from llama_adapter.app.training.asking import MOST_NAMED
 from llama_adapter.app.training.prepare import TrainingData
 from llama_adapter.runtime.atomic_write import atomic_write
 
-# Columns by task.
+# Task -> the column of its answers.
 _ANSWERS: Final[Mapping[str, str]] = {"choice": "answers", "answer": "answers", "caption": "captions"}
 
 
 def table_name(part: str) -> str:
-    """The file of a part."""
+    """The file name of a part's table."""
     return f"{part}.jsonl"
 
 
 def write_tables(data: TrainingData, folder: Path) -> None:
-    """Write a table for each part that has examples, and remove that of an earlier run of one that has none.
+    """Write a table for each part that has examples. For a part without examples, remove the table of an earlier run.
 
     Raises OSError.
     """
@@ -44,10 +45,10 @@ def write_tables(data: TrainingData, folder: Path) -> None:
 
 
 def table_rows(examples: Sequence[Example], *, part: str) -> Iterator[dict[str, Any]]:
-    """A row for each example, which is read as the same example.
+    """A row for each example; reading the row gives the same example.
 
-    Variables of questions are filled in. Captions have no question: it is that of the command. Many classes are not
-    listed in every row where they follow from the labels of the table.
+    Variables in questions are filled in. Rows of captions have no question: the reading command sets it. If the
+    examples have many classes, and all of them occur as labels in the table, the rows do not list them.
     """
     classes, real_folder = _classes(examples), cache(os.path.realpath)
     for example in examples:
@@ -86,7 +87,10 @@ def _columns(
 
 
 def _absolute(item: PictureInput, real_folder: Callable[[str], str]) -> str:
-    """The path of a picture, or of its archive with its name in there. The file keeps its name, also that of a link."""
+    """The absolute path of a picture, or of its archive followed by its name in the archive.
+
+    Links are resolved in the folder only, so a link to a file keeps its name.
+    """
     path, member = item.root, item.label.removeprefix(item.root or "")
     if isinstance(item.source, str):
         path, member = item.source, ""

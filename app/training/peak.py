@@ -1,4 +1,4 @@
-"""The most memory that a run has taken, measured."""
+"""Measures the peak memory of a run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 
 class PeakMemory:
-    """The peak since it was made: of the device's allocator, or on a CPU of the process."""
+    """The peak since this object was made: of the device's allocator, or on a CPU of the process."""
 
     def __init__(self, device: torch.device) -> None:
         self._allocator: Any = None
@@ -18,7 +18,7 @@ class PeakMemory:
         self._device, self._before = device, _status("VmRSS:")
 
     def read(self) -> int | None:
-        """Bytes; None where the system does not tell."""
+        """The peak in bytes; None if the system does not report it."""
         if self._allocator is not None:
             return int(self._allocator.max_memory_allocated(self._device))
         peak = _status("VmHWM:")
@@ -26,7 +26,7 @@ class PeakMemory:
 
 
 def _status(name: str) -> int | None:
-    """A line of Linux's account of this process, in bytes."""
+    """A value of /proc/self/status in bytes; None if it is missing."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith(name):

@@ -1,4 +1,4 @@
-"""Memory and time of a training step, predicted from shapes before anything is loaded."""
+"""Predicts memory and time of a training step from shapes, before anything is loaded."""
 
 # B rows, S tokens, Q queries, D model width, T tokens of CLIP, C width of its features
 
@@ -21,29 +21,29 @@ from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_attention
 
-ENCODED_TOGETHER: Final = 16  # pictures
-SCORED_ROWS: Final = 8  # of a captioner that answers examples
+ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
+SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
 _VISUAL: Final = "visual blocks"
-MOMENTS: Final = 2  # AdamW's numbers for each that is trained
-# How often numbers of the size of the trained ones are read or written: norm, clipping, update (fused on a CPU).
+MOMENTS: Final = 2  # AdamW's moments for each trained scalar
+# How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
 _PASSES: Final = {"cpu": 10}
 _MOST_PASSES: Final = 23
-_COUNTED_ROWS: Final = 64  # at most; more rows are extrapolated from half and all of these
+_COUNTED_ROWS: Final = 64  # more rows are extrapolated linearly from half of these rows and all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shapes:
-    """What the memory of a run depends on."""
+    """The values that determine the memory of a run."""
 
     decoder: DecoderConfig
     vision: VisionConfig | None  # None: the model sees no pictures
-    kinds: frozenset[str]  # that are trained, see `choice.KINDS`
+    kinds: frozenset[str]  # the kinds of parameters that are trained, see `choice.KINDS`
     lora_rank: int
     dtype: torch.dtype  # of frozen weights and activations
-    rows: int  # that a device computes at once
-    parts: int = 1  # of a step, one after the other
-    tokens: int  # of the longest row
-    labels: int  # of one row
+    rows: int  # rows that a device computes at once
+    parts: int = 1  # parts of a step, computed one after another
+    tokens: int  # tokens of the longest row
+    labels: int  # labels of one row
     checkpointing: bool = False
     is_scored: bool = True  # whether a captioner answers examples while the model is in memory
     device_type: str = "cpu"
@@ -51,39 +51,39 @@ class Shapes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """Bytes of one device by purpose, and what it computes in a step."""
+    """Bytes on one device by purpose, and the work of a step."""
 
     frozen: int
-    packing: int  # more for frozen weights that are packed for the C kernels
-    trained: int  # with the optimiser's moments
-    computing: int  # the peak of activations and gradients
-    encoding: int  # of pictures, before the first step
-    updating: int  # gradients, and what the optimiser needs beside
-    scoring: int  # a captioner beside the model
+    packing: int  # additional bytes if the frozen weights are packed for the C kernels
+    trained: int  # trained weights and the optimiser's moments
+    computing: int  # peak of activations and gradients
+    encoding: int  # peak while pictures are encoded, before the first step
+    updating: int  # gradients, and temporary memory of the optimiser
+    scoring: int  # a captioner in addition to the model
     flops: int  # of matrix products
-    frozen_flops: int  # of those with the decoder's frozen weights
+    frozen_flops: int  # of matrix products with the decoder's frozen weights
     traffic: int  # bytes that all other operations read and write
 
     @property
     def total(self) -> int:
-        """The peak."""
+        """The peak in bytes: weights, and the largest of the phases, which follow one another."""
         return self.frozen + self.trained + max(self.computing, self.encoding, self.updating, self.scoring)
 
     def packed(self) -> "StepPlan":
-        """The plan of a decoder whose frozen weights are packed."""
+        """The plan if the decoder's frozen weights are packed."""
         return dataclasses.replace(self, frozen=self.frozen + self.packing, packing=0)
 
     def seconds(self, *, flops_per_s: float, frozen_flops_per_s: float, bytes_per_s: float) -> float:
-        """Of a step on a device that reaches these rates."""
+        """Duration of a step on a device with these rates."""
         products = (self.flops - self.frozen_flops) / flops_per_s + self.frozen_flops / frozen_flops_per_s
         return products + self.traffic / bytes_per_s
 
 
 def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"] = "ddp") -> StepPlan:
-    """The plan of one of several ranks, each of which computes `shapes.rows`.
+    """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once.
 
-    With FSDP a rank has its part of each parameter, gradient and moment, and whole ones of the layer that is computed
-    and of the next one.
+    With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
+    and the next one.
     """
     decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
     decoder = sketch_decoder(
@@ -103,14 +103,14 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
     held, gradients = (1 + MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
-        frozen += trained  # the adapter as it was at the beginning is kept on the host
+        frozen += trained  # the initial adapter is kept in host memory
     if num_ranks > 1 and kind == "fsdp":
         layer = max(sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers)
         outside = frozen + trained - sum(one.nbytes for layer in decoder.decoder.layers for one in layer.parameters())
         computing += 2 * layer + outside - gradients + gradients // num_ranks
         frozen, held, gradients = frozen // num_ranks, held // num_ranks, gradients // num_ranks
     elif num_ranks > 1:
-        computing += gradients  # buckets in which the gradients of all ranks meet
+        computing += gradients  # DDP's buckets, in which gradients are summed over ranks
     return StepPlan(
         frozen=frozen,
         packing=packed_more(decoder),
@@ -126,7 +126,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
 
 
 def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
-    """Raise TooLittleMemoryError if a plan needs more than the `free` bytes; None: they are not known."""
+    """Raise TooLittleMemoryError if a plan needs more than `free` bytes. If `free` is None, it is unknown: no check."""
     if free is None or plan.total <= free:
         return
     raise TooLittleMemoryError(
@@ -147,7 +147,7 @@ def _query(shapes: Shapes) -> VisualQueryBlocks:
 
 
 class _Counted(NamedTuple):
-    """Bytes at the peak, operations of all and of frozen weights, and bytes of other traffic."""
+    """Peak bytes, operations of all matrix products and of those with frozen weights, and bytes of other traffic."""
 
     peak: int
     flops: int
@@ -156,7 +156,7 @@ class _Counted(NamedTuple):
 
 
 def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> _Counted:
-    """What the activations and gradients of one part of a step take."""
+    """Memory and work of the forward and backward pass of one part of a step."""
     if shapes.rows > _COUNTED_ROWS:
         half, whole = (
             _computed(decoder, query, dataclasses.replace(shapes, rows=rows))
@@ -179,7 +179,7 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
         loss, _ = decoder(tokens_BS, labels_BS, visual_query)
         loss.backward()
     flops = counter.flops
-    if shapes.device_type != "cpu":  # kernels that were not counted, which leave out half of a square
+    if shapes.device_type != "cpu":  # fused attention, which is not counted: it computes half of the score matrix
         passes = 4 if shapes.checkpointing else 3
         flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
     return _Counted(counter.peak_bytes, flops, counter.frozen_flops, counter.traffic)
@@ -195,7 +195,7 @@ def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:
 
 
 def _encoding_bytes(shapes: Shapes) -> int:
-    """The peak while pictures are encoded."""
+    """Peak bytes while pictures are encoded, without weights."""
     if shapes.vision is None:
         return 0
     with torch.device("meta"):
@@ -217,7 +217,7 @@ def _scoring_bytes(shapes: Shapes) -> int:
 
 
 def _vision_bytes(shapes: Shapes, *, is_query_trained: bool) -> int:
-    """Of the encoder; of CLIP alone where the rest is trained."""
+    """Bytes of the encoder's frozen weights: without the visual blocks if these are trained."""
     if shapes.vision is None:
         return 0
     return sum(
@@ -236,7 +236,10 @@ def _buffers(module: nn.Module) -> int:
 
 
 def smaller(shapes: Shapes, *, num_ranks: int, batch_size: int, rows: int | None) -> Shapes:
-    """The shapes of one of several ranks that share the examples of a step."""
+    """The shapes of one rank, if `num_ranks` ranks share the `batch_size` examples of a step.
+
+    A rank computes at most `rows` rows at once; None: all of its examples.
+    """
     own = -(-batch_size // num_ranks)
     together = min(own, rows or own)
     return dataclasses.replace(shapes, rows=together, parts=-(-own // together))

@@ -1,4 +1,4 @@
-"""`train --plan`: memory and time of a step on one and several devices, and the plan of a run that begins."""
+"""`train --plan`: memory and time of a step on one or several devices. Also makes the plan of a run that starts."""
 
 import dataclasses
 import json
@@ -22,30 +22,30 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 
 _GB: Final = 1e9
-_TOKENS: Final = 512  # that rates are measured with
-_UNCACHED: Final = 1 << 27  # bytes that hardly any cache holds
-_LABELS: Final = 8  # a row has this many tokens for each one of its answer, if there are no data
+_TOKENS: Final = 512  # tokens in the measurement of rates
+_UNCACHED: Final = 1 << 27  # bytes; more than almost any cache holds
+_LABELS: Final = 8  # without data, one in 8 tokens of a row is assumed to be a label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What a device reaches."""
+    """The rates that a device reaches."""
 
     flops_per_s: float  # of matrix products
-    frozen_flops_per_s: float  # of those with the decoder's frozen weights
-    bytes_per_s: float  # of memory
+    frozen_flops_per_s: float  # of matrix products with the decoder's frozen weights
+    bytes_per_s: float  # of reading and writing memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """What `--plan` is about."""
+    """The parameters of `--plan`."""
 
     size: str = ""  # such as 7B; empty: the model of the job
     num_devices: tuple[int, ...] = (1, 8)
-    tokens: int | None = None  # of a row; None: the longest of the data, or the context
+    tokens: int | None = None  # tokens of a row; None: the longest row of the data, or without data the context
     device_type: str = "cpu"
     dtype: torch.dtype = torch.float32
-    rates: Rates | None = None  # None: what this machine's device reaches is measured
+    rates: Rates | None = None  # None: the rates of this machine's device are measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +56,13 @@ class PlannedRun:
     kind: str  # ddp or fsdp; "" for one device
     rows: int
     plan: StepPlan
-    seconds: float | None  # of a step; None: rates are not known
+    seconds: float | None  # duration of a step; None: rates are unknown
 
 
 def sizes_of(job: TrainJob, size: str = "") -> PlannedModel:
-    """The sizes of the job's model with its adapter, or of a random one; reads no weights.
+    """The sizes of the job's model with its adapter, or of a model of this `size`, such as 7B. Reads no weights.
 
-    Raises ValueError for an unknown size, and CheckpointError for files.
+    Raises ValueError for an unknown size, and CheckpointError if files of the model cannot be read.
     """
     found = planned_model(PlanJob(spec=job.spec, size=size))
     if size or not job.spec.is_llama_alone:
@@ -99,7 +99,7 @@ def shapes_of(
     labels: int,
     is_scored: bool,
 ) -> Shapes:
-    """What the memory of a run depends on, on one device."""
+    """The shapes of a run on one device."""
     optimisation = job.optimisation
     whole = Shapes(
         decoder=decoder,
@@ -120,7 +120,7 @@ def shapes_of(
 def planned_runs(
     job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], rates: Rates | None
 ) -> Iterator[PlannedRun]:
-    """A plan for each number of devices, and for each way to share the work among several."""
+    """A plan for each number of devices; with several devices, one for DDP and one for FSDP."""
     for count in num_devices:
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
         for kind in ("ddp", "fsdp") if count > 1 else ("ddp",):
@@ -137,7 +137,7 @@ def planned_runs(
 
 @torch.inference_mode()
 def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
-    """What this machine's device reaches in training, with layers of the model's widths."""
+    """The rates of this machine's device in training, measured with layers of the model's widths."""
     options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
     weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
@@ -229,7 +229,7 @@ def _lines(
 
 
 def _as_json(model: PlannedModel, shapes: Shapes, runs: Sequence[PlannedRun], *, rates: Rates) -> dict[str, Any]:
-    """Sizes in bytes of a device."""
+    """The plan as JSON values. Sizes are bytes per device."""
     return {
         "model": model.name,
         "decoder": model.decoder.to_dict(),

@@ -1,4 +1,4 @@
-"""DATA of `train` -> examples to learn, to validate and to test with, checked before a model is loaded."""
+"""Reads and checks the DATA of `train` before a model is loaded: training, validation and test examples."""
 
 import dataclasses
 import hashlib
@@ -31,9 +31,9 @@ class TrainingData:
     train: tuple[TrainExample, ...]
     validation: tuple[TrainExample, ...]
     test: tuple[TrainExample, ...]
-    digest: str  # of all examples
-    unreadable: tuple[Unreadable, ...] = ()  # pictures that are files, and are left out
-    warnings: str = ""  # faults that leave the data usable, one a line
+    digest: str  # over all examples
+    unreadable: tuple[Unreadable, ...] = ()  # pictures whose files exist but cannot be read; they are left out
+    warnings: str = ""  # problems that leave the data usable, one per line
 
     @property
     def everything(self) -> tuple[TrainExample, ...]:
@@ -46,11 +46,11 @@ class TrainingData:
 
     @property
     def task(self) -> str:
-        """The commonest task."""
+        """The most frequent task."""
         return Counter(one.example.task for one in self.everything).most_common(1)[0][0]
 
     def without(self, digests: set[str]) -> "TrainingData":
-        """The same without examples of some pictures. Raises UsageError if nothing is left to learn."""
+        """The data without the examples of these pictures. Raises UsageError if no training example is left."""
         parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self.parts}
         if not parts[TRAIN]:
             raise UsageError("Wanted examples to learn, but none of their pictures can be read")
@@ -62,7 +62,7 @@ class TrainingData:
         return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
 
     def to_dict(self) -> dict[str, Any]:
-        """For `data.json`: the digest, and the size and the digests of pictures of each part."""
+        """The content of `data.json`: the digest, and for each part its size and the digests of its pictures."""
         return {
             "digest": self.digest,
             "parts": {
@@ -79,8 +79,8 @@ class TrainingData:
 def read_data(job: TrainJob) -> Examples:
     """The examples of the job's data, each with its question. Decodes no picture and loads no model.
 
-    What is wrong with the data is in the result. Raises InputsError for data that are unusable as a whole, UsageError
-    for examples that need a question, and OSError.
+    Problems of single examples are in the result. Raises InputsError if the data are unusable as a whole, UsageError if
+    examples need a question, and OSError.
     """
     found = read_examples(*job.data, columns=Columns(question=job.question), pictures=job.pictures)
     found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
@@ -102,7 +102,7 @@ def _with_question(example: Example, *, given: str | None) -> Example:
 
 
 def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
-    """The examples as tokens, divided into parts. Raises InputsError, which lists all that is wrong, and UsageError."""
+    """The examples as tokens, divided into parts. Raises InputsError, which lists all problems, and UsageError."""
     asked = asker.ask_all(found, context=context)
     unreadable = _taken_out(found)
     found.require_sound()
@@ -126,7 +126,7 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
 
 
 def _taken_out(found: Examples) -> tuple[Unreadable, ...]:
-    """The pictures that are files and cannot be read, which are errors no more. Missing ones stay errors."""
+    """Remove unreadable pictures from the problems of `found`, and return them. Missing files stay problems."""
     out = [one for one in found.problems if one.unreadable is not None and _is_there(one.unreadable)]
     found.problems[:] = [one for one in found.problems if one not in out]
     return tuple(
@@ -142,7 +142,7 @@ def _is_there(example: Example) -> bool:
 
 
 def run_digest(job: TrainJob, data: TrainingData) -> str:
-    """SHA-256 of what the steps of a run depend on, beside the model: a run goes on only with the same."""
+    """SHA-256 over what the steps of a run depend on, except the model. A run resumes only with the same digest."""
     values = {
         "data": data.digest,
         "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],

@@ -1,4 +1,4 @@
-"""One line about a run on stderr: rewritten on a terminal, printed now and then elsewhere."""
+"""One line about a run on stderr: rewritten in place on a terminal, printed from time to time elsewhere."""
 
 import os
 import sys
@@ -11,13 +11,13 @@ from llama_adapter.app.jobs.progress import duration
 from llama_adapter.app.terminal.stderr_lines import say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.5, 30.0
-_WINDOW: Final = 50  # steps that the rate is of
+_WINDOW: Final = 50  # the rate is measured over this many steps
 _SMOOTH: Final = 0.95
 _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class TrainProgress:
-    """Shows step, loss, learning rate, examples a second and the time left."""
+    """Shows step, loss, learning rate, examples per second and the time left."""
 
     def __init__(self, *, visible: bool, num_steps: int) -> None:
         self._is_visible, self._num_steps = visible, num_steps
@@ -28,22 +28,22 @@ class TrainProgress:
 
     @property
     def rate(self) -> float:
-        """Examples a second over the last steps, without evaluations."""
+        """Examples per second over the last steps, without evaluations."""
         (first, before), (last, count) = self._seen[0], self._seen[-1]
         return (count - before) / (last - first) if last > first else 0.0
 
     @property
     def seconds(self) -> float:
-        """Of the last step."""
+        """Duration of the last step."""
         return self._seen[-1][0] - self._seen[-2][0] if len(self._seen) > 1 else 0.0
 
     def resume(self) -> None:
-        """Forget the time that something else has taken since the last step."""
+        """Restart the measurement, so that time spent on other work since the last step does not count."""
         self._seen.clear()
         self._seen.append((time.monotonic(), self._count))
 
     def step(self, done: int, *, loss: float, lr: float, num_examples: int) -> None:
-        """Count a step; prints the line now and then."""
+        """Count a step; prints the line from time to time."""
         now = time.monotonic()
         self._count += num_examples
         self._seen.append((now, self._count))
@@ -62,7 +62,7 @@ class TrainProgress:
         return ", ".join(parts)
 
     def _show(self, line: str) -> None:
-        """Print a line that the next one replaces on a terminal."""
+        """Print a line. On a terminal, the next line replaces it."""
         if self._is_terminal:
             say(f"{_CLEAR_LINE}{line[: _width()]}", end="")
             self._is_on_line = True
@@ -70,7 +70,7 @@ class TrainProgress:
             say(line)
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that is not replaced."""
         self.clear()
         if self._is_visible:
             say(line)

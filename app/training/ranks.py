@@ -1,4 +1,4 @@
-"""The ranks of a training run, processes that `torchrun` started: how they meet, and what passes between them."""
+"""The ranks of a training run, which are processes started by `torchrun`: their process group and its collectives."""
 
 import gc
 import os
@@ -20,43 +20,43 @@ from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
 
-# What the libraries of torch.distributed say of a rank that is gone.
+# Found in messages of torch.distributed's libraries about a rank that has ended.
 _LOST: Final = re.compile(r"gloo|nccl|hccl|connection|peer|timed? ?out|process group", re.IGNORECASE)
 _MOST_REASON: Final = 200  # characters
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 class OneRank:
-    """A run in one process; sums are identities."""
+    """A run in one process: `sum` returns its argument."""
 
     rank, size = 0, 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes files and speaks."""
+        """Whether this rank writes files and messages."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of all ranks' tensors of one shape, on each of them. May overwrite its argument."""
+        """The sum of the tensors of all ranks, which have one shape. Every rank gets it. May overwrite `values`."""
         return values
 
     def wait(self) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have called this."""
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Raises RankError for what torch raises inside if another rank has ended."""
+        """Inside this context, errors of torch about another rank that has ended are raised as RankError."""
         yield
 
     def close(self) -> None:
-        """Leave the others. May be repeated."""
+        """Leave the process group. May be called again."""
 
 
 class TrainingRanks(OneRank):
-    """Ranks of a process group. Raises RankError where another one has ended, or does not come in time."""
+    """Ranks of a process group. Raises RankError if another rank has ended, or does not respond in time."""
 
     def __init__(self, place: Launched, *, backend: Backend, timeout_s: float) -> None:
-        """Meet the others."""
+        """Join the process group."""
         self.rank, self.size, self._device, self._timeout_s = place.rank, place.size, backend.device, timeout_s
         store = environment_store(place, timeout_s=timeout_s)
         if os.environ.get("MASTER_ADDR") in _LOOPBACK:
@@ -83,14 +83,14 @@ class TrainingRanks(OneRank):
 
     def close(self) -> None:
         if dist.is_initialized():
-            gc.collect()  # what holds groups in circles: destroyed at the end of the interpreter, gloo's would abort it
+            gc.collect()  # frees cycles that hold groups: a gloo group destroyed at interpreter exit would abort it
             dist.destroy_process_group()
 
     @contextmanager
     def failing(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch has several classes for it, and none for some
+        except RuntimeError as error:  # torch has several classes for such errors, and some have no class
             if is_out_of_memory(error) or not _LOST.search(str(error)):
                 raise
             raise RankError(
@@ -101,7 +101,7 @@ class TrainingRanks(OneRank):
 
 
 def device_name(wanted: str) -> str:
-    """The device of this rank: of several on one machine, each has one of its own."""
+    """The device of this rank. With several ranks on a machine, each rank has a different device."""
     place = launched()
     if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
         return wanted
@@ -112,12 +112,12 @@ def device_name(wanted: str) -> str:
 
 
 def num_ranks_here() -> int:
-    """Ranks on this machine, which share its memory."""
+    """The number of ranks on this machine, which share its memory."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if launched() is not None else 1
 
 
 def meet(*, backend: Backend, timeout_s: float) -> OneRank:
-    """This process's ranks: those of `torchrun`, or itself alone. Raises RankError."""
+    """The ranks of this run: those started by `torchrun`, or this process alone. Raises RankError."""
     place = launched()
     if place is None or place.size == 1:
         return OneRank()

@@ -1,4 +1,4 @@
-"""What a run leaves: the adapter's file, a bundle, scores of the test examples, curves and the model card."""
+"""The results of a run: the adapter's file, a bundle, scores of the test examples, curves and the model card."""
 
 import dataclasses
 import json
@@ -36,15 +36,15 @@ from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
-_MOST_ANSWERS: Final = 20  # in the table of the card
+_MOST_ANSWERS: Final = 20  # rows in the card's table of answers
 _COMMANDS: Final = (ask_command, score_command, calibrate_command)
 _ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
 
 
 def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str) -> None:
-    """Write the settings and the division of the data: its digests, and a table of each part. Raises OSError.
+    """Write the settings, the digests of the data, and a table for each part of the data. Raises OSError.
 
-    `run` is the `run_digest` before pictures were decoded.
+    `run` is the `run_digest` computed before pictures were decoded.
     """
     for name, text in (
         (SETTINGS, format_settings(job.settings)),
@@ -56,7 +56,10 @@ def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str
 
 
 def require_same_run(folder: Path, run: str) -> None:
-    """Raise UsageError if the run in a folder began with another digest; the checkpoint has the final word."""
+    """Raise UsageError if the run in a folder began with another digest.
+
+    If the folder does not say, nothing is raised: the digest in the checkpoint is checked later.
+    """
     try:
         began = json.loads((folder / DATA).read_bytes())["run"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -66,9 +69,9 @@ def require_same_run(folder: Path, run: str) -> None:
 
 
 def require_disk(job: TrainJob, model: TrainableModel, folder: Path) -> None:
-    """Raise TrainingError unless the disk has room for what a run writes, a file or bundle after the other.
+    """Raise TrainingError unless the disk has room for the files that a run writes.
 
-    Each is written beside the one that it replaces.
+    They are written one after another. The old file is deleted only after the new one is complete.
     """
     weights = sum(one.nbytes for one in model.trained().values())
     adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
@@ -97,7 +100,7 @@ def _size(place: Path) -> int:
 
 
 def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:
-    """Write the adapter's file, and a bundle where one is wanted; returns its folder. Raises OSError."""
+    """Write the adapter's file, and a bundle if the job wants one; returns the bundle's folder. Raises OSError."""
     write_adapter(model, job.out)
     if (dtype := _bundle_dtype(job, model)) is None:
         return None
@@ -108,7 +111,7 @@ def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | No
 
 
 def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
-    """Of the weights in the bundle that a run writes; None if it writes none."""
+    """The dtype of the bundle that a run writes; None if it writes none."""
     base = model.sources.bundle
     if (base is None and not job.bundle) or model.vision is None:
         return None
@@ -123,7 +126,7 @@ def _bundle_bytes(model: TrainableModel, dtype: torch.dtype) -> int:
 
 
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
-    """The spec of the written adapter over what it was trained with."""
+    """The spec of the written adapter with the model that it was trained on."""
     sources, spec = model.sources, job.spec
     if sources.bundle is not None:
         changes: dict[str, Any] = {"model": None, "llama_dir": sources.bundle, "llama_type": None}
@@ -133,7 +136,10 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
 
 
 def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
-    """Ask the written adapter about the test examples; scores as `test.json` and `test.md`. Raises as a captioner."""
+    """Score the written adapter on the test examples, and write `test.json` and `test.md`.
+
+    Raises the errors of `Captioner` and OSError.
+    """
     if not data.test:
         return []
     with Captioner.from_spec(spec) as captioner:
@@ -165,9 +171,9 @@ def write_card(
     memory: str,
     bundle: Path | None,
 ) -> None:
-    """Write `card.md`: what the adapter was made of, from which data, with which settings, and its scores.
+    """Write `card.md`: the base model, the data, the settings and the scores of the adapter.
 
-    `unscored` says why there are no scores.
+    `unscored` is the reason if there are no scores.
     """
     name = Path(job.out).stem
     optimisation = job.optimisation
@@ -239,5 +245,5 @@ def _facts(
 
 
 def _nested(markdown: str) -> str:
-    """The same below a heading of the second level."""
+    """The Markdown with all headings two levels lower."""
     return "\n".join(f"##{line}" if line.startswith("#") else line for line in markdown.splitlines())

@@ -1,4 +1,4 @@
-"""`train` from top to bottom: data are checked, pictures encoded, an adapter trained, and results written."""
+"""`train` from start to end: checks the data, encodes the pictures, trains an adapter and writes the results."""
 
 import contextlib
 import dataclasses
@@ -56,13 +56,13 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 
 _INTERRUPTED: Final = "the run was interrupted."
-_SCORED_BYTES: Final = 2 << 30  # of frozen weights: larger models are loaded too slowly to score them during a run
+_SCORED_BYTES: Final = 2 << 30  # frozen weights. Larger models load too slowly to be scored during a run
 
 
 def train(job: TrainJob) -> int:
-    """Do the job; returns the exit code. Raises the errors that runtime/problems.py lists.
+    """Run the job; returns the exit code. Raises the errors that runtime/problems.py lists.
 
-    What is wrong with the data is raised before the model is loaded.
+    Errors in the data are raised before the model is loaded.
     """
     folder = _folder(job)
     tokenizer, context, prompt = model_texts(job.spec)
@@ -86,7 +86,10 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
 
 
 def _folder(job: TrainJob) -> Path:
-    """The folder beside the adapter's file. Raises UsageError for results of an earlier run, unless it is wanted."""
+    """The run's folder, next to the adapter's file.
+
+    Raises UsageError if it has results of an earlier run, unless the job resumes or replaces them.
+    """
     out = Path(job.out)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
@@ -170,9 +173,9 @@ def _nothing(text: str) -> None:
 
 
 def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
-    """The type of frozen weights: on a CPU float32, elsewhere bfloat16 if the device computes in it.
+    """The dtype of frozen weights: float32 on a CPU, elsewhere bfloat16 if the device computes in it.
 
-    Raises DeviceError for one that the device lacks.
+    Raises DeviceError if the job names a dtype that the device lacks.
     """
     name = job.spec.dtype
     if name == AUTO:
@@ -184,7 +187,7 @@ def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
 def _planned(
     job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
 ) -> tuple[StepPlan, bool, Library | None]:
-    """The plan of this rank, whether answers are scored during the run, and the kernels if memory allows them.
+    """The plan of this rank, whether answers are scored during the run, and the kernels if there is memory for them.
 
     Raises TooLittleMemoryError.
     """
@@ -287,7 +290,7 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
-        if ranks.is_first:  # not before a run of something else is refused
+        if ranks.is_first:  # after `resume`, which refuses the folder of another run
             write_beginning(job, data, folder, run=run)
         return loop.run()
 
@@ -305,13 +308,13 @@ def _write(
     ranks: OneRank,
     interruption: Interruption,
 ) -> bool:
-    """Write all results, on the first rank; the others wait until the files are there.
+    """Write all results on the first rank; the other ranks wait until the files are written.
 
     Returns whether neither steps nor scores were interrupted.
     """
     is_whole = ended.why != "interrupted"
     if ranks.is_first:
-        if kind == "fsdp":  # parameters are divided: the adapter is written from whole ones
+        if kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
             model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
         path = folder / BEST
         tensors, _ = read_checkpoint(path)
@@ -328,7 +331,7 @@ def _write(
             )
         spec = trained_spec(job, model)
         if kind != "fsdp":
-            model.release()  # its memory is the captioner's now
+            model.release()  # the captioner needs this memory
         scores, unscored = _test_scores(job, spec, data, folder, ended=ended, interruption=interruption)
         is_whole = is_whole and unscored != _INTERRUPTED
         draw(job, folder)
@@ -363,7 +366,10 @@ def _write(
 def _test_scores(
     job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path, *, ended: Ended, interruption: Interruption
 ) -> tuple[list[Scores], str]:
-    """Scores of the test examples, or none and why. Nothing is raised, because the adapter is written."""
+    """Scores of the test examples, or no scores and the reason.
+
+    Errors are not raised, because the adapter is already written.
+    """
     if not data.test:
         return [], "there are none."
     if ended.why == "interrupted" or interruption.is_asked:

@@ -1,4 +1,4 @@
-"""What a run did, step by step: `log.csv`, and TensorBoard's files if its package is installed."""
+"""The log of a run, step by step: `log.csv`, and TensorBoard's files if its package is installed."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ LOG = "log.csv"
 
 
 class RunLog:
-    """Appends rows to `log.csv` in a folder. A run that goes on cuts off what came after its checkpoint."""
+    """Appends rows to `log.csv` in a folder. A resumed run first removes the rows after its checkpoint."""
 
     def __init__(self, folder: Path, *, from_step: int) -> None:
         """Raises OSError."""
@@ -29,7 +29,7 @@ class RunLog:
         self._board = _tensorboard(folder / "tensorboard", from_step=from_step)
 
     def add(self, step: int, values: Mapping[str, float | int | None]) -> None:
-        """A row; values that are None or missing stay empty."""
+        """Append a row; values that are None or missing are empty."""
         shown = {
             name: f"{value:.6g}" if isinstance(value, float) else value
             for name, value in values.items()

@@ -4,7 +4,7 @@ import math
 
 
 def rate_at(step: int, *, num_steps: int, peak: float, warmup: float, final: float) -> float:
-    """The rate of a step, from 0; `warmup` is a share of the steps, and `final` a share of the peak."""
+    """The learning rate of a step, which counts from 0. `warmup` is a share of the steps, `final` a share of `peak`."""
     num_warm = round(warmup * num_steps)
     if step < num_warm:
         return peak * (step + 1) / num_warm

@@ -1,4 +1,4 @@
-"""How good a model is on held-out examples: its answers by a captioner, scored, and the loss of its right answers."""
+"""Evaluates a model on held-out examples: scores of a captioner's answers, and the loss of the right answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.schemes.scheme import dtype_name
 
-# The figure that early stopping looks at.
+# Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
 MOST_SCORED: Final = 1000  # examples of one evaluation during a run
 _SAMPLING: Final = SamplingParams(max_new_tokens=64)
@@ -30,20 +30,20 @@ _SAMPLING: Final = SamplingParams(max_new_tokens=64)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """How good a model is at one time."""
+    """The result of one evaluation."""
 
-    loss: float | None  # a label
+    loss: float | None  # mean over labels
     score: float | None  # None: answers are not scored
 
     @property
     def key(self) -> list[float]:
-        """Larger is better: the score, and the smaller loss among equal scores."""
+        """Larger is better: compares scores, and between equal scores the smaller loss is better."""
         loss = -np.inf if self.loss is None or self.loss != self.loss else -self.loss
         return [loss] if self.score is None else [self.score, loss]
 
 
 def answered(captioner: Captioner, examples: Sequence[TrainExample]) -> dict[Task, list[Outcome]]:
-    """Outcomes by task: examples with choices are one, all others together another."""
+    """Outcomes by task: examples with choices are one task, all others together are another."""
     found: dict[Task, list[Outcome]] = {}
     for has_choices in (True, False):
         chosen = [one.example for one in examples if (one.example.choices is not None) == has_choices]
@@ -53,7 +53,7 @@ def answered(captioner: Captioner, examples: Sequence[TrainExample]) -> dict[Tas
 
 
 def headline(outcomes: dict[Task, list[Outcome]]) -> float | None:
-    """The mean of the tasks' headlines, weighted by their examples; None without any."""
+    """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples; None without any."""
     values, weights = [], []
     for task, of_task in outcomes.items():
         statistics = measure_outcomes(task, of_task).statistics(np.arange(len(of_task)))
@@ -70,7 +70,7 @@ def all_scores(outcomes: dict[Task, list[Outcome]], *, model: str) -> list[Score
 
 
 def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
-    """A captioner with the weights of now."""
+    """A captioner with the model's present weights."""
     computed = replace(
         CaptionerSpec(),
         device=spec.device,
@@ -83,7 +83,7 @@ def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
 
 
 class Validator:
-    """Computes a `Validation` of a model; all ranks have to call it."""
+    """Computes a `Validation` of a model. All ranks must call it together."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Validator:
         ranks: OneRank,
         open_captioner: Callable[[], Captioner] | None,
     ) -> None:
-        """Without `open_captioner` answers are not scored."""
+        """If `open_captioner` is None, answers are not scored."""
         self._distributed, self._examples, self._encodings, self._rows = distributed, examples, encodings, rows
         self._ranks, self._open_captioner = ranks, open_captioner
 
     def __call__(self) -> Validation:
-        """Raises as a captioner does."""
+        """Evaluate the model. Raises the errors of a captioner."""
         score_now = 0.0
         if self._open_captioner is not None and self._ranks.is_first:
             with self._open_captioner() as captioner:

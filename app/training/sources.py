@@ -1,4 +1,4 @@
-"""Opens what a training starts from: a LLaMA, an adapter and a CLIP, of files or of a bundle, with nothing merged."""
+"""Opens the model that a training starts from, unmerged: LLaMA, adapter and CLIP, from files or a bundle."""
 
 # A adapter layers, N heads, Q queries, D model width
 
@@ -38,12 +38,12 @@ from llama_adapter.vision.encoder import VisualQueryBlocks
 from llama_adapter.vision.weights import ClipSource, visual_tensors
 
 NEW_ADAPTER = "the new adapter"  # its name in messages
-_LARGEST_GATE = 1 - 2.0**-12  # of a bundle; tanh reaches 1 nowhere
+_LARGEST_GATE = 1 - 2.0**-12  # gates of a bundle are limited to it, because tanh is always below 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSources:
-    """What a training starts from. `clip` is None for an adapter for texts."""
+    """The parts of the model that a training starts from. `clip` is None for an adapter for texts."""
 
     name: str
     llama: LlamaSource
@@ -55,15 +55,15 @@ class TrainingSources:
     context: int
     prompt: str = DEFAULT_PROMPT
     files: tuple[SourceFile, ...] = ()
-    bundle: str | None = None  # the folder, if it is one
+    bundle: str | None = None  # the bundle's folder, if the model is a bundle
     has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
-    notes: tuple[str, ...] = ()  # sentences for people
+    notes: tuple[str, ...] = ()  # messages to the user
 
 
 def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> TrainingSources:
-    """Open the model of `spec`; a LLaMA without adapter gets a new one, whose numbers depend on `seed`.
+    """Open the model of `spec`. A LLaMA without adapter gets a new adapter, initialised with `seed`.
 
-    Raises CheckpointError as the loaders do, and UsageError for a model that cannot be trained so.
+    Raises CheckpointError, and UsageError for a model that cannot be trained.
     """
     if spec.decoder is not None or spec.past_key_values is not None:
         raise UsageError(
@@ -113,7 +113,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
 
 
 def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
-    """The adapter with the biases of a bundle that stands for a LLaMA, where it has none of its own."""
+    """The adapter. If it has no biases and `llama` is a bundle with biases, it gets these."""
     if not llama.biases or any(name.endswith(".bias") for name in adapter.llama):
         return adapter
     return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
@@ -151,7 +151,7 @@ def _of_bundle(spec: CaptionerSpec) -> TrainingSources:
 
 
 def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tuple[AdapterFile, tuple[str, ...]]:
-    """The adapter in a bundle, its gates unfolded, and notes for people."""
+    """The adapter in a bundle, with the gates before tanh, and messages to the user."""
     config, state = model.decoder_config, model.decoder_state
     if not config.num_adapter_layers:
         raise UsageError(f"`{name}` has no adapter layers, so there is nothing to train in it")
@@ -160,8 +160,8 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
     num_large = int((folded_AN.abs() > _LARGEST_GATE).sum())
     if num_large:
         notes = (
-            f"{num_large} of the {folded_AN.numel()} gates of `{name}` are 1 or nearly so, where no tanh arrives: they "
-            f"begin at {_LARGEST_GATE:.4f}",
+            f"{num_large} of the {folded_AN.numel()} gates of `{name}` are 1 or almost 1, which tanh does not reach: "
+            f"they start at {_LARGEST_GATE:.4f}",
         )
     gates_AN = folded_AN.clamp(-_LARGEST_GATE, _LARGEST_GATE).atanh().float()
     found: dict[str, Tensor] = {}
@@ -179,7 +179,7 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
 
 
 def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
-    """An adapter before its training, initialised as the reference does; its gates are closed."""
+    """A new adapter, initialised like the reference implementation: its gates are 0, so it has no effect yet."""
     num_layers = llama.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
     if not 1 <= num_layers <= llama.num_layers:
         raise UsageError(f"adapter_layers must lie in 1..{llama.num_layers}, the layers of the LLaMA, got {num_layers}")

@@ -19,19 +19,19 @@ _LEAST_SCALE: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a step did."""
+    """The result of a step."""
 
-    loss: float  # a label, of all ranks
-    num_labels: int  # of all ranks
-    gradient_norm: float  # before it was clipped
+    loss: float  # mean over the labels of all ranks
+    num_labels: int  # labels of all ranks
+    gradient_norm: float  # before clipping
     is_done: bool  # False: the loss or a gradient was not finite, and no weight changed
-    is_overflow: bool = False  # of float16: the scale was too high, which is no fault of the data
-    odd: tuple[str, ...] = ()  # places of this rank's examples whose loss is not finite
-    asked_to_end: bool = False  # on any rank
+    is_overflow: bool = False  # float16 only: the loss scale was too high, which is no fault of the data
+    odd: tuple[str, ...] = ()  # places in the data of this rank's examples whose loss is not finite
+    asked_to_end: bool = False  # whether any rank was asked to end
 
 
 class Stepper:
-    """Computes steps of a model on this rank. Weights and moments are equal on all ranks after each."""
+    """Computes training steps on this rank. After each step, weights and moments are equal on all ranks."""
 
     def __init__(self, distributed: Distributed, optimiser: NamedAdamW, *, ranks: OneRank, clip: float) -> None:
         self._distributed, self._optimiser, self._ranks, self._clip = distributed, optimiser, ranks, clip
@@ -41,7 +41,7 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self._device.type, enabled=is_half, init_scale=_FIRST_SCALE)
 
     def step(self, parts: Sequence[Fed], *, num_labels: int, lr: float, ask_to_end: bool = False) -> Step:
-        """Learn from this rank's parts of a step with `num_labels` labels on all ranks."""
+        """Learn from this rank's parts of a step. `num_labels` is the number of labels over all ranks."""
         distributed = self._distributed
         loss_sum = torch.zeros((), device=self._device)
         losses: list[Tensor] = []
@@ -96,7 +96,7 @@ class Stepper:
 
 
 def _odd_places(parts: Sequence[Fed], losses: Sequence[Tensor]) -> tuple[str, ...]:
-    """Places of examples whose loss is not finite."""
+    """Places in the data of the examples whose loss is not finite."""
     finite = torch.cat([torch.isfinite(loss_B) for loss_B in losses]).cpu().tolist()
     examples = [one for part, _ in parts for one in part.examples]
     return tuple(one.example.place for one, is_finite in zip(examples, finite, strict=True) if not is_finite)

@@ -1,4 +1,4 @@
-"""The web page, the only room that imports Gradio. Importing it imports Gradio without its reports and stub files."""
+"""The web page, the only package that imports Gradio. It turns off Gradio's telemetry and its writing of stub files."""
 
 import inspect
 import os
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Read when Gradio and the Hugging Face hub client are imported: no telemetry.
+# Turns off telemetry. Gradio and the Hugging Face hub client read it when they are imported.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-# Statistics of events, which are not used here; Gradio would recompute them after every event.
+# Limits Gradio's statistics of events, which this page does not use. Otherwise Gradio recomputes them at every event.
 os.environ["GRADIO_ANALYTICS_MAX_EVENTS"] = "1"
 os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(2**62)
 
 
 @contextmanager
 def no_stub_files() -> Iterator[None]:
-    """Keep `import gradio` from writing a file of types (.pyi) beside each component, which takes a third of its time.
+    """Keep `import gradio` from writing a stub file (.pyi) for each component, which takes a third of its time.
 
-    It asks `inspect.getfile` where a component is written, and leaves out what has no file.
+    Gradio calls `inspect.getfile` to find the file of a component, and skips components without a file.
     """
     getfile = inspect.getfile
 

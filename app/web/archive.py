@@ -1,4 +1,4 @@
-"""Pictures of an uploaded zip, read one at a time: nothing is unpacked to disk and no header is trusted."""
+"""Reads pictures from an uploaded zip one at a time. Nothing is unpacked to disk, and no header is trusted."""
 
 import io
 import os
@@ -18,39 +18,39 @@ from llama_adapter.vision.formats import PICTURE_SUFFIXES
 ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
 
 _CHUNK_BYTES: Final = 2**20
-_ENCRYPTED: Final = 0x1  # of a zip's flag bits
-# Python unpacks these in bounded pieces; with the others a few bytes can become gigabytes at once.
+_ENCRYPTED: Final = 0x1  # one of a zip entry's flag bits
+# Python unpacks these methods in bounded pieces. With other methods, a few bytes can become gigabytes at once.
 _BOUNDED_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveLimits:
-    """What is read of one archive at most."""
+    """Limits on what is read from one archive."""
 
-    max_entry_bytes: int  # of one unpacked picture
-    max_entries: int = 2_000  # pictures; the rest is left out, and the notes say so
-    max_total_bytes: int = 2**30  # of all unpacked pictures together
-    max_directory_bytes: int = 2 * 2**20  # of the list of entries, far more than `max_entries` need
+    max_entry_bytes: int  # size of one unpacked picture
+    max_entries: int = 2_000  # pictures; further pictures are left out, which `notes` reports
+    max_total_bytes: int = 2**30  # size of all unpacked pictures together
+    max_directory_bytes: int = 2 * 2**20  # size of the list of entries; `max_entries` entries need far less
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveEntry:
     """One picture in an archive."""
 
-    name: str  # printable, relative, with its folders; no two are equal
-    index: int  # among all entries of the archive
+    name: str  # printable, relative, including folders; unique in the archive
+    index: int  # index among all entries of the archive
 
 
 class Archive:
-    """An open zip: its pictures in order, and what was skipped and why. Thread-safe.
+    """An open zip: its pictures in order, and the kinds of entries that are skipped. Thread-safe.
 
-    Opening raises PictureError for files that are not zips or have too many entries. Close it.
+    Opening raises PictureError if the file is not a zip or has too many entries. The caller must close it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str, limits: ArchiveLimits) -> None:
         self.name, self.limits = name, limits
         self.pictures: list[ArchiveEntry] = []
-        self.skipped: Counter[str] = Counter()  # entries by kind
+        self.skipped: Counter[str] = Counter()  # kind -> number of skipped entries
         self.num_renamed = 0  # pictures whose names point outside the archive
         self._lock = threading.Lock()
         self._num_bytes_left = limits.max_total_bytes
@@ -69,7 +69,7 @@ class Archive:
                 f"Wanted a zip with at most {limits.max_entries:,} pictures, but the list of entries in `{name}` "
                 f"takes more than {limits.max_directory_bytes:,} bytes; split it into several.",
             ) from None
-        except Exception as error:  # a damaged list fails in many ways, all of them the file's fault
+        except Exception as error:  # a damaged list of entries raises many kinds of errors
             self._file.close()
             raise _not_a_zip(name, error) from error
 
@@ -113,7 +113,7 @@ class Archive:
         return sentences
 
     def _read(self, info: zipfile.ZipInfo, most: int) -> bytes:
-        """At most the first `most` bytes of an entry, whatever its header claims. The end verifies the checksum."""
+        """At most the first `most` bytes of an entry, whatever its header says. Reading its end checks the checksum."""
         unpacked = io.BytesIO()
         with self._zip.open(info) as file:
             while unpacked.tell() < most and (chunk := file.read(min(_CHUNK_BYTES, most - unpacked.tell()))):
@@ -138,7 +138,7 @@ class Archive:
 
 
 def _skipped_kind(name: str, *, mode: int) -> str | None:
-    """What an entry is if it is skipped; None for a picture."""
+    """The kind of an entry that is skipped; None for a picture."""
     suffix = os.path.splitext(name)[1].lower()
     if stat.S_ISLNK(mode):
         return "link"
@@ -152,7 +152,7 @@ def _skipped_kind(name: str, *, mode: int) -> str | None:
 def safe_name(name: str) -> tuple[str, bool]:
     """A relative, printable name for a file of an archive or a browser, and whether the path was absolute or had `..`.
 
-    Backslashes count as separators, as Windows writes them; drives, leading slashes and `..` are dropped.
+    Backslashes are separators too, as on Windows. Drives, leading slashes and `..` are dropped.
     """
     slashed = name.replace("\\", "/")
     relative = re.sub(r"^[A-Za-z]:", "", slashed)
@@ -162,7 +162,7 @@ def safe_name(name: str) -> tuple[str, bool]:
 
 
 def unique_name(name: str, taken: set[str]) -> str:
-    """The name, numbered before its suffix if it is taken, and added to `taken`. Case is ignored."""
+    """The name, with a number before its suffix if it is in `taken`; it is added there. Case is ignored."""
     stem, suffix = os.path.splitext(name)
     candidate, number = name, 1
     while candidate.casefold() in taken:
@@ -184,7 +184,7 @@ class _TooMuchAtOnceError(Exception):
 
 
 class _Bounded(io.RawIOBase):
-    """A file that refuses to read more than `max_read` bytes at once, whatever its own headers ask for."""
+    """A file that refuses reads of more than `max_read` bytes, which the headers of a damaged zip may ask for."""
 
     def __init__(self, file: BinaryIO, *, max_read: int) -> None:
         self._file, self._max_read = file, max_read

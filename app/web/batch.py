@@ -1,4 +1,4 @@
-"""The Batch tab: one question about many pictures, with decisions by a threshold where it has choices."""
+"""The Batch tab: one question about many pictures. If it has choices, a threshold decides each answer."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ from llama_adapter.app.web.widgets import (
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 TAB: Final = "batch"
-MAX_RUNS_AT_ONCE: Final = 8  # of all pages
+MAX_RUNS_AT_ONCE: Final = 8  # over all pages
 _DOWNLOADS: Final = (
     ("JSON lines", "jsonl", to_jsonl),
     ("CSV", "csv", to_csv),
@@ -52,20 +52,20 @@ _RULE: Final = Rule()
 
 
 class BatchSession:
-    """The answers that a page shows, kept so that another rule decides without asking again."""
+    """The answers that a page shows. They are kept so that a new rule can decide them without asking again."""
 
     def __init__(self) -> None:
         self.rule = _RULE
         self.begin()
 
     def begin(self, choices: tuple[str, ...] = ()) -> "Shown":
-        """Forget the answers and start a new list of them."""
+        """Delete the answers and start a new list."""
         self.shown = Shown(choices)
         return self.shown
 
 
 class Shown:
-    """The results of one run, in the order of their answers. Only the newest keep their thumbnails."""
+    """The results of one run, in the order in which they were answered. Only the newest keep their thumbnails."""
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         self.choices = choices  # empty: answers are free text
@@ -89,7 +89,7 @@ class Shown:
 
 
 def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
-    """Lay out the tab and connect it; called inside a `gr.Tab`."""
+    """Lay out the tab and connect its events. Call it inside a `gr.Tab`."""
     events, limits = BatchEvents(service, samples=samples, runs=runs), service.limits
     session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
     with gr.Row(elem_classes="la-columns", elem_id="batch-columns"):
@@ -151,7 +151,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
 
     sliders = [threshold, band]
     shown = [progress, *lists, *downloads, start, cancel, clear, session]
-    # Not preprocessed: Gradio would make an empty file for every upload and forget its name.
+    # Without preprocessing: Gradio's would make an empty file for every upload and lose its name.
     raw: dict[str, Any] = {"preprocess": False, **PRIVATE}
     direct: dict[str, Any] = {**raw, "queue": False}
     latest: dict[str, Any] = {"trigger_mode": "always_last", **direct}
@@ -174,7 +174,7 @@ def _starters(service: Service) -> str:
 
 
 class BatchEvents:
-    """Handlers of the tab's events. Values come as the browser sent them, so each is checked here."""
+    """Handlers of the tab's events. They get values as the browser sent them, so they check each one."""
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
@@ -194,13 +194,13 @@ class BatchEvents:
         band: Any,
         *values: Any,
     ) -> AsyncGenerator[list[Any]]:
-        """Start was pressed: updates of the page until the downloads are written.
+        """Start was pressed: yields updates of the page until the downloads are written.
 
         `values` are the texts of the options, then the settings of answers.
         """
         page, chosen = str(request.session_hash), (uploads_of(files), uploads_of(folder))
         if not self._free.acquire(blocking=False):
-            problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the most at once."
+            problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the limit."
             yield _update(session, progress=_failure(problem, "try again when one of them has ended"))
             return
         try:
@@ -219,11 +219,11 @@ class BatchEvents:
             self._free.release()
 
     def cancel(self, request: gr.Request) -> None:
-        """End the run; the handler that streams it shows that."""
+        """End the run. The handler that streams it then updates the page."""
         self._runs.stop(str(request.session_hash), TAB)
 
     def clear(self, session: BatchSession) -> list[Any]:
-        """Forget the files and the answers."""
+        """Delete the files and the answers from the page."""
         shown = session.begin()
         paths = [None] * len(_DOWNLOADS)
         update = _update(
@@ -232,18 +232,18 @@ class BatchEvents:
         return [None, None, "", *update]
 
     def show_folder(self, folder: Any) -> str:
-        """A folder was uploaded."""
+        """A folder was uploaded: shows how many files it has."""
         count = len(uploads_of(folder))
         return render("parts", "status", text=f"Folder: {counted(count, 'file')}") if count else ""
 
     def show_files(self, session: BatchSession, files: Any, folder: Any) -> Any:
-        """Files were added or removed: how many there are, until a run begins."""
+        """Files were added or removed: before the first run, shows how many there are."""
         if session.shown.has_begun:
             return gr.skip()
         return render("batch", "empty", num_files=len(uploads_of(files)) + len(uploads_of(folder)))
 
     def add_sample(self, value: Any, event: gr.EventData) -> Any:
-        """A sample was pressed: one more file."""
+        """A sample was pressed: adds it to the files."""
         index = pressed(event, count=len(self._samples))
         if index is None:
             return gr.skip()
@@ -252,7 +252,7 @@ class BatchEvents:
         return paths if sample in paths else [*paths, sample]
 
     def start_from(self, event: gr.EventData) -> list[Any]:
-        """A suggested question was pressed: it fills the options, too."""
+        """A suggested question was pressed: fills in the question and its options."""
         starters = starters_for(self._service)
         index = pressed(event, count=len(starters.questions))
         if index is None:
@@ -260,19 +260,19 @@ class BatchEvents:
         return [starters.questions[index].text, *(starters.texts.get(option.name, "") for option in self.options)]
 
     def show_rule(self, *texts: Any) -> Any:
-        """An option was changed: the rule is for tasks with probabilities."""
+        """An option was changed: shows the rule's sliders only if the task has probabilities."""
         given = [isinstance(text, str) and bool(text.strip()) for text in texts]
         return gr.update(
             visible=any(is_given and judged for is_given, judged in zip(given, self._judged, strict=False))
         )
 
     def decide(self, session: BatchSession, threshold: Any, band: Any) -> list[Any]:
-        """A slider was moved: decide again, without asking again."""
+        """A slider was moved: applies the new rule to the answers, without asking again."""
         session.rule = _rule(threshold, band)
         return session.shown.lists(session.rule)
 
     def _question(self, question: Any, texts: Sequence[Any]) -> Question:
-        """Raises ValueError for texts that an option refuses."""
+        """The question with its options. Raises ValueError if an option refuses its text."""
         given = [text.strip() if isinstance(text, str) else "" for text in (question, *texts)]
         values: dict[str, Any] = {"instruction": given[0] or None}
         values |= {
@@ -334,7 +334,7 @@ def _update(
     paths: Sequence[str | None] | None = None,
     is_running: bool | None = None,
 ) -> list[Any]:
-    """Values for the outputs of a run; what is None stays. A new run takes the last one's downloads away."""
+    """Values for the outputs of a run. Outputs whose argument is None stay. A new run removes earlier downloads."""
     lists = [gr.skip()] * 3 if shown is None else shown.lists(session.rule)
     if paths is not None:
         downloads: list[Any] = [gr.update(value=path, visible=path is not None) for path in paths]
@@ -352,7 +352,7 @@ def _failure(sentence: str, hint: str = "") -> str:
 
 
 def _rule(threshold: Any, band: Any) -> Rule:
-    """The sliders' values, clamped to their range; the default for what is not a number."""
+    """The rule of the sliders' values, clamped to their range. A value that is not a number becomes the default."""
     return Rule(threshold=_share(threshold, default=_RULE.threshold), band=_share(band, default=_RULE.band))
 
 
@@ -363,7 +363,7 @@ def _share(value: Any, *, default: float) -> float:
 
 
 def _write_downloads(records: Sequence[Record], run_id: str) -> list[str]:
-    """Write the files of `_DOWNLOADS` where the page may serve them from."""
+    """Write the files of `_DOWNLOADS` into the folder of uploads, which the page may serve."""
     folder = utils.get_upload_folder()
     return [
         str(processing_utils.save_bytes_to_cache(make(records), f"answers-{run_id}.{suffix}", folder))

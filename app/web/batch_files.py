@@ -1,4 +1,4 @@
-"""The files of a batch: uploads, a folder and zips as one list of pictures to read, with notes of what is skipped."""
+"""The files of a batch: uploads, a folder and zips as one list of pictures to read, with notes on skipped files."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MAX_PICTURES: Final = 2_000
 
 
 class BatchFiles:
-    """The pictures of one run, with the archives that they are read from. Close it."""
+    """The pictures of one run, and the archives that they are read from. The caller must close it."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class BatchFiles:
         limits: ServiceLimits,
         max_pictures: int = MAX_PICTURES,
     ) -> None:
-        """`uploads` may have any suffix, zips among them; of a `folder` only pictures count.
+        """`uploads` may have any suffix, including zip. Of a `folder`, only pictures are used.
 
-        A zip that cannot be opened becomes one picture whose reading raises the reason.
+        A zip that cannot be opened becomes one picture; reading it raises the reason.
         """
         self.pictures: list[PictureFile] = []
-        self.notes: list[str] = []  # sentences
+        self.notes: list[str] = []  # sentences about skipped files
         self._limits, self._max_pictures = limits, max_pictures
         self._taken: set[str] = set()
         self._num_left_out = 0
@@ -95,4 +95,4 @@ class BatchFiles:
 
 
 def _raise(code: str, message: str) -> bytes:
-    raise PictureError(code, message)  # type: ignore[arg-type]  # a code of the error that was caught
+    raise PictureError(code, message)  # type: ignore[arg-type]  # the code comes from a PictureError

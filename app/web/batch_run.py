@@ -1,4 +1,7 @@
-"""Many pictures through the service as one client: a window of requests in flight, results as they come. No Gradio."""
+"""Sends many pictures to the service as one client: keeps a window of requests in flight, and streams results.
+
+Imports no Gradio.
+"""
 
 import asyncio
 import time
@@ -26,16 +29,16 @@ from llama_adapter.app.web.runs import Run
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.errors import PictureError
 
-TICK_S: Final = 0.4  # between two lists of results
+TICK_S: Final = 0.4  # time between two lists of results
 THUMBNAIL_SIDE: Final = 160  # pixels
 _RATE_WINDOW_S: Final = 10.0
-_MAX_WAIT_S: Final = 0.5  # before a busy service is asked again
-_NOTICE_S: Final = 0.1  # until a stop is noticed meanwhile
+_MAX_WAIT_S: Final = 0.5  # longest pause before a busy service is asked again
+_NOTICE_S: Final = 0.1  # how often this pause checks whether the run was stopped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureFile:
-    """A picture to read later: `read` returns the bytes of its file or raises PictureError."""
+    """A picture to read later. `read` returns the bytes of its file or raises PictureError."""
 
     name: str  # printable, unique in its run
     read: Callable[[], bytes]
@@ -43,34 +46,34 @@ class PictureFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """A picture that is answered or failed."""
+    """The result for a picture: its answer, or its error."""
 
-    index: int  # in the order of the files
+    index: int  # index in the order of the files
     record: Record
     thumbnail: str | None  # a `data:` address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
-    num_pictures: int | None  # None: unknown yet
-    num_done: int  # failed ones included
+    num_pictures: int | None  # None: not known yet
+    num_done: int  # including failed pictures
     num_failed: int
     elapsed_s: float
-    pictures_per_s: float  # of the last seconds; at its end, the answered ones of the whole run
+    pictures_per_s: float  # over the last seconds; after the end, answered pictures over the whole run
     remaining_s: float | None
-    waits_for: str  # why the service accepts no more at the moment, or empty
+    waits_for: str  # why the service accepts no requests at the moment; empty: it accepts them
 
 
 def default_window(service: Service) -> int:
-    """Enough requests to keep every slot busy, within the limits of one client."""
+    """The number of requests in flight that keeps every slot busy, within the limits of one client."""
     most = min(service.limits.max_waiting_per_client, service.limits.max_waiting)
     return max(1, min(2 * service.batch_size, most))
 
 
 class BatchRun:
-    """One run. Read `results` to the end; `run.stop()`, from any thread, ends it early and keeps what is done."""
+    """One run. The caller reads `results` to the end. `run.stop()` in any thread ends it early and keeps results."""
 
     def __init__(
         self,
@@ -86,15 +89,15 @@ class BatchRun:
         has_thumbnails: bool = False,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`window` is the number of requests in flight. Raises UnavailableError without a model."""
+        """`window` is the number of requests in flight. Raises UnavailableError if no model is loaded."""
         self._service, self._files, self._question, self._sampling = service, iter(files), question, sampling
         self._default_prompt = service.info.default_prompt
-        self._run, self._own = run, Run()  # stopped from outside, and by an error
+        self._run, self._own = run, Run()  # the first is stopped by the user, the second by an error
         self._client, self._num_pictures, self._has_thumbnails, self._now = client, num_pictures, has_thumbnails, now
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(service.spec, info=service.info, sampling=sampling, task=question.task)
-        # Now: a service that restarts or has closed cannot answer this later.
+        # Determined now, because a service that restarts or is closed cannot answer this later.
         self._circumstances = circumstances_of(service)
         self._tally, self._num_reused = Tally(), 0
         self._num_begun = 0
@@ -111,9 +114,9 @@ class BatchRun:
         self._reading = asyncio.Semaphore(2)
 
     async def results(self) -> AsyncGenerator[list[Result]]:
-        """Lists of new results, about every `TICK_S` seconds; they may be empty.
+        """Lists of new results, about every `TICK_S` seconds. A list may be empty.
 
-        Raises at the end: the service's error for a question that it refuses, UnavailableError when it has closed.
+        At the end, raises the service's error if it refused the question, and UnavailableError if it was closed.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self.window)]
         try:
@@ -136,11 +139,11 @@ class BatchRun:
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
         done = self._tally.num_pictures + self._tally.num_failed
         now = self._now() if self._ended is None else self._ended
         began, done_before = self._marks[0] if self._ended is None else (self._started, 0)
-        counted = done if self._ended is None else self._tally.num_pictures  # at the end as in `figures`
+        counted = done if self._ended is None else self._tally.num_pictures  # at the end, the same as in `figures`
         rate = (counted - done_before) / (now - began) if now > began else 0.0
         left = None if self._num_pictures is None else self._num_pictures - done
         return Progress(
@@ -154,7 +157,7 @@ class BatchRun:
         )
 
     def figures(self, *, kind: Literal["batch", "measure"]) -> RunFigures:
-        """Where the time went, until now or the end of the run."""
+        """Times and counts of the run, until its end or until now."""
         ended = self._now() if self._ended is None else self._ended
         return RunFigures(
             kind=kind,
@@ -198,7 +201,7 @@ class BatchRun:
     async def _answer(self, index: int, file: PictureFile) -> Result | None:
         """One picture from its file to its record; None if it was cancelled."""
         try:
-            async with self._reading:  # few at once, because pictures that are read wait in memory
+            async with self._reading:  # a few at once, because the bytes that are read wait in memory
                 data = await asyncio.to_thread(file.read)
                 await self._budget.acquire(len(data))
         except PictureError as error:
@@ -210,7 +213,7 @@ class BatchRun:
             await self._budget.release(len(data))
 
     async def _submit(self, name: str, data: bytes) -> RequestHandle | None:
-        """A handle, after waiting for room if the service is busy; None if the run was stopped meanwhile."""
+        """Submit a picture, waiting while the service is busy; returns its handle, None if the run was stopped."""
         ask = Ask(
             picture=data,
             prompt=self._question.prompt(self._default_prompt),
@@ -233,7 +236,7 @@ class BatchRun:
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, at most until the run is stopped."""
+        """Wait, but not longer than until the run is stopped."""
         until = self._now() + seconds
         while not self._is_stopped and (rest_s := until - self._now()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
@@ -245,7 +248,7 @@ class BatchRun:
         try:
             answer = await handle.answer()
         finally:
-            handle.cancel()  # no effect on one that is answered
+            handle.cancel()  # has no effect on an answered request
             self._run.discard(handle)
             self._own.discard(handle)
             self._num_in_flight -= 1
@@ -258,7 +261,7 @@ class BatchRun:
         return self._result(index, answer, small)
 
     def _notice_others(self) -> None:
-        """Notice requests of other clients: those in the service beyond our own."""
+        """Note whether the service has requests of other clients: more requests than those of this run."""
         status = self._service.status()
         self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_in_flight
 
@@ -272,7 +275,10 @@ class BatchRun:
 
 
 def circumstances_of(service: Service) -> Circumstances:
-    """What the figures depend on. Raises UnavailableError without a model."""
+    """The circumstances that figures depend on: model, device, dtype and so on.
+
+    Raises UnavailableError if no model is loaded.
+    """
     info = service.info
     return Circumstances(
         model=info.name,
@@ -303,30 +309,30 @@ def _unread(index: int, name: str, prompt: str, error: PictureError) -> Answer:
 
 
 async def _thumbnail(service: Service, picture: bytes, *, name: str, client: str) -> str | None:
-    """A picture file as a `data:` address with sides of at most `THUMBNAIL_SIDE`; None if that fails."""
+    """A thumbnail as a `data:` URI, with sides of at most `THUMBNAIL_SIDE` pixels; None if this fails."""
     try:
         reading = service.view(picture, name=name, side=THUMBNAIL_SIDE, client=client)
         view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
-    except Exception:  # the answer matters more than its thumbnail
+    except Exception:  # a missing thumbnail must not lose the answer
         return None
     return None if view.pixels is None else data_address(Image.fromarray(view.pixels))
 
 
 class ByteBudget:
-    """A bound on the bytes that tasks of one event loop hold at once; a single larger file is let through alone."""
+    """Limits the bytes that tasks of one event loop hold at once. A file above the limit passes if it is alone."""
 
     def __init__(self, most: int) -> None:
         self._most, self._used = most, 0
         self._freed = asyncio.Condition()
 
     async def acquire(self, num_bytes: int) -> None:
-        """Wait for room."""
+        """Wait until there is room for `num_bytes`, and take it."""
         async with self._freed:
             await self._freed.wait_for(lambda: self._used == 0 or self._used + num_bytes <= self._most)
             self._used += num_bytes
 
     async def release(self, num_bytes: int) -> None:
-        """Give the room back."""
+        """Release the room of `num_bytes`."""
         async with self._freed:
             self._used -= num_bytes
             self._freed.notify_all()

@@ -1,4 +1,4 @@
-"""What the Batch tab shows of a run, as HTML. No Gradio."""
+"""The HTML of the Batch tab for a run. Imports no Gradio."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from llama_adapter.app.web.batch_run import Progress, Result
 from llama_adapter.app.web.html import percent, render
 
 MAX_CARDS: Final = 60
-MAX_ROWS: Final = 100  # of the newest, and as many more that failed
+MAX_ROWS: Final = 100  # of the newest results, and the same number of failed ones in addition
 
 State = Literal["running", "done", "cancelled", "failed"]
 
 
 def progress_view(progress: Progress, *, state: State, notes: Sequence[str] = (), trouble: str = "") -> str:
-    """How far a run is, or how it ended."""
+    """The progress of a run, or how it ended."""
     ending = "" if state == "running" else _ending(progress, state)
     return render(
         "batch", "progress", progress=progress, state=state, ending=ending, notes=list(notes), trouble=trouble
@@ -34,7 +34,10 @@ def _ending(progress: Progress, state: State) -> str:
 
 
 def cards(results: Sequence[Result], *, num_answered: int, rule: Rule) -> list[str]:
-    """The answered pictures, in the order of their files, as strings to concatenate; with choices, their bars."""
+    """The answered pictures in the order of their files, as strings to concatenate.
+
+    With choices, each has bars of probabilities.
+    """
     if not results:
         return []
     which = f"newest {len(results)} of {num_answered:,}" if num_answered > len(results) else f"{len(results):,}"
@@ -50,9 +53,10 @@ def cards(results: Sequence[Result], *, num_answered: int, rule: Rule) -> list[s
 
 
 def table(results: Sequence[Result], *, rule: Rule) -> list[str]:
-    """Files, answers and reasons, the failed first, as strings to concatenate.
+    """A table of files with answers or errors, failed files first, as strings to concatenate.
 
-    `results` are all, in the order of their answers. Of many, the failed and the newest are shown.
+    `results` are all results in the order in which they were answered. If there are many, the failed and the newest are
+    shown.
     """
     if not results:
         return []
@@ -71,7 +75,7 @@ def table(results: Sequence[Result], *, rule: Rule) -> list[str]:
 
 
 def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -> str:
-    """How many pictures are decided how, and the rule in a sentence; empty without choices."""
+    """The number of pictures for each decision, and the rule as a sentence; empty without choices."""
     if not choices:
         return ""
     answered = [result for result in results if result.record["error"] is None]
@@ -85,7 +89,10 @@ def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -
 
 
 def answer_text(result: Result, rule: Rule) -> str:
-    """The answer; with choices, the decision and the most likely choice: `yes (98.7%)`, `undecided (yes 52.0%)`."""
+    """The answer. With choices, the decision with the probability of the most likely choice.
+
+    Examples: `yes (98.7%)`, `undecided (yes 52.0%)`.
+    """
     record = result.record
     if not (choice := _probabilities(record)):
         return record["text"]

@@ -1,4 +1,4 @@
-"""The Chat tab: one picture, questions about it, streamed answers."""
+"""The Chat tab: one picture, questions about it, and streamed answers."""
 
 import secrets
 from collections import OrderedDict
@@ -30,16 +30,16 @@ from llama_adapter.app.web.widgets import (
 )
 
 TAB: Final = "chat"
-MAX_KEPT: Final = 256  # chats that a reload finds again; the oldest is forgotten
+MAX_KEPT: Final = 256  # chats that survive a reload of the page; the oldest is deleted
 _NOTE: Final = "Each question stands alone: the model does not see the earlier ones."
 _WITHOUT: Final = "Without a picture"
-_RETRY, _CLEAR = 0, 1  # buttons on the last answer
+_RETRY, _CLEAR = 0, 1  # indices of the buttons below the last answer
 
 
 def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs, sees_pictures: bool) -> None:
-    """Lay out the tab and connect it; called inside a `gr.Tab`.
+    """Lay out the tab and connect its events. Call it inside a `gr.Tab`.
 
-    Unless the model `sees_pictures`, all questions are asked without one.
+    If not `sees_pictures`, all questions are asked without a picture.
     """
     events = ChatEvents(service, samples=samples, runs=runs, sees_pictures=sees_pictures)
     begun = ChatSession(is_text=not sees_pictures)
@@ -93,8 +93,8 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
 
     shown = [log, starters, ask, stop]
     chosen = [session, picture, picture_line, *shown]
-    # Not preprocessed: Gradio would open the picture. The last choice counts: pasting a picture first reports that the
-    # present one is removed.
+    # Without preprocessing, because Gradio's would open the picture. Only the last event counts: when a picture is
+    # pasted, the browser first reports that the present picture is removed.
     last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
     picture.input(events.choose, [picture, session], chosen, **last)
     strip.click(events.choose_sample, session, chosen, **DIRECT)
@@ -102,7 +102,7 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
 
     answered = [session, question, notice, *shown]
     asked = [picture, session, question, without, *settings]
-    # The service orders the questions of all pages, so they need not wait for each other here.
+    # The service queues the questions of all pages, so Gradio need not queue them.
     many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
     gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
     starters.click(events.ask_suggested, asked, answered, **many)
@@ -112,19 +112,19 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
 
 
 class ChatEvents:
-    """Handlers of the tab's events. What belongs to one page is in its session.
+    """Handlers of the tab's events. The state of a page is in its session.
 
-    Values come as the browser sent them (`preprocess=False`), so each is checked here.
+    They get values as the browser sent them (`preprocess=False`), so they check each one.
     """
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs, sees_pictures: bool = True) -> None:
         self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
-        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by a secret that only one browser knows
+        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by token, a secret of one browser
 
     # Outputs: session, picture, line below it, log, suggestions, Ask, Stop
 
     def restore(self, token: Any, session: ChatSession) -> list[Any]:
-        """A page was opened or loaded again: its browser's last chat goes on, under a new secret."""
+        """A page was opened or reloaded: continues the last chat of this browser, which gets a new token."""
         before = self._kept.pop(token, None) if isinstance(token, str) else None
         token = secrets.token_urlsafe()
         self._kept[token] = session
@@ -138,7 +138,7 @@ class ChatEvents:
         return [token, session.is_text, session, shown, line, *self._shown(session)]
 
     def switch(self, session: ChatSession, without: Any) -> list[Any]:
-        """The checkbox was switched: session, notice, log, suggestions."""
+        """The checkbox was changed: returns session, notice, log, suggestions."""
         self._take(without, session)
         log = gr.skip() if session.turns else conversation((), is_text=session.is_text)
         return [session, "", log, self.offer(session)]
@@ -166,7 +166,7 @@ class ChatEvents:
             session.drop()
         else:
             looked = await look(self._service, file, client=f"page {page}", is_wanted=lambda: session.wanted == file)
-            if session.wanted != file:  # another one was chosen meanwhile
+            if session.wanted != file:  # another picture was chosen meanwhile
                 return [gr.skip()] * 7
             line = render("chat", "picture_line", picture=looked)
             if looked.is_refused:
@@ -176,7 +176,7 @@ class ChatEvents:
             session.about = session.about or about
             if looked.shown != looked.source:
                 preview = looked.shown
-        # Only what changed: a question may have been asked meanwhile, and this may reach the page later.
+        # Only outputs that changed: a question may have been asked meanwhile, and this update may arrive after it.
         rest = [gr.skip()] * 4 if session.turns else self._shown(session)
         return [session, preview, render("chat", "picture_line", picture=session.picture), *rest]
 
@@ -203,7 +203,7 @@ class ChatEvents:
         without: Any,
         *settings: Any,
     ) -> AsyncGenerator[list[Any]]:
-        """A suggested question was pressed; what is typed stays."""
+        """A suggested question was pressed. The text in the question box stays."""
         self._take(without, session)
         starters = self._starters(session)
         index = pressed(event, count=len(starters))
@@ -224,7 +224,10 @@ class ChatEvents:
         without: Any,
         *settings: Any,
     ) -> AsyncGenerator[list[Any]]:
-        """A button on the last answer was pressed: ask again, or forget the questions. What is typed stays."""
+        """A button below the last answer was pressed: asks again, or deletes all questions.
+
+        The text in the question box stays.
+        """
         self._take(without, session)
         index = pressed(event, count=2)
         if index is None or not session.turns:
@@ -240,11 +243,11 @@ class ChatEvents:
                 yield [update[0], gr.skip(), *update[2:]]
 
     def stop(self, request: gr.Request) -> None:
-        """End the answer; the handler that streams it shows that."""
+        """End the answer. The handler that streams it then updates the page."""
         self._runs.stop(_page(request), TAB)
 
     def offer(self, session: ChatSession) -> str:
-        """Suggested questions about the picture; without one, what such questions mean."""
+        """Suggested questions about the picture as HTML; in a chat without pictures, a note on such questions."""
         if not session.is_text:
             return render("parts", "chips", starters=self._starters(session))
         text = "Questions are asked without a picture."
@@ -255,7 +258,7 @@ class ChatEvents:
         return render("parts", "status", text=text)
 
     def _take(self, without: Any, session: ChatSession) -> None:
-        """Note what the checkbox says, or whatever was sent as its value."""
+        """Set the session's mode from the value of the checkbox, which may be anything the browser sent."""
         session.is_text = without is True or not self._sees_pictures
 
     def _starters(self, session: ChatSession) -> tuple[Starter, ...]:
@@ -304,7 +307,7 @@ class ChatEvents:
             )
             async with aclosing(turns):
                 async for turn in turns:
-                    if session.run is not run:  # cleared, or overtaken by the next question
+                    if session.run is not run:  # the chat was cleared, or the next question was asked
                         return
                     session.update(turn)
                     shown = (
@@ -314,7 +317,7 @@ class ChatEvents:
 
 
 def conversation(turns: Sequence[Turn], *, is_text: bool = False) -> str:
-    """The questions and answers as a region that screen readers follow; `is_text` as in `ChatSession`."""
+    """The questions and answers as a live region for screen readers; `is_text` as in `ChatSession`."""
     return render("chat", "conversation", turns=turns, is_text=is_text)
 
 
@@ -323,7 +326,7 @@ def _page(request: gr.Request) -> str:
 
 
 def _present(value: Any, session: ChatSession) -> PickedPicture | None:
-    """The picture that the page shows or is about to show, also before it was looked at."""
+    """The picture that the page shows or is about to show. Its size may not be known yet."""
     file = upload_of(value) or session.wanted
     if file is None:
         return None

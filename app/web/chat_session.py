@@ -1,4 +1,4 @@
-"""A page's chat without Gradio: what it remembers, looking at a picture, asking one question."""
+"""A page's chat: its state, checking a picture, and asking one question. Imports no Gradio."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -39,14 +39,14 @@ _RELOADED = replace(_OVERTAKEN, sentence="Stopped when the page was loaded again
 class PickedPicture:
     """The picture that questions are about. Its bytes stay in the file."""
 
-    source: str  # the uploaded file
-    shown: str  # the file that the page shows: the same, or a preview of a format that browsers do not show
+    source: str  # path of the uploaded file
+    shown: str  # path of the file that the page shows: the same, or a preview if browsers do not show its format
     name: str
-    width: int = 0  # in pixels, upright; 0 if it could not be read
+    width: int = 0  # in pixels, after EXIF rotation; 0 if the picture could not be read
     height: int = 0
     num_bytes: int = 0
-    problem: str = ""  # why it cannot be read
-    is_refused: bool = False  # whether another try cannot help
+    problem: str = ""  # why the picture cannot be read; empty: it can
+    is_refused: bool = False  # whether reading it again cannot help
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +66,10 @@ class Turn:
 
 
 class ChatSession:
-    """A page's picture and questions. With `is_text`, questions are asked without a picture.
+    """A page's picture and questions. If `is_text`, questions are asked without a picture.
 
-    Handlers of one page run side by side, so each checks whether it still may write: `wanted` is the file that was
-    chosen last, and `run` is what writes the last of `turns` (oldest first).
+    Handlers of one page run concurrently, so each checks whether it may still write. `wanted` is the file that was
+    chosen last. `run` is the run that writes the last of `turns` (oldest first).
     """
 
     def __init__(self, *, is_text: bool = False) -> None:
@@ -78,10 +78,10 @@ class ChatSession:
         self.turns: tuple[Turn, ...] = ()
         self.wanted: Upload | None = None
         self.run: object | None = None
-        self.about = ""  # words that describe the picture, for suggested questions
+        self.about = ""  # description of the picture, for suggested questions
 
     def resume(self, other: "ChatSession") -> bool:
-        """Go on with the chat of another page, unless its picture is gone or a chat was begun here meanwhile."""
+        """Continue the chat of another page, unless its picture is gone or this page has begun a chat meanwhile."""
         is_there = bool(other.turns) if other.picture is None else uploaded(other.picture.source) is not None
         if self.wanted is not None or self.turns or not is_there:
             return False
@@ -90,26 +90,26 @@ class ChatSession:
         return True
 
     def choose(self, picture: PickedPicture) -> None:
-        """Take a new picture, which starts a new chat, or the details of the present one."""
+        """Set the picture. A new picture starts a new chat; for the present picture, this updates its details."""
         if self.picture is None or self.picture.source != picture.source:
             self.run, self.turns, self.about = None, (), ""
         self.picture = picture
 
     def drop(self) -> None:
-        """Forget the picture and its questions."""
+        """Remove the picture and its questions."""
         self.run, self.picture, self.turns, self.wanted, self.about = None, None, (), None, ""
 
     def clear(self) -> None:
-        """Forget the questions."""
+        """Remove the questions."""
         self.run, self.turns = None, ()
 
     def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
-        """Let `run` write a new last turn, in place of the present one if `is_again`. An open turn is closed."""
+        """Add a last turn, which `run` writes; if `is_again`, it replaces the present one. An open turn is closed."""
         turns = _closed(self.turns[:-1] if is_again else self.turns, _OVERTAKEN)
         self.run, self.turns = run, (*turns, turn)[-MAX_TURNS:]
 
     def update(self, turn: Turn) -> None:
-        """Replace the last turn. A caption of a picture that the model knows describes it."""
+        """Replace the last turn. An answer that names more objects of a familiar picture than `about` replaces it."""
         self.turns = (*self.turns[:-1], turn)
         answer = turn.answer
         if answer is not None and answer.error is None and not (answer.unfamiliar or turn.is_text):
@@ -125,9 +125,9 @@ def _closed(turns: tuple[Turn, ...], problem: Problem) -> tuple[Turn, ...]:
 async def look(
     service: Service, file: Upload, *, client: str, is_wanted: Callable[[], bool] = lambda: True
 ) -> PickedPicture:
-    """The size of an uploaded picture and the file to show, or why it cannot be read.
+    """Read an uploaded picture: its size and the file to show, or why it cannot be read.
 
-    Reading ends early when `is_wanted` returns False.
+    Reading ends early if `is_wanted` returns False.
     """
     name = file.base_name
     picture = PickedPicture(source=file.path, shown=file.path, name=name)
@@ -167,9 +167,9 @@ async def answer_turns(
     client: str,
     earlier: Sequence[Turn] = (),
 ) -> AsyncGenerator[Turn]:
-    """The turn at first, whenever its text grows, and at its end. Errors become its `problem`.
+    """Ask the question of a turn; yields the turn at first, whenever its text grows, and at its end.
 
-    `earlier` are the turns before it, for a model whose template has turns.
+    Errors become its `problem`. `earlier` are the turns before it, for a model whose template has turns.
     """
     turn = Turn(question=question, is_text=picture is None)
     yield turn
@@ -197,13 +197,13 @@ async def answer_turns(
 
 
 def _said(turns: Sequence[Turn]) -> tuple[dialogue.Turn, ...]:
-    """What was said in text turns that were answered."""
+    """The questions and answers of turns without a picture that were answered."""
     answered = [turn for turn in turns if turn.is_text and turn.answer is not None and turn.answer.error is None]
     return tuple(said for turn in answered for said in (("user", turn.question), ("assistant", turn.text)))
 
 
 async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:
-    """The events of a request in groups: a slow reader gets larger ones. Closing the generator cancels the request."""
+    """The events of a request in groups, larger ones for a slow reader. Closing the generator cancels the request."""
     news: asyncio.Queue[Event] = asyncio.Queue()
 
     async def pump() -> None:

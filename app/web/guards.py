@@ -1,12 +1,12 @@
-"""What Gradio leaves open, closed: a subclass of its Blocks, its multipart parser, and a list of its routes.
+"""Closes what Gradio leaves open, with a subclass of its Blocks, one of its multipart parser, and a middleware.
 
-- Gradio downloads web addresses that an event names as files, and checks paths only where the event says that they are
-  files: `GuardedBlocks` refuses events with anything but uploaded files.
-- Gradio prints a traceback with the event's values for every event that fails: `GuardedBlocks` logs one line instead.
-- Gradio holds form fields in memory whatever their size, fills the disk, and keeps the parts of an upload that breaks
-  off: `BoundedUploads`.
-- Gradio serves a proxy, deep links, code editors and video tools beside its page, and answers requests of other sites:
-  `ClosedRoutes`, a middleware, which also adds the security headers.
+- Gradio downloads web addresses that an event names as files, and checks paths only if the event says that they are
+  files. `GuardedBlocks` refuses events that name anything but uploaded files.
+- Gradio prints a traceback with the event's values for every failed event. `GuardedBlocks` logs one line instead.
+- Gradio keeps form fields of any size in memory, fills the disk, and keeps the parts of an interrupted upload.
+  `BoundedUploads` refuses form fields, leaves disk space free, and deletes these parts.
+- Gradio serves a proxy, deep links, code editors and video tools next to its page, and answers requests of other sites.
+  `ClosedRoutes`, a middleware, refuses these requests and adds the security headers.
 """
 
 import logging
@@ -29,23 +29,23 @@ from llama_adapter.app.http_api.access import kind_and_place
 from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
 
 MAX_FAULT_LINES_A_MINUTE = 60
-LEFT_FREE_BYTES = 2**30  # of the disk, whatever is uploaded
+LEFT_FREE_BYTES = 2**30  # disk space that uploads leave free
 
 _log = logging.getLogger("llama_adapter")
 
 
 class GuardedBlocks(gr.Blocks):
-    """Gradio's page, with files checked in every event, and failed events logged without what was sent."""
+    """Gradio's Blocks that checks the files of every event, and logs failed events without their values."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._faults = FaultLog()
-        self.has_launched = True  # else Gradio gives out any file whose path a handler returns
+        self.has_launched = True  # otherwise Gradio serves any file whose path a handler returns
 
     async def process_api(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Run an event, as Gradio does; this is the one way in for all events."""
+        """Check and run an event. Gradio calls this for every event."""
         try:
-            if kwargs.get("iterator") is None:  # later updates of a generator bring the same inputs
+            if kwargs.get("iterator") is None:  # later updates of a generator have the same inputs
                 refuse_foreign_files(inputs)
             result: dict[str, Any] = await super().process_api(block_fn, inputs, *args, **kwargs)
         except ForeignFileError:
@@ -64,7 +64,7 @@ class GuardedBlocks(gr.Blocks):
 
 
 class _SilentError(gr.Error):
-    """Gradio prints no traceback for it and answers with an error of null, as for any exception."""
+    """An error for which Gradio prints no traceback. It answers with an error of null, as for any exception."""
 
     def __init__(self) -> None:
         super().__init__(print_exception=False)
@@ -72,13 +72,13 @@ class _SilentError(gr.Error):
 
 
 class FaultLog:
-    """One line for each failed event, at most `MAX_FAULT_LINES_A_MINUTE`; the rest is counted."""
+    """Logs one line for each failed event, at most `MAX_FAULT_LINES_A_MINUTE`; further events are only counted."""
 
     def __init__(self) -> None:
         self._minute = self._num_faults = 0
 
     def tell(self, error: Exception) -> None:
-        """Log the type and place of an error, without its message, which may quote what was sent."""
+        """Log the type and place of an error. Its message is left out, because it may quote the event's values."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
             num_untold = self._num_faults - MAX_FAULT_LINES_A_MINUTE
@@ -91,10 +91,10 @@ class FaultLog:
 
 
 class BoundedUploads(route_utils.GradioMultiPartParser):
-    """Gradio's parser, which bounds only the size of each file, with bounds for the rest."""
+    """Gradio's multipart parser with further limits: the parser itself only limits the size of each file."""
 
     def on_headers_finished(self) -> None:
-        """Refuse parts that are not files, and files for which the disk has no room."""
+        """Refuse parts that are not files, and refuse files if the disk has no room."""
         super().on_headers_finished()
         if self._current_part.file is None:
             raise MultiPartException("An upload has only files.")
@@ -102,7 +102,7 @@ class BoundedUploads(route_utils.GradioMultiPartParser):
             raise MultiPartException("The server's disk has no room for more files.")
 
     async def parse(self) -> FormData:
-        """The files; nothing stays of an upload that breaks off."""
+        """The files. The parts of an interrupted upload are deleted."""
         try:
             return await super().parse()
         except BaseException:
@@ -114,7 +114,7 @@ class BoundedUploads(route_utils.GradioMultiPartParser):
 
 @contextmanager
 def bounded_uploads() -> Iterator[None]:
-    """Have Gradio parse uploads with `BoundedUploads`; it has no setting for that."""
+    """Inside this context, Gradio parses uploads with `BoundedUploads`. Gradio has no setting for this."""
     before = route_utils.GradioMultiPartParser
     route_utils.GradioMultiPartParser = BoundedUploads  # type: ignore[misc]
     try:
@@ -132,9 +132,10 @@ _READ: Final = (
 _WRITE: Final = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
 _WRITE_BELOW: Final = ("/gradio_api/run/", "/gradio_api/reset")
 _FILE: Final = "/gradio_api/file="
-EVENT_PATHS: Final = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # Gradio reads their bodies whole
+EVENT_PATHS: Final = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # Gradio loads these bodies whole
 
-# Gradio's page builds functions from text and has style attributes everywhere; all of it comes from this server.
+# Gradio's page evaluates text as code and uses style attributes, so both are allowed. Everything else must come from
+# this server.
 _CONTENT_POLICY: Final = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; "
@@ -150,16 +151,16 @@ _HEADERS: Final = {
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether the page needs this route; `path` is below the mount and not percent-encoded."""
+    """Whether the page needs this route; `path` is relative to the mount and percent-decoded."""
     if method in ("GET", "HEAD"):
         if path.startswith(_FILE):
-            return "://" not in unquote(unquote(path))  # Gradio would fetch an address, also one encoded twice
+            return "://" not in unquote(unquote(path))  # Gradio would fetch a URL here, even if it is encoded twice
         return path in _PAGE or path in _READ or path.startswith(_PAGE_BELOW)
     return method == "POST" and (path in _WRITE or path.startswith(_WRITE_BELOW))
 
 
 class ClosedRoutes:
-    """ASGI middleware: passes on what the page needs, when the page itself asks, and adds the security headers."""
+    """ASGI middleware: passes on requests of the page itself to routes that it needs, and adds security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -179,7 +180,10 @@ class ClosedRoutes:
 
 
 def _comes_from_elsewhere(scope: Scope) -> bool:
-    """By the header that browsers send; other clients send none and have no cookies to abuse."""
+    """Whether a page of another site sent the request, by the Sec-Fetch-Site header that browsers send.
+
+    Other clients send no such header, and have no cookies to abuse.
+    """
     return any(name == b"sec-fetch-site" and value != b"same-origin" for name, value in scope["headers"])
 
 

@@ -1,4 +1,4 @@
-"""HTML of the page: Jinja templates that escape every value, filters for names and figures, errors as sentences."""
+"""The HTML of the page: Jinja templates that escape every value, filters for names and numbers, texts of errors."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ from llama_adapter.runtime.problems import describe
 
 _log = logging.getLogger("llama_adapter")
 
-# Control characters, and those that reverse the reading direction: a file name must not disturb the words beside it.
+# Control characters and characters that change the text direction: a file name must not affect the text next to it.
 _INVISIBLE: Final = dict.fromkeys((*range(32), 127, *range(8234, 8239), *range(8294, 8298)), "\ufffd")
 _IN_TEXT: Final = {code: shown for code, shown in _INVISIBLE.items() if chr(code) not in "\n\t"}
 _PLURALS: Final = {
@@ -25,15 +25,15 @@ _PLURALS: Final = {
 
 
 def render(template: str, macro: str, /, **values: Any) -> str:
-    """The HTML of a macro of `templates/<template>.html`; every value is escaped and its invisible characters shown."""
+    """The HTML of a macro of `templates/<template>.html`. Values are escaped, and invisible characters are shown."""
     return str(getattr(_environment.get_template(f"{template}.html").module, macro)(**values))
 
 
 def told(error: Exception) -> tuple[str, str]:
     """A sentence and a hint, which may be empty, for an error.
 
-    Faults of the server are logged by their type alone, and the page says only that one happened: their messages may
-    hold paths of the server or what a user asked.
+    For faults of the server, the log has only their type, and the page says only that one happened: the messages may
+    contain paths of the server or questions of users.
     """
     if isinstance(error, ServiceError):
         return f"{error.message}.", error.hint
@@ -45,7 +45,7 @@ def told(error: Exception) -> tuple[str, str]:
 
 
 def named(text: str, *, max_chars: int = 80) -> Markup:
-    """A name in an element that keeps its own reading direction; long names lose their middle."""
+    """A name in an element with its own text direction. Long names are shortened in the middle."""
     text = text.translate(_INVISIBLE)
     if len(text) > max_chars:
         half = (max_chars - 1) // 2
@@ -54,21 +54,21 @@ def named(text: str, *, max_chars: int = 80) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """A message whose `names in backticks` are shown as code."""
+    """A message in which `names in backticks` are shown as code."""
     parts = re.split("`([^`]+)`", text.translate(_IN_TEXT))
     pieces = [Markup("<code>{}</code>" if number % 2 else "{}").format(part) for number, part in enumerate(parts)]
     return Markup("").join(pieces)
 
 
 def milliseconds(value: float) -> str:
-    """A time with about three digits: 0.4 ms, 37 ms, 1.25 s."""
+    """A time in milliseconds as text with about three digits: 0.4 ms, 37 ms, 1.25 s."""
     if value >= 999.5:
         return f"{value / 1e3:,.2f} s"
     return f"{value:.1f} ms" if value < 9.95 else f"{value:.0f} ms"
 
 
 def duration(seconds: float) -> str:
-    """0.8 s, 12 s, 3 min 20 s, 1 h 5 min."""
+    """A duration as text: 0.8 s, 12 s, 3 min 20 s, 1 h 5 min."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -85,20 +85,20 @@ def size(num_bytes: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Pictures per second, or per minute when slow."""
+    """Pictures per second as text; per minute if they are slow."""
     if per_second and per_second < 0.5:
         return f"{per_second * 60:.1f} pictures/min"
     return f"{per_second:.1f} pictures/s" if per_second < 100 else f"{per_second:.0f} pictures/s"
 
 
 def percent(probability: float) -> str:
-    """A probability in per cent, never as certain as 0 or 100: 98.7%, >99.9%, <0.1%."""
+    """A probability in per cent, never shown as 0 or 100: 98.7%, >99.9%, <0.1%."""
     text = f"{probability:.1%}"
     return {"100.0%": ">99.9%", "0.0%": "<0.1%"}.get(text, text)
 
 
 def counted(number: int, one: str) -> str:
-    """1 link, 2,000 links."""
+    """A number and its noun, in the plural if needed: 1 link, 2,000 links."""
     return f"{number:,} {one if number == 1 else _PLURALS.get(one, one + 's')}"
 
 

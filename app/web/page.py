@@ -1,4 +1,4 @@
-"""The page: its frame, its head, four tabs, its look, and the settings that Gradio serves it with."""
+"""The page: its layout, head, four tabs and theme, and the settings that Gradio serves it with."""
 
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -24,12 +24,12 @@ from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-MAX_SESSIONS = 256  # pages with state; the oldest is forgotten
+MAX_SESSIONS = 256  # pages with state; the state of the oldest is deleted
 MAX_STREAMING = 256  # running events of all pages; the service has its own queue
 MAX_QUEUED = 256  # waiting events of all pages
-MAX_UPLOAD_BYTES = 256 * 2**20  # of one file, such as a zip; pictures have their own limit when read
-MAX_EVENT_BYTES = 8 * 2**20  # of one event's values; the file names of a large folder take half of it
-REFRESH_SECONDS = 5.0  # of the state of the service
+MAX_UPLOAD_BYTES = 256 * 2**20  # one file, such as a zip; a further limit applies when pictures are read
+MAX_EVENT_BYTES = 8 * 2**20  # the values of one event; the file names of a large folder take half of it
+REFRESH_SECONDS = 5.0  # how often the shown state of the service is updated
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
 _EVENT_LIMIT = {
@@ -40,7 +40,7 @@ _EVENT_LIMIT = {
 }
 _SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-_COLOURS = {  # by Gradio's name: light, dark
+_COLOURS = {  # Gradio's name -> colours in the light and the dark theme
     "body_background_fill": ("*neutral_50", "*neutral_950"),
     "block_background_fill": ("white", "*neutral_900"),
     "block_border_color": ("*neutral_200", "*neutral_800"),
@@ -69,9 +69,9 @@ _COLOURS = {  # by Gradio's name: light, dark
 
 
 def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[SavedReport, ...] = ()) -> gr.Blocks:
-    """The page of a started service; `samples` are picture files to try, `reports` are shown beside the throughput.
+    """The page of a started service. `samples` are picture files to try; `reports` are shown next to the throughput.
 
-    A LLaMA without adapter has no tabs for pictures, and shows the reports in a tab of their own.
+    For a LLaMA without adapter there are no tabs for pictures, and the reports have a separate tab.
 
     Mount it with `mount_page`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
@@ -89,7 +89,7 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
                     opening += build_batch(service, samples=samples, runs=runs)
                 with gr.Tab("Throughput", id="throughput") as tab:
                     _build_measurements(service, runs=runs, reports=reports, tab=tab)
-            elif reports:  # a report may be of any model, and of texts alone
+            elif reports:  # a report may be of any model, also of one for texts only
                 _build_reports(reports)
             with gr.Tab("About", id="about"):
                 state = _refreshed(lambda: render("about", "state", status=service.status()), elem_id="about-state")
@@ -111,7 +111,7 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
 
 
 def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:
-    """How fast the model is and, in a tab of its own, how good: the reports, if there are any."""
+    """The throughput of the model; if there are reports, also their scores, in a separate tab."""
     if not reports:
         build_throughput(service, runs=runs, tab=tab)
         return
@@ -132,7 +132,7 @@ def mount_page(application: "FastAPI", page: gr.Blocks, service: Service) -> Non
 
 
 def page_settings(service: Service) -> dict[str, Any]:
-    """What Gradio serves the page with."""
+    """The arguments with which Gradio serves the page."""
     return {
         "theme": build_theme(),
         "css_paths": (Path(__file__).with_name("style.css"),),
@@ -144,21 +144,21 @@ def page_settings(service: Service) -> dict[str, Any]:
         "enable_monitoring": False,
         "pwa": False,
         "mcp_server": False,
-        "i18n": gr.I18n(en={"common.upload": "Add files"}),  # Gradio has no words for this key of its own
+        "i18n": gr.I18n(en={"common.upload": "Add files"}),  # Gradio has no text for this key
         # Starlette takes its middlewares as (class, arguments, keywords).
         "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }
 
 
 def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
-    """HTML that is made again every few seconds."""
+    """HTML that is updated every `REFRESH_SECONDS`."""
     component = html_view(make(), elem_id=elem_id)
     gr.Timer(REFRESH_SECONDS).tick(make, None, component, **DIRECT)
     return component, make
 
 
 def _sees_pictures(service: Service) -> bool:
-    """Whether the model has an adapter; True while none is loaded."""
+    """Whether the model has an adapter; True while no model is loaded."""
     try:
         return service.info.has_adapter
     except UnavailableError:

@@ -1,4 +1,7 @@
-"""What each open page waits for, so that Stop and closing it cancel that, and how fast its runs were. No Gradio."""
+"""The requests of each open page, so that Stop and closing the page cancel them, and the figures of its runs.
+
+Imports no Gradio.
+"""
 
 import threading
 from collections import OrderedDict
@@ -9,11 +12,11 @@ from typing import Final
 from llama_adapter.app.measuring.throughput import RunHistory
 from llama_adapter.app.online.request_handle import RequestHandle
 
-MAX_HISTORIES: Final = 256  # of pages; the oldest is forgotten
+MAX_HISTORIES: Final = 256  # pages whose figures are kept; the oldest are deleted
 
 
 class Run:
-    """The requests of one press of a button. `stop` cancels them and all that are added later. Thread-safe."""
+    """The requests that one press of a button causes. `stop` cancels them and all later ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +29,7 @@ class Run:
         return self._is_stopped
 
     def add(self, handle: RequestHandle) -> None:
-        """Cancel this request when the run stops; at once if it has stopped."""
+        """Cancel this request when the run is stopped, or at once if it already is."""
         with self._lock:
             self._handles[handle.id] = handle
             is_late = self._is_stopped
@@ -34,7 +37,7 @@ class Run:
             handle.cancel()
 
     def discard(self, handle: RequestHandle) -> None:
-        """The request is answered."""
+        """Remove a request that is answered."""
         with self._lock:
             self._handles.pop(handle.id, None)
 
@@ -48,7 +51,7 @@ class Run:
 
 
 class Runs:
-    """The current runs of all open pages, at most one for each page and tab, and the figures of their finished ones."""
+    """The current runs of all open pages, at most one per page and tab, and the figures of finished runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +59,7 @@ class Runs:
         self._histories: OrderedDict[str, RunHistory] = OrderedDict()
 
     def history(self, session: str) -> RunHistory:
-        """The figures of this page's runs: other visitors see their own."""
+        """The figures of this page's runs. Pages do not see each other's figures."""
         with self._lock:
             history = self._histories.setdefault(session, RunHistory())
             while len(self._histories) > MAX_HISTORIES:
@@ -64,14 +67,14 @@ class Runs:
         return history
 
     def leave(self, session: str) -> None:
-        """The page was closed: stop its runs and forget their figures."""
+        """The page was closed: stop its runs and delete their figures."""
         self.stop(session)
         with self._lock:
             self._histories.pop(session, None)
 
     @contextmanager
     def open(self, session: str, tab: str) -> Iterator[Run]:
-        """A new run of this page and tab, stopped at the end. An earlier one that still goes on is stopped first."""
+        """A new run of this page and tab. An earlier run is stopped first; at the end of the context, this one is."""
         run = Run()
         with self._lock:
             earlier = self._runs.get((session, tab))

@@ -1,4 +1,4 @@
-"""The Scores tab: saved reports of `eval`, read when the page starts. What they name is never opened."""
+"""The Scores tab: saved reports of `eval`, read when the page starts. Files that they name are never opened."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 MAX_REPORT_BYTES: Final = 32 * 2**20
-MAX_ROWS: Final = 200  # of a table on the page; the JSON report has all
+MAX_ROWS: Final = 200  # rows of a table on the page; the JSON report has all rows
 _ADDRESS: Final = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -31,19 +31,19 @@ _Address = Annotated[str, pydantic.AfterValidator(_is_picture)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
-    """What a report has beside its scores."""
+    """The fields of a report in addition to its scores."""
 
     format: Literal["llama-adapter-scores"]
     version: Literal[1]
     comparison: Comparison | None = None
-    pictures: tuple[_Address | None, ...] = ()  # of the worst answers, in their order
+    pictures: tuple[_Address | None, ...] = ()  # the pictures of the worst answers, in the same order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedReport:
     """A report that `eval` wrote."""
 
-    name: str  # of its folder
+    name: str  # the name of its folder
     scores: Scores
     comparison: Comparison | None
     pictures: tuple[str | None, ...]
@@ -79,13 +79,13 @@ def read_report(folder: str) -> SavedReport:
 
 
 def build_scores(reports: tuple[SavedReport, ...]) -> None:
-    """Lay out the tab; called inside a `gr.Tab`."""
+    """Lay out the tab. Call it inside a `gr.Tab`."""
     for number, report in enumerate(reports):
         html_view(report_html(report), elem_id=f"scores-report-{number}")
 
 
 def report_html(report: SavedReport) -> str:
-    """Figures as tables, and the worst answers with their pictures."""
+    """The report as HTML: figures as tables, and the worst answers with their pictures."""
     worst, pictures = report.scores.worst, report.pictures[: len(report.scores.worst)]
     return render(
         "scores",

@@ -1,4 +1,4 @@
-"""Suggested questions of `assets/prompts.json`, about what is known to be in the picture. No Gradio."""
+"""Suggested questions of `assets/prompts.json`, filled in from a description of the picture. Imports no Gradio."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from llama_adapter.app.online.types import UnavailableError
 
 _COLOURS: Final = "red|orange|yellow|green|blue|purple|white|black"
 _SHAPES: Final = "circle|square|triangle|star|cross|ring|heart|moon"
-_OBJECT: Final = re.compile(rf"\b({_COLOURS}) ({_SHAPES})\b")  # as the embedded model names them
+_OBJECT: Final = re.compile(rf"\b({_COLOURS}) ({_SHAPES})\b")  # an object in the embedded model's words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starter:
-    """A suggested question and the few words on its button."""
+    """A suggested question and the label of its button."""
 
     label: str
     text: str
@@ -28,18 +28,18 @@ class Starter:
 class Starters:
     """The suggested questions for one kind of model."""
 
-    prompts: tuple[Starter, ...]  # with free answers; the first asks for a description
-    questions: tuple[Starter, ...]  # with `texts` in the boxes of options
-    texts: Mapping[str, str]  # by the option's name
+    prompts: tuple[Starter, ...]  # questions with free answers; the first one asks for a description
+    questions: tuple[Starter, ...]  # questions that need `texts` in the boxes of options
+    texts: Mapping[str, str]  # name of an option -> text for its box
 
 
 def starters_for(service: Service, *, about: str = "") -> Starters:
-    """The suggested questions for the service's model; those for any model while none is loaded."""
+    """The suggested questions for the service's model; general ones while no model is loaded."""
     return starters(is_embedded=is_embedded(service), about=about)
 
 
 def is_embedded(service: Service) -> bool:
-    """Whether the service's model is the embedded one; False while none is loaded."""
+    """Whether the service's model is the embedded one; False while no model is loaded."""
     try:
         return service.spec.is_embedded
     except UnavailableError:
@@ -47,9 +47,9 @@ def is_embedded(service: Service) -> bool:
 
 
 def starters(*, is_embedded: bool, about: str = "") -> Starters:
-    """The suggested questions for the embedded model, or for any other.
+    """The suggested questions for the embedded model, or for any other model.
 
-    `about` describes the picture, as in `a red star above a blue ring`. Questions about an object need it.
+    `about` describes the picture, for example `a red star above a blue ring`. Questions about an object need it.
     """
     kind = _prompts()["embedded" if is_embedded else "general"]
     words = _words(about)
@@ -62,12 +62,12 @@ def starters(*, is_embedded: bool, about: str = "") -> Starters:
 
 
 def num_named(text: str) -> int:
-    """How many drawn objects a text names by colour and shape."""
+    """The number of drawn objects that a text names by colour and shape."""
     return len(_OBJECT.findall(text))
 
 
 def _words(about: str) -> dict[str, str]:
-    """Values for the places in questions: an object, and shapes and a colour that only one object has."""
+    """Values for the placeholders in questions: an object, and shapes and a colour that only one object has."""
     objects = _OBJECT.findall(about)
     colours, shapes = ([each[place] for each in objects] for place in (0, 1))
     words = {f"shape{number}": shape for number, shape in enumerate(_single(shapes), start=1)}
@@ -82,7 +82,7 @@ def _single(values: list[str]) -> list[str]:
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
-    """The question with its words; empty if one is not known."""
+    """The question with its placeholders filled in; empty if a value is missing."""
     try:
         return text.format_map(words)
     except KeyError:

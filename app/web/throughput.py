@@ -1,4 +1,4 @@
-"""The Throughput tab: where the time of runs went, and a measurement with the sample pictures."""
+"""The Throughput tab: stage times of runs, and a measurement with the sample pictures."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ TAB: Final = "throughput"
 IN_FLIGHT: Final = (1, 5, 16)
 SECONDS_EACH: Final = 3.0
 _MAX_TABLE_ROWS: Final = 30
-_MEANINGS: Final = {  # of the stages, in order
+_MEANINGS: Final = {  # stage -> its meaning, in the order of the stages
     "read": "reading and resizing pictures, in threads beside the engine",
     "clip": "encoding pictures",
     "pre": "projecting the encoding to the decoder's layers",
@@ -48,7 +48,7 @@ _NOTE: Final = (
 
 
 def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
-    """Lay out the tab and connect it; called inside it or a tab within. Opening `tab` shows new runs."""
+    """Lay out the tab and connect its events. Call it inside `tab` or a tab within it. Opening `tab` shows new runs."""
     html_view(render("parts", "note", text=_NOTE))
     with gr.Row(elem_classes="la-buttons"):
         start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=110, scale=0)
@@ -56,7 +56,7 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
         download = gr.DownloadButton("Report", visible=False, elem_id="throughput-download", min_width=110, scale=0)
     notice = html_view("", elem_id="throughput-notice")
     view = html_view(report(()), elem_id="throughput-report")
-    free = threading.Lock()  # two measurements at once would disturb each other
+    free = threading.Lock()  # concurrent measurements would disturb each other
 
     async def measure_runs(request: gr.Request) -> AsyncGenerator[list[Any]]:
         page = str(request.session_hash)
@@ -123,7 +123,7 @@ def report(runs: Sequence[RunFigures]) -> str:
 
 
 def sentence_of(run: RunFigures) -> str:
-    """What limits the speed of a run."""
+    """A sentence about what limits the speed of a run."""
     failed = f" {run.num_failed:,} failed." if run.num_failed else ""
     if run.bound_by is None or not run.num_pictures:
         return f"No picture was answered.{failed}"
@@ -141,9 +141,9 @@ def sentence_of(run: RunFigures) -> str:
 async def measure(
     service: Service, history: RunHistory, *, run: Run, client: str, seconds_each: float | None = None
 ) -> AsyncGenerator[str]:
-    """One run for each of `IN_FLIGHT` after a short warm-up; yields lines of progress and adds to `history`.
+    """Do a short warm-up and one run for each of `IN_FLIGHT`; yields lines of progress, adds the runs to `history`.
 
-    Raises as `BatchRun.results`; finished runs stay in the history.
+    Raises what `BatchRun.results` raises. Finished runs then stay in the history.
     """
     pictures = await asyncio.to_thread(_samples)
     seconds_each = SECONDS_EACH if seconds_each is None else seconds_each
@@ -177,9 +177,9 @@ def _samples() -> list[bytes]:
 def fresh_files(
     pictures: Sequence[bytes], *, seconds: float, at_least: int, now: Callable[[], float] = time.monotonic
 ) -> Iterator[PictureFile]:
-    """The pictures again and again for `seconds`, at least `at_least` of them, each with different bytes.
+    """Repeat the pictures for `seconds`, at least `at_least` of them, each time with different bytes.
 
-    The service encodes equal bytes only once; decoders ignore bytes behind the end of a picture.
+    The service encodes equal bytes only once. Decoders ignore bytes after the end of a picture.
     """
     until = now() + seconds
     for number, picture in enumerate(cycle(pictures)):

@@ -1,4 +1,4 @@
-"""Uploaded files: the private folder that holds them, which paths count as uploaded, reading them. No Gradio."""
+"""Uploaded files: their private folder, the check that a path is an uploaded file, and reading. Imports no Gradio."""
 
 import hashlib
 import os
@@ -27,18 +27,18 @@ class Upload:
     """A file as an event names it. Nothing is checked until it is read."""
 
     path: str
-    name: str  # on the user's disk, with its folders where a folder was uploaded
+    name: str  # the name on the user's disk; if a folder was uploaded, with its folders
 
     @property
     def base_name(self) -> str:
-        """The name without folders, in the style of any system."""
+        """The name without folders; / and \\ are separators."""
         return self.name.replace("\\", "/").rstrip("/").rpartition("/")[2] or "picture"
 
 
 def upload_of(value: Any) -> Upload | None:
-    """The file in the value of a component as the browser sent it; None for anything else.
+    """The file in a component's value as the browser sent it; None if the value is no file.
 
-    For events with `preprocess=False`: Gradio's own preprocessing opens pictures and saves converted copies.
+    It is used with `preprocess=False`, because Gradio's preprocessing opens pictures and saves converted copies.
     """
     if not isinstance(value, dict) or not isinstance(value.get("path"), str):
         return None
@@ -49,20 +49,20 @@ def upload_of(value: Any) -> Upload | None:
 
 
 def uploads_of(value: Any) -> list[Upload]:
-    """As `upload_of`, for a component of several files."""
+    """As `upload_of`, for a component with several files."""
     return [file for each in (value if isinstance(value, list) else []) if (file := upload_of(each)) is not None]
 
 
 def upload_folder() -> Path:
-    """Where Gradio puts uploads: the folder of its environment variable, or one below the system's temporary files."""
+    """Gradio's folder of uploads: that of its environment variable, or one in the system's temporary folder."""
     return Path(os.environ.get(_FOLDER_VARIABLES[0]) or Path(tempfile.gettempdir()) / "gradio")
 
 
 @contextmanager
 def private_uploads() -> Iterator[Path]:
-    """A new upload folder that only this user can read, removed at the end. Build and serve the page inside.
+    """A new upload folder that only this user can read, removed at the end. Build and serve the page in this context.
 
-    By default Gradio keeps uploads in a folder of the machine that all its programs share.
+    By default, all Gradio programs of a machine share one folder of uploads.
     """
     folder = Path(tempfile.mkdtemp(prefix="llama-adapter-"))
     before = {name: os.environ.get(name) for name in _FOLDER_VARIABLES}
@@ -86,7 +86,7 @@ def uploaded(path: str | None) -> Path | None:
         return None
     try:
         real = Path(os.path.realpath(path))
-    except ValueError:  # a null character or half of a surrogate pair: no file has such a name
+    except ValueError:  # no file has a name with a null character or half of a surrogate pair
         return None
     folder = os.path.realpath(upload_folder())
     return real if real.is_relative_to(folder) and os.path.isfile(real) else None
@@ -95,7 +95,7 @@ def uploaded(path: str | None) -> Path | None:
 def read_upload(path: str, *, name: str, max_bytes: int) -> bytes:
     """The bytes of an uploaded file, called `name` in messages.
 
-    Raises PictureError for a file that is gone, was not uploaded, or is larger than `max_bytes`.
+    Raises PictureError if the file is gone, was not uploaded, or is larger than `max_bytes`.
     """
     real = uploaded(path)
     if real is None:
@@ -111,7 +111,7 @@ def read_upload(path: str, *, name: str, max_bytes: int) -> bytes:
 
 
 def place_in_uploads(path: Path) -> str:
-    """The path of a copy of one of our own files among the uploads; equal bytes have one copy."""
+    """Copy one of the server's own files into the folder of uploads; returns the path. Equal files share a copy."""
     data = path.read_bytes()
     copy = upload_folder() / hashlib.sha256(data).hexdigest() / path.name
     if not copy.exists():
@@ -121,7 +121,7 @@ def place_in_uploads(path: Path) -> str:
 
 
 def refuse_foreign_files(payload: Any) -> None:
-    """Raise ForeignFileError if the values of an event name a file that was not uploaded, or a web address as one."""
+    """Raise ForeignFileError if the values of an event name a file that was not uploaded, or a URL as a file."""
     pending = [payload]
     while pending:
         value = pending.pop()

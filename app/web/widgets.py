@@ -1,4 +1,4 @@
-"""Gradio widgets that tabs share: HTML, sample pictures, the settings of an answer."""
+"""Gradio widgets that several tabs use: HTML, sample pictures, the settings of an answer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from llama_adapter.app.reading.views import data_address
 from llama_adapter.app.web.html import render
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
-# For every event: not offered to programs, and no veil over what it changes.
+# For every event: it is not part of Gradio's API, and shows no progress overlay on its outputs.
 PRIVATE: Final[dict[str, Any]] = {"api_visibility": "private", "show_progress": "hidden"}
-# For events that do not stream: a plain request and its answer. Gradio closes a page's event stream when nothing runs,
-# and an event that is queued at that moment gets no news until the next one opens another stream.
+# For events that do not stream: a plain request and its answer, without Gradio's queue. Gradio closes a page's event
+# stream when nothing runs. An event that is queued at that moment gets no updates until another event opens a stream.
 DIRECT: Final[dict[str, Any]] = {"queue": False, **PRIVATE}
 MAX_NEW_TOKENS: Final = 512
-SESSION_SECONDS: Final = 6 * 3600  # a page left alone for so long forgets its chat and its batch
+SESSION_SECONDS: Final = 6 * 3600  # a page that is not used for this time loses its chat and its batch
 
 _SAMPLE_SIDE: Final = 96  # pixels
 _DEFAULTS: Final = SamplingParams()
@@ -29,16 +29,16 @@ element.addEventListener('click', (event) => {
 });
 """
 
-OnOpening = tuple[Component, Callable[[], Any]]  # a component, and what it shows when a page is opened
+OnOpening = tuple[Component, Callable[[], Any]]  # a component, and the function for its value on opening
 
 
 def html_view(value: str | Callable[[], str], *, elem_id: str | None = None) -> gr.HTML:
-    """HTML without behaviour, in our style; a function is called whenever a page is opened."""
+    """HTML without events, in the page's style. If `value` is a function, it is called whenever a page is opened."""
     return gr.HTML(value, js_on_load=None, elem_id=elem_id, apply_default_css=False)
 
 
 def html_list(*, elem_id: str) -> gr.HTML:
-    """HTML as a list of strings; only those that change travel to the browser."""
+    """HTML as a list of strings; only strings that change are sent to the browser."""
     return gr.HTML([], html_template="${value.join('')}", js_on_load=None, elem_id=elem_id, apply_default_css=False)
 
 
@@ -65,7 +65,7 @@ def sample_strip(samples: Sequence[Path]) -> str:
 
 
 def sample_name(path: Path) -> str:
-    """What a sample shows: `12-red-star.jpg` -> `red star`."""
+    """The content of a sample picture, from its file name: `12-red-star.jpg` -> `red star`."""
     words = path.stem.split("-")
     return " ".join(words[1:] if words[0].isdigit() and len(words) > 1 else words)
 
@@ -76,9 +76,9 @@ def share_slider(label: str, *, value: float, info: str) -> gr.Slider:
 
 
 def build_settings(first: Component | None = None) -> list[Component]:
-    """Lay out the settings of an answer, closed at first; their values are the arguments of `sampling_of`.
+    """Lay out the settings of an answer in a closed accordion. Their values are the arguments of `sampling_of`.
 
-    `first` is laid out above them, and is not in the list.
+    `first` is laid out above them, and is not in the returned list.
     """
     with gr.Accordion("Settings", open=False, elem_classes="la-settings"):
         if first is not None:
@@ -112,7 +112,7 @@ def build_settings(first: Component | None = None) -> list[Component]:
 
 
 def sampling_of(max_new_tokens: Any, temperature: Any, top_p: Any, top_k: Any, seed: Any) -> SamplingParams:
-    """Sampling parameters from values as a browser sent them. Raises ValueError for a wrong type or range."""
+    """Sampling parameters from the values that a browser sent. Raises ValueError for a wrong type or range."""
     params = SamplingParams(
         max_new_tokens=_whole(max_new_tokens),
         temperature=temperature,

@@ -147,7 +147,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monk
     ran = run(*COMMAND)
     assert ran.code == ExitCode.FAILED
     where = f"at 127.0.0.1, port {taken}, within 1 s"
-    assert f"error: Rank 1 of 2 did not meet the others {where}: what listens there does not answer" in ran.err
+    assert f"error: Rank 1 of 2 did not meet the others {where}: the server there does not answer" in ran.err
 
 
 @pytest.mark.parametrize(
