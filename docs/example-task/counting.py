@@ -1,4 +1,4 @@
-"""A task of another package: how many things are there, with the mean over all numbers."""
+"""An example task in its own package: it counts things, and adds the mean count over all choices to the record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from llama_adapter.app.tasks.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    continuations = ("zero", "one", "two", "three")  # scored behind the prompt
+    continuations = ("zero", "one", "two", "three")  # scored as continuations of the prompt
 
     def settings(self) -> dict[str, Any]:
-        return {"task": "count"}  # tells its records apart
+        return {"task": "count"}  # part of the identity of its records
 
     def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
         answer = OneOf(self.continuations).complete(answer, prompt=prompt, logprobs=logprobs)
         mean = sum(number * share for number, share in enumerate((answer.choice or {}).values()))
-        return replace(answer, details={"mean": round(mean, 3)})  # further fields of the record
+        return replace(answer, details={"mean": round(mean, 3)})  # additional fields of the record
 
 
 def _question(values: Mapping[str, Any]) -> Question:
