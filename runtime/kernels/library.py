@@ -112,7 +112,10 @@ class Finding:
 
 @functools.cache
 def find_library() -> Finding:
-    """The kernels for this machine, prebuilt or compiled; the first use compiles them, which takes a few seconds."""
+    """The kernels for this machine, prebuilt or compiled; the first use compiles them, which takes a few seconds.
+
+    Raises UsageError and DeviceError as `choose_instructions`.
+    """
     instructions = choose_instructions()
     if isinstance(instructions, str):
         return Finding(library=None, reason=instructions)
