@@ -20,6 +20,7 @@ from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
+from llama_adapter.runtime.user_cache import cache_folder
 
 # Of weights, by the dtype that stores them; enum in tiles.h. uint8 holds two weights of 4 bits.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
@@ -125,6 +126,10 @@ def find_library() -> Finding:
             return Finding(library=Library(path), variant=variant, origin=f"prebuilt, {path}")
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
+    try:
+        cache_folder()
+    except OSError as error:
+        return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []
     for compiler in compilers():
         command = shlex.join(compiler)
