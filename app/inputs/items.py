@@ -59,6 +59,7 @@ class PictureInput:
     source: "str | bytes | FileSlice | PrefixRow | None"  # a path, bytes, an encoded picture; None: there is no picture
     label: str  # its name in records; bytes that are not UTF-8 are surrogates
     root: str | None = None  # the folder or archive that the user named and this lies in, if any
+    repeats: str = ""  # of a picture in an archive: the label of the earlier one whose name it has there too
     found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line that led to it
     columns: Mapping[str, str] = field(default_factory=dict)  # of a manifest or a sample, for templates
     questions: tuple[QuestionFields, ...] = ()  # a manifest's own for this picture; empty: the job's
