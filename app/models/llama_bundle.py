@@ -16,6 +16,7 @@ from llama_adapter.app.models.bundle_manifest import (
     read_manifest,
     stored_tensors,
 )
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import LAYER_NORMS, LlamaSource, SplitTensor, checked_source
 from llama_adapter.runtime.devices import DTYPES
@@ -34,11 +35,13 @@ _NORMS = dict(zip(LAYER_NORMS, ("attention_norm", "feed_forward_norm"), strict=T
 _MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
 
 
+@again_if_replaced
 def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     """The LLaMA in a bundle, memory-mapped; weights of 8 and 4 bits are widened.
 
     Norms and biases are the bundle's, so those of the adapter in it. Raises CheckpointError for a damaged bundle, for
-    one that is split, and where LoRA is merged into the weights: the LLaMA that it was added to is gone.
+    one that is split, and where LoRA is merged into the weights: the LLaMA that it was added to is gone. One that is
+    replaced meanwhile is read again.
     """
     place = Path(folder)
     manifest = read_manifest(place)
@@ -78,8 +81,9 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     )
 
 
+@again_if_replaced
 def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
-    """The CLIP in a bundle. Raises CheckpointError for a damaged bundle."""
+    """The CLIP in a bundle. Raises CheckpointError for a damaged one; one that is replaced meanwhile is read again."""
     place = Path(folder)
     manifest = read_manifest(place)
     vision, _ = read_configs(place, manifest)
