@@ -7,9 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# torch has no class of its own for these: the CPU's allocator, a library's workspace, the driver's own allocations, and
-# oneDNN, which drops the reason why a primitive could not be made.
-_SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+# torch has no class of its own for these: the CPU's allocator, a file that cannot be mapped, a library's workspace, the
+# driver's own allocations, and oneDNN, which drops the reason why a primitive could not be made.
+_SHORTAGES = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
 _SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
 
 
