@@ -200,7 +200,7 @@ def stream_sources(
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
     adapter = open_adapter(sources.adapter, for_texts=True)
-    tokenizer, llama, clip = open_parts(place.folder, place, adapter=adapter, clip=sources.clip)
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
     context = usual if sources.context is None else sources.context
@@ -252,7 +252,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     assert spec.llama_dir is not None, "`is_llama_alone` was true"
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
-    tokenizer, llama, _ = open_parts(place.folder, place, adapter=None)
+    tokenizer, llama, _ = open_llama_parts(place, adapter=None)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
@@ -404,23 +404,23 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
     return opened
 
 
-@again_if_replaced
-def open_parts(
-    _folder: str | os.PathLike[str],
-    place: LlamaFolder,
-    *,
-    adapter: AdapterFile | None,
-    clip: str | os.PathLike[str] | None = None,
+def open_llama_parts(
+    place: LlamaFolder, *, adapter: AdapterFile | None, clip: str | os.PathLike[str] | None = None
 ) -> LlamaParts:
-    """Open what is in `place`, whose folder is named before it, and the CLIP of an adapter that sees pictures.
+    """Open what is in a found LLaMA folder, and the CLIP of an adapter that sees pictures.
 
     A folder that is replaced meanwhile is read again. Raises CheckpointError as the readers do.
     """
-    tokenizer = Tokenizer.load(place.require_tokenizer())
-    llama = open_llama(place)
-    if adapter is None or not adapter.sees_pictures:
-        return LlamaParts(tokenizer, llama, None)
-    return LlamaParts(tokenizer, llama, find_clip(clip, adapter, llama=place))
+
+    @again_if_replaced
+    def read(_folder: str | os.PathLike[str]) -> LlamaParts:
+        tokenizer = Tokenizer.load(place.require_tokenizer())
+        llama = open_llama(place)
+        if adapter is None or not adapter.sees_pictures:
+            return LlamaParts(tokenizer, llama, None)
+        return LlamaParts(tokenizer, llama, find_clip(clip, adapter, llama=place))
+
+    return read(place.folder)
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:

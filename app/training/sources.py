@@ -18,7 +18,7 @@ from llama_adapter.app.models.checkpoints import (
     adapter_name,
     find_llama,
     open_clip,
-    open_parts,
+    open_llama_parts,
     query_heads,
     resolve_channel_order,
     sources_of,
@@ -81,7 +81,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
             "trained here",
             hint="adapters that see pictures and those of LLaMA-Adapter V1 can be trained",
         )
-    tokenizer, llama, clip = open_parts(place.folder, place, adapter=adapter, clip=spec.clip)
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
     if adapter is None:

@@ -21,7 +21,7 @@ from llama_adapter.app.models.checkpoints import (
     adapter_name,
     claimed_digest,
     find_llama,
-    open_parts,
+    open_llama_parts,
 )
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.runtime.errors import CheckpointError
@@ -177,7 +177,7 @@ def test_a_bundle_for_a_llama_that_is_replaced_while_it_is_read_is_read_again(
         return read(*arguments, **options)
 
     monkeypatch.setattr(f"llama_adapter.app.models.{reader}", read_late)
-    parts = open_parts(place.folder, place, adapter=open_adapter(adapter))
+    parts = open_llama_parts(place, adapter=open_adapter(adapter))
 
     assert torch.equal(parts.llama.tensors["norm.weight"].read(), second.decoder_state["norm.weight"])
     assert parts.clip is not None
