@@ -7,9 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# torch has no exception class for these failures of the CPU's allocator, of a library's workspace and of the driver's
-# allocations, nor for those of oneDNN, whose message lacks the reason why a primitive could not be made.
-_SHORTAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+# torch has no exception class for these failures: of the CPU's allocator, of mapping a file, of a library's workspace,
+# of the driver's allocations, and of oneDNN, whose message lacks the reason why a primitive could not be made.
+_SHORTAGES = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
 _SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
 
 

@@ -41,6 +41,9 @@ _NO_THREAD = Rule(
     http_status=503,
     hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
 )
+_NOT_MAPPED = Rule(
+    hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)",
+)
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
 
 # Errors of Python and torch.
@@ -71,6 +74,8 @@ def rule_for(error: BaseException) -> Rule:
         return _FAILED
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
         return _NO_THREAD
+    if isinstance(error, ImportError) and "failed to map segment from shared object" in str(error):  # the loader's
+        return _NOT_MAPPED
     if (failure := _device_failure(error)) is not None:
         return _OUT_OF_MEMORY if failure.is_memory else _FAILED
     for base in type(error).__mro__:

@@ -15,7 +15,11 @@ def cache_folder() -> Path:
         folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
     except RuntimeError as error:  # a container's user without an entry in passwd
         raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+        raise type(error)(f"`{file}` is no folder: move it, or set XDG_CACHE_HOME") from None
     status = folder.stat()
     if status.st_uid != os.getuid():
         raise PermissionError(f"`{folder}` belongs to another user: chown it, or set XDG_CACHE_HOME")

@@ -185,7 +185,8 @@ def _kernels(said: Mapping[str, Any]) -> Probe:
     if said["state"] == "ok":
         return Probe(name="CPU kernels", state="ok", found=said["found"])
     found = said["found"] and f"none: {said['found']}"
-    return Probe(name="CPU kernels", state=said["state"], found=found, hint="plain torch computes, more slowly")
+    hint = said["hint"] or "plain torch computes, more slowly"
+    return Probe(name="CPU kernels", state=said["state"], found=found, hint=hint)
 
 
 def _gpus(torch: Mapping[str, Any]) -> Probe:

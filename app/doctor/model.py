@@ -45,6 +45,7 @@ from llama_adapter.app.models.checkpoints import (
     query_heads,
     resolve_channel_order,
 )
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
@@ -101,11 +102,17 @@ def diagnose(
     After a failed check, later checks still run. Files are read completely and compared with their known digests.
     Faults of the model are returned as findings, never raised.
     """
+    if not isinstance(target, ModelSources):
+        return _bundle_findings(target, precision=precision, device=device)
     report = Report()
-    if isinstance(target, ModelSources):
-        _check_sources(report, target, exported=exported, encoder=encoder)
-    else:
-        _check_bundle(report, Path(target), precision=precision, device=device)
+    _check_sources(report, target, exported=exported, encoder=encoder)
+    return report.findings
+
+
+@again_if_replaced
+def _bundle_findings(place: str | os.PathLike[str], *, precision: Precision | None, device: str) -> list[Finding]:
+    report = Report()
+    _check_bundle(report, Path(place), precision=precision, device=device)
     return report.findings
 
 

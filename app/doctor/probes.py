@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.runtime.child_process import absent, broken, last_line, ok, run_program
-from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.errors import DeviceError, GraphError, UsageError
 from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
 from llama_adapter.runtime.text import one_line
@@ -66,7 +66,10 @@ def look_at_kernels() -> dict[str, Any]:
         return absent()
     from llama_adapter.runtime.kernels.library import find_library
 
-    finding = find_library()
+    try:
+        finding = find_library()
+    except (DeviceError, UsageError) as error:  # commands end with it
+        return broken(error.message, hint=error.hint)
     if finding.library is None:
         return {**absent(), "found": one_line(finding.reason)}
     return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"))
@@ -92,7 +95,6 @@ def look_at_torch_npu() -> dict[str, Any]:
         return absent()
     from llama_adapter.runtime.devices.npu import open_npu
     from llama_adapter.runtime.devices.npu_load import load_torch_npu
-    from llama_adapter.runtime.errors import DeviceError
 
     try:
         torch_npu = load_torch_npu()

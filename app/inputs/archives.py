@@ -6,17 +6,14 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from llama_adapter.app.inputs.fields import as_columns
 from llama_adapter.app.inputs.folders import has_picture_suffix
 from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.member_names import MemberNames
 from llama_adapter.app.inputs.tar_members import TarMember, TarReader, opened_tar
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
-
-if TYPE_CHECKING:
-    from llama_adapter.app.reading.sources import FileSlice
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # limit for a member that holds columns
@@ -33,6 +30,8 @@ def is_archive_name(name: str) -> bool:
 
 def archive_inputs(path: str, *, max_bytes: int | None = None) -> Iterator[PictureInput]:
     """The pictures in an archive, in the order of its members. A label is `archive.tar/name/of/member.jpg`.
+
+    A picture whose name an earlier one has is called `archive.tar/name/in/it (2).jpg`, and so on.
 
     Consecutive members that share their name up to the first dot of its last part are one sample. The scalar values of
     its `.json` member and the texts of its `.txt`, `.cls` and `.caption` members are the columns of its pictures.
@@ -55,7 +54,8 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
     from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
 
     num_pictures, damage, problem = 0, "", ""
-    sample = _Sample(archive=path, max_bytes=DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    max_bytes, names = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes, MemberNames()
+    sample = _Sample(archive=path, max_bytes=max_bytes, names=names)
     try:
         with opened_tar(path) as tar:
             for member in tar.members():
@@ -65,7 +65,7 @@ def _pictures_in(path: str, *, max_bytes: int | None) -> Iterator[PictureInput]:
                 if key != sample.key or sample.is_full:
                     num_pictures += len(sample.pictures)
                     yield from sample.inputs()
-                    sample = _Sample(archive=path, max_bytes=sample.max_bytes, key=key)
+                    sample = _Sample(archive=path, max_bytes=max_bytes, names=names, key=key)
                 sample.add(member, extension=extension, tar=tar)
     except tarfile.CompressionError as error:
         problem = str(error)
@@ -89,8 +89,9 @@ class _Sample:
 
     archive: str
     max_bytes: int
+    names: MemberNames  # of the whole archive
     key: str | None = None
-    pictures: "list[tuple[str, str | bytes | FileSlice, AnswerError | None]]" = field(default_factory=list)
+    pictures: list[PictureInput] = field(default_factory=list)
     columns: dict[str, str] = field(default_factory=dict)
     num_bytes: int = 0
 
@@ -106,13 +107,15 @@ class _Sample:
             self.columns.update(_columns(tar.read(member), extension=extension))
 
     def inputs(self) -> Iterator[PictureInput]:
-        for label, source, error in self.pictures:
-            yield PictureInput(source=source, label=label, root=self.archive, columns=self.columns, error=error)
+        for picture in self.pictures:
+            yield replace(picture, columns=self.columns)
 
     def _add_picture(self, member: TarMember, *, tar: TarReader) -> None:
         from llama_adapter.app.reading.sources import FileSlice  # brings Pillow with it
 
-        label = f"{self.archive}/{member.name.removeprefix('./')}"
+        name = member.name.removeprefix("./")
+        own = self.names.take(name)
+        label, repeats = f"{self.archive}/{own}", f"{self.archive}/{name}" if own != name else ""
         shown = shown_name(label)
         source: str | bytes | FileSlice = self.archive
         error = None
@@ -133,7 +136,7 @@ class _Sample:
         else:
             source = tar.read(member)
             self.num_bytes += member.num_bytes
-        self.pictures.append((label, source, error))
+        self.pictures.append(PictureInput(source=source, label=label, root=self.archive, repeats=repeats, error=error))
 
 
 def _is_hidden(name: str) -> bool:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 from llama_adapter.app.inputs.items import QuestionFields
+from llama_adapter.app.tasks.choice_texts import split_choices
 
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
@@ -58,13 +59,11 @@ def _text_or_none(value: object, *, name: str) -> str | None:
 
 
 def _choices(value: object) -> tuple[str, ...] | None:
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = split_choices(value) if value.strip() else None
+        except ValueError:
             raise ValueError("`choices` begins like a JSON list, but is not valid JSON") from None
-    elif isinstance(value, str):
-        value = value.split(",") if value.strip() else None
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(choice, str) and _is_encodable(choice) for choice in value):

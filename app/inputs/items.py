@@ -59,6 +59,7 @@ class PictureInput:
     source: "str | bytes | FileSlice | PrefixRow | None"  # a path, bytes, an encoded picture; None: there is no picture
     label: str  # the name in records; bytes that are not UTF-8 are surrogates
     root: str | None = None  # the folder or archive that the user named and that contains this
+    repeats: str = ""  # label of an earlier picture with the same name in the same archive
     found_in: tuple[str, ...] = ()  # labels of the pattern, folders, archive and line through which it was found
     columns: Mapping[str, str] = field(default_factory=dict)  # from a manifest or a sample; for templates
     questions: tuple[QuestionFields, ...] = ()  # from a manifest, for this picture; empty: the job's

@@ -29,11 +29,11 @@ def with_members(found: Examples) -> None:
         for item in archive_inputs(archive):
             if item.label == archive and item.error is not None:
                 found.refuse(archive, item.error.message)
+            elif item.repeats in names:
+                repeated.add(item.repeats)
             elif item.label in names:
                 num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
                 require_compressed(num_bytes, archive=archive)
-                if item.label in members:
-                    repeated.add(item.label)
                 members[item.label] = item
     for label in sorted(repeated, key=natural_key):
         found.refuse(label, SAME_NAME)

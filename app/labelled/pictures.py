@@ -72,11 +72,12 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     Raises InputsError if a compressed archive has more than 1 GiB of pictures.
     """
     found, num_bytes = Examples(), 0
-    names, repeated = set[str](), set[str]()
+    repeated = set[str]()
     for item in archive_inputs(path):
         num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
         require_compressed(num_bytes, archive=path)
-        (repeated if item.label in names else names).add(item.label)
+        if item.repeats:
+            repeated.add(item.repeats)
         try:
             if item.error is not None:
                 raise ValueError(item.error.message)
@@ -86,7 +87,8 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
             found.refuse(item.label, str(error))
     for label in sorted(repeated, key=natural_key):
         found.refuse(label, SAME_NAME)
-    found.examples[:] = [example for example in found.examples if example.item.label not in repeated]
+    items = ((example, example.item) for example in found.examples)
+    found.examples[:] = [example for example, item in items if not item.repeats and item.label not in repeated]
     return found
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import MANIFEST
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -164,6 +165,14 @@ class LlamaFolder:
         )
 
 
+class LlamaParts(NamedTuple):
+    """What a LLaMA folder holds, opened."""
+
+    tokenizer: Tokenizer
+    llama: LlamaSource
+    clip: ClipSource | None  # None: none is needed
+
+
 class LoadedEncoder(NamedTuple):
     """A picture encoder's configuration and state dict, and the model's name for display."""
 
@@ -190,10 +199,8 @@ def stream_sources(
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
-    tokenizer = Tokenizer.load(tokenizer_file)
     adapter = open_adapter(sources.adapter, for_texts=True)
-    clip = find_clip(sources.clip, adapter, llama=place) if adapter.sees_pictures else None
-    llama = open_llama(place)
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
     context = usual if sources.context is None else sources.context
@@ -245,8 +252,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     assert spec.llama_dir is not None, "`is_llama_alone` was true"
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
-    tokenizer = Tokenizer.load(tokenizer_file)
-    llama = open_llama(place)
+    tokenizer, llama, _ = open_llama_parts(place, adapter=None)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
@@ -397,6 +403,25 @@ def open_llama(place: LlamaFolder) -> LlamaSource:
     """Open a LLaMA folder. Raises the CheckpointError of its reader."""
     opened: LlamaSource = _OPENERS[place.form](place.folder)
     return opened
+
+
+def open_llama_parts(
+    place: LlamaFolder, *, adapter: AdapterFile | None, clip: str | os.PathLike[str] | None = None
+) -> LlamaParts:
+    """Open what is in a found LLaMA folder, and the CLIP of an adapter that sees pictures.
+
+    A folder that is replaced meanwhile is read again. Raises CheckpointError as the readers do.
+    """
+
+    @again_if_replaced
+    def read(_folder: str | os.PathLike[str]) -> LlamaParts:
+        tokenizer = Tokenizer.load(place.require_tokenizer())
+        llama = open_llama(place)
+        if adapter is None or not adapter.sees_pictures:
+            return LlamaParts(tokenizer, llama, None)
+        return LlamaParts(tokenizer, llama, find_clip(clip, adapter, llama=place))
+
+    return read(place.folder)
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:

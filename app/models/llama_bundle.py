@@ -16,6 +16,7 @@ from llama_adapter.app.models.bundle_manifest import (
     read_manifest,
     stored_tensors,
 )
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import LAYER_NORMS, LlamaSource, SplitTensor, checked_source
 from llama_adapter.runtime.devices import DTYPES
@@ -34,11 +35,13 @@ _NORMS = dict(zip(LAYER_NORMS, ("attention_norm", "feed_forward_norm"), strict=T
 _MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
 
 
+@again_if_replaced
 def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     """The LLaMA in a bundle, memory-mapped; weights of 8 and 4 bits are dequantised.
 
     Norms and biases are those in the bundle, which come from the bundle's adapter. Raises CheckpointError for a damaged
-    or split bundle, and if LoRA is merged into the weights, because the original LLaMA cannot be recovered.
+    or split bundle, and if LoRA is merged into the weights, because the original LLaMA cannot be recovered. A
+    bundle that is replaced while it is read is read again.
     """
     place = Path(folder)
     manifest = read_manifest(place)
@@ -78,8 +81,9 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     )
 
 
+@again_if_replaced
 def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
-    """The CLIP in a bundle. Raises CheckpointError for a damaged bundle."""
+    """The CLIP in a bundle. Raises CheckpointError for a damaged one; one that is replaced meanwhile is read again."""
     place = Path(folder)
     manifest = read_manifest(place)
     vision, _ = read_configs(place, manifest)

@@ -1,6 +1,7 @@
 """One setting of a command: its key in files, its environment variable, and how its text becomes a value."""
 
 import argparse
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +61,13 @@ class Setting:
         if isinstance(given, list):
             if self.separator is None:
                 raise ValueError("wanted one value, got a list")
-            if any(self.separator in text for text in given):
-                raise ValueError(f"wanted items without {self.separator!r}, got {given}")
-            given = self.separator.join(given)
+            return self._value(self._joined(given, self.separator))
         return self._value(given)
+
+    def _joined(self, given: list[str], separator: str) -> str:
+        """A list as one text: a JSON list where its items need that. What takes no such items refuses it."""
+        is_plain = not any(separator in text or text.startswith("[") for text in given)
+        return separator.join(given) if is_plain else json.dumps(given, ensure_ascii=False)
 
     def _value(self, text: str) -> Any:
         if self.is_switch:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llama_adapter.app.tasks.answers import Answer
 from llama_adapter.app.tasks.ask import ASK
+from llama_adapter.app.tasks.choice_texts import split_choices
 from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry, Widget
 from llama_adapter.app.tasks.prompts import EncodedPrompt
 from llama_adapter.app.tasks.question import Question
@@ -54,10 +55,20 @@ def choosing(choices: Iterable[str] | None) -> Task:
 
 
 def parse_choices(text: str) -> tuple[str, ...]:
-    """`Yes, No` -> ("Yes", "No"). Raises ValueError for fewer than two choices, and for empty or equal ones."""
-    choices = tuple(choice.strip() for choice in text.split(","))
+    """`Yes, No`, or a JSON list -> ("Yes", "No").
+
+    Raises ValueError for fewer than two choices, and for empty or equal ones.
+    """
+    try:
+        given = split_choices(text)
+        "".join(given).encode()  # JSON can hold numbers, and halves of characters
+    except (TypeError, ValueError):
+        given = []
+    choices = tuple(choice.strip() for choice in given)
     if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
-        raise ValueError(f"wanted at least two different answers separated by commas, got {text!r}")
+        raise ValueError(
+            f"wanted at least two different answers separated by commas, or a JSON list of them, got {text!r}"
+        )
     return choices
 
 
@@ -85,7 +96,7 @@ CHOOSE = TaskEntry(
             metavar="A,B,...",
             parse=parse_choices,
             separator=",",
-            help="answer with one of these",
+            help="answer with one of these; as a JSON list, they may contain commas",
             request=RequestField(
                 name="answer_choices",
                 description="The answer is the most likely of these texts, and `answer_probabilities` holds the "

@@ -3,6 +3,7 @@
 # B rows, S tokens, Q queries, D model width, T tokens of CLIP, C width of its features
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from llama_adapter.app.training.counting import MetaCounter
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
+from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
@@ -23,6 +25,7 @@ from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_
 
 ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
+Sharing = Literal["ddp", "fsdp"]  # how ranks share the work
 _VISUAL: Final = "visual blocks"
 MOMENTS: Final = 2  # AdamW's moments for each trained scalar
 # How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
@@ -79,12 +82,14 @@ class StepPlan:
         return products + self.traffic / bytes_per_s
 
 
-def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"] = "ddp") -> StepPlan:
-    """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once.
+def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Sharing = "ddp") -> StepPlan:
+    """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once."""
+    [plan] = plan_steps(shapes, num_ranks=num_ranks, kinds=(kind,))
+    return plan
 
-    With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
-    and the next one.
-    """
+
+def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Sharing]) -> list[StepPlan]:
+    """Plans as of `plan_step`, one for each of `kinds`. The step is counted once: it is the same in all kinds."""
     decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
     decoder = sketch_decoder(
         shapes.decoder,
@@ -99,29 +104,60 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Literal["ddp", "fsdp"
     frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
     trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
     counted = _computed(decoder, query, shapes)
-    computing = counted.peak
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
-    held, gradients = (1 + MOMENTS) * trained, trained
     if shapes.device_type == "cpu":
         frozen += trained  # the initial adapter is kept in host memory
-    if num_ranks > 1 and kind == "fsdp":
-        layer = max(sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers)
-        outside = frozen + trained - sum(one.nbytes for layer in decoder.decoder.layers for one in layer.parameters())
-        computing += 2 * layer + outside - gradients + gradients // num_ranks
-        frozen, held, gradients = frozen // num_ranks, held // num_ranks, gradients // num_ranks
-    elif num_ranks > 1:
-        computing += gradients  # DDP's buckets, in which gradients are summed over ranks
-    return StepPlan(
-        frozen=frozen,
-        packing=packed_more(decoder),
-        trained=held,
-        computing=computing,
-        encoding=_encoding_bytes(shapes),
-        updating=gradients + (2 * largest if shapes.device_type == "cpu" else gradients),
-        scoring=_scoring_bytes(shapes) if shapes.is_scored else 0,
-        flops=counted.flops * shapes.parts,
-        frozen_flops=counted.frozen_flops * shapes.parts,
-        traffic=counted.traffic * shapes.parts + _PASSES.get(shapes.device_type, _MOST_PASSES) * gradients,
+    encoding, scoring = _encoding_bytes(shapes), _scoring_bytes(shapes) if shapes.is_scored else 0
+    passes = _PASSES.get(shapes.device_type, _MOST_PASSES)
+    whole = _Memory(frozen=frozen, held=(1 + MOMENTS) * trained, gradients=trained, computing=counted.peak)
+    plans = []
+    for kind in kinds:
+        own = _of_rank(whole, decoder, num_ranks=num_ranks, kind=kind)
+        plan = StepPlan(
+            frozen=own.frozen,
+            packing=packed_more(decoder),
+            trained=own.held,
+            computing=own.computing,
+            encoding=encoding,
+            updating=own.gradients + (2 * largest if shapes.device_type == "cpu" else own.gradients),
+            scoring=scoring,
+            flops=counted.flops * shapes.parts,
+            frozen_flops=counted.frozen_flops * shapes.parts,
+            traffic=counted.traffic * shapes.parts + passes * own.gradients,
+        )
+        plans.append(plan)
+    return plans
+
+
+class _Memory(NamedTuple):
+    """Bytes of one rank."""
+
+    frozen: int
+    held: int  # trained parameters and their moments
+    gradients: int
+    computing: int
+
+
+def _of_rank(whole: _Memory, decoder: TrainableDecoder, *, num_ranks: int, kind: Sharing) -> _Memory:
+    """The memory of one of `num_ranks` ranks.
+
+    With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
+    and the next one.
+    """
+    if num_ranks == 1:
+        return whole
+    if kind == "ddp":
+        return whole._replace(
+            computing=whole.computing + whole.gradients
+        )  # DDP's buckets, in which gradients are summed over ranks
+    layers = [sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers]
+    outside = whole.frozen + whole.gradients - sum(layers)
+    gradients = whole.gradients // num_ranks
+    return _Memory(
+        frozen=whole.frozen // num_ranks,
+        held=whole.held // num_ranks,
+        gradients=gradients,
+        computing=whole.computing + 2 * max(layers) + outside - whole.gradients + gradients,
     )
 
 

@@ -13,7 +13,7 @@ from llama_adapter.app.doctor.plan import PlanJob, PlannedModel, planned_model
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.job import TrainJob
-from llama_adapter.app.training.plan import Shapes, StepPlan, plan_step, smaller
+from llama_adapter.app.training.plan import Shapes, Sharing, StepPlan, plan_steps, smaller
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times, times_back
 from llama_adapter.runtime.ceilings import best_seconds
@@ -123,10 +123,10 @@ def planned_runs(
     """A plan for each number of devices; with several devices, one for DDP and one for FSDP."""
     for count in num_devices:
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
-        for kind in ("ddp", "fsdp") if count > 1 else ("ddp",):
-            plan = plan_step(own, num_ranks=count, kind=kind)
-            if kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None:
-                plan = plan.packed()
+        kinds: tuple[Sharing, ...] = ("ddp", "fsdp") if count > 1 else ("ddp",)
+        for kind, plain in zip(kinds, plan_steps(own, num_ranks=count, kinds=kinds), strict=True):
+            is_packed = kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None
+            plan = plain.packed() if is_packed else plain
             seconds = None
             if rates is not None:
                 seconds = plan.seconds(**dataclasses.asdict(rates))

@@ -3,6 +3,7 @@
 # A adapter layers, N heads, Q queries, D model width
 
 import dataclasses
+import os
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +16,16 @@ from llama_adapter.app.models.checkpoints import (
     LoadedModel,
     SourceFile,
     adapter_name,
-    find_clip,
     find_llama,
     open_clip,
-    open_llama,
+    open_llama_parts,
     query_heads,
     resolve_channel_order,
     sources_of,
 )
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -71,28 +72,27 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
             hint="name a bundle as --model, or the LLaMA as --llama-dir",
         )
     if spec.llama_dir is None:
-        return _of_bundle(spec)
+        return _of_bundle(bundle_folder(spec.model), spec)
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    tokenizer = Tokenizer.load(place.require_tokenizer())
-    llama = open_llama(place)
+    adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
+    if adapter is not None and adapter.is_chat:
+        raise UsageError(
+            f"`{spec.adapter}` is an adapter of LLaMA-Adapter V2 for chat, and its biases and scales are not "
+            "trained here",
+            hint="adapters that see pictures and those of LLaMA-Adapter V1 can be trained",
+        )
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
-    if spec.adapter is None:
+    if adapter is None:
         clip = open_clip(choice.clip) if choice.clip is not None else None
         adapter = new_adapter(llama, choice, clip=clip, seed=seed)
         order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
         heads: int | None = choice.visual_heads
         name = shown_name(place.folder.resolve().name)
     else:
+        assert spec.adapter is not None, "it was opened"
         sources = sources_of(spec)
-        adapter = open_adapter(spec.adapter, for_texts=True)
-        if adapter.is_chat:
-            raise UsageError(
-                f"`{spec.adapter}` is an adapter of LLaMA-Adapter V2 for chat, and its biases and scales are not "
-                "trained here",
-                hint="adapters that see pictures and those of LLaMA-Adapter V1 can be trained",
-            )
-        clip = find_clip(spec.clip, adapter, llama=place) if adapter.sees_pictures else None
         order, _ = resolve_channel_order(spec.channel_order, adapter)
         heads = query_heads(sources, adapter, exported=False, encoder=None)
         name = adapter_name(spec.adapter)
@@ -127,8 +127,8 @@ def _biases(llama: LlamaSource) -> dict[str, Tensor]:
     }
 
 
-def _of_bundle(spec: CaptionerSpec) -> TrainingSources:
-    folder = bundle_folder(spec.model)
+@again_if_replaced
+def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingSources:
     llama = open_bundle(folder)
     order = None if spec.channel_order == "auto" else spec.channel_order
     model = load_bundle(folder, context=spec.context, channel_order=order, precision=FLOAT)

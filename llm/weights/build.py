@@ -31,7 +31,8 @@ def plan_decoder(
     if source.vocab_size != vocab_size:
         raise CheckpointError(
             f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.vocab_size} tokens",
-            hint="use the `tokenizer.model` of these weights; that of LLaMA-7B has 32000 pieces",
+            hint="use the `tokenizer.model` of these weights; that of LLaMA-7B has 32000 pieces, and a LLaMA to which "
+            "tokens were added later is not supported",
         )
     if adapter is not None:
         check_fits(adapter, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from llama_adapter.llm.weights.llama_part import part_config, part_tensors
 from llama_adapter.llm.weights.names import (
     LlamaSource,
     SplitTensor,
@@ -28,22 +29,34 @@ _MEANING = "the folder is incomplete, or config.json and weights come from diffe
 def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     """Open a Hugging Face LLaMA folder, memory-mapped: single or sharded safetensors, or `pytorch_model*.bin`.
 
+    Of a model that has a LLaMA as a part, such as LLaVA, that part is opened.
+
     Raises CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that
     are computed differently (other architectures, grouped-query attention, scaled rotary embedding, biases,
     quantised weights).
     """
     place = Path(folder)
     config = read_json(place / "config.json")
+    part = part_config(config)
+    config = config if part is None else part
     rope_theta = _check_config(config, place)
     files = _weight_files(place)
     by_key: dict[str, Tensor] = {}
     for path in files:
         tensors = read_tensor_file(path).tensors
+        if part is not None:
+            tensors = part_tensors(tensors, file=path)
         check_dense(tensors, what=f"`{path}`")
         twice = [key for key in tensors if key in by_key]
         if twice:
             raise CheckpointError(f"`{path}` repeats tensors of another file: {list_keys(twice)}", hint=_MEANING)
         by_key |= tensors
+    if part is not None and not any(name.startswith("model.") for name in by_key):
+        raise CheckpointError(
+            f"`{place}` should hold a LLaMA as a part of a model, and no tensor has a name of such a part: "
+            "`model.language_model.` or `language_model.model.` at its beginning",
+            hint="save the model again with transformers, or pass the folder of the LLaMA alone",
+        )
     sizes = {
         "vocab_size": config["vocab_size"],
         "dim": config["hidden_size"],

@@ -9,9 +9,11 @@ import itertools
 import os
 import platform
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from llama_adapter.runtime.errors import DeviceError, UsageError
 
 CHOICE = "LLAMA_ADAPTER_ISA"  # environment variable: the name of an instruction set
 
@@ -82,20 +84,36 @@ INSTRUCTION_SETS = (  # the best first
 
 
 def choose_instructions() -> InstructionSet | str:
-    """The instruction set for this machine, or the reason why there is none."""
+    """The instruction set for this machine, or the reason why there is none.
+
+    Raises UsageError if LLAMA_ADAPTER_ISA names none, and DeviceError if this processor lacks the one that it names.
+    """
     machine = platform.machine() if sys.platform == "linux" else ""
     choice = [instructions for instructions in INSTRUCTION_SETS if instructions.machine == machine]
     if not choice:
         return f"they are for Linux on x86_64 and aarch64, and this is {sys.platform} on {platform.machine()}"
-    names = [instructions.name for instructions in choice]
-    wanted = os.environ.get(CHOICE)
-    if wanted and wanted not in names:
-        return f"{CHOICE} is {wanted!r}; it can be {' or '.join(names)}"
-    choice = [instructions for instructions in choice if not wanted or instructions.name == wanted]
+    if wanted := os.environ.get(CHOICE):
+        return _named(wanted, choice)
     for instructions in choice:
         if not instructions.missing():
             return instructions
     return f"this processor has no {', '.join(choice[-1].missing())}"
+
+
+def _named(wanted: str, choice: Sequence[InstructionSet]) -> InstructionSet:
+    names = {instructions.name: instructions for instructions in choice}
+    instructions = names.get(wanted.lower())
+    if instructions is None:
+        raise UsageError(
+            f"{CHOICE} is {wanted!r}, which is no instruction set of the kernels",
+            hint=f"it can be {' or '.join(names)}; without it, the best one is taken",
+        )
+    if missing := instructions.missing():
+        raise DeviceError(
+            f"{CHOICE} is {wanted!r}, and this processor has no {', '.join(missing)}",
+            hint="without the variable, the best instruction set of the processor is taken",
+        )
+    return instructions
 
 
 @functools.cache

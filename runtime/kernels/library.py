@@ -20,6 +20,7 @@ from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
+from llama_adapter.runtime.user_cache import cache_folder
 
 # Kinds of weights by their dtype, as in the enum of tiles.h. A uint8 holds two 4-bit weights.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
@@ -112,7 +113,10 @@ class Finding:
 
 @functools.cache
 def find_library() -> Finding:
-    """The kernels for this machine, prebuilt or compiled. Compiling takes a few seconds at the first use."""
+    """The kernels for this machine, prebuilt or compiled. Compiling takes a few seconds at the first use.
+
+    Raises UsageError and DeviceError as `choose_instructions` does.
+    """
     instructions = choose_instructions()
     if isinstance(instructions, str):
         return Finding(library=None, reason=instructions)
@@ -122,6 +126,10 @@ def find_library() -> Finding:
             return Finding(library=Library(path), variant=variant, origin=f"prebuilt, {path}")
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
+    try:
+        cache_folder()
+    except OSError as error:
+        return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []
     for compiler in compilers():
         command = shlex.join(compiler)

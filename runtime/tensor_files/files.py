@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
@@ -79,6 +80,8 @@ def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
             hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
         ) from None
     except (PickleError, OSError) as error:
+        if tells_shortage(str(error)):
+            raise
         raise damaged(path, str(error)) from None
 
 
@@ -118,7 +121,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except (SafetensorError, OSError, ValueError, RuntimeError):
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        if tells_shortage(str(error)):
+            raise
         raise damaged(path) from None
 
 

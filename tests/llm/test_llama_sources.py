@@ -86,6 +86,30 @@ def test_huggingface_file_forms_give_the_same_model(tmp_path: Path, kind: str) -
     assert_equal(state_of(open_huggingface(folder)), state_of(open_meta(ONE_SHARD)))
 
 
+def as_part(before: str, *, head: str) -> dict[str, Tensor]:
+    """The tensors under the names that they have in a model with other parts."""
+    return {
+        head if name == "lm_head.weight" else name.replace("model.", before, 1): tensor
+        for name, tensor in huggingface_tensors().items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "head"),
+    [("model.language_model.", "lm_head.weight"), ("language_model.model.", "language_model.lm_head.weight")],
+)
+@pytest.mark.parametrize("kind", ["safetensors", "sharded bin"])
+def test_the_llama_in_a_model_that_sees_pictures(tmp_path: Path, kind: str, before: str, head: str) -> None:
+    tensors = as_part(before, head=head)
+    others = {"vision_tower.position_ids": torch.arange(4), "multi_modal_projector.linear_1.bias": torch.ones(2)}
+    config = json.loads((HUGGINGFACE / "config.json").read_text())
+    folder = write_huggingface(
+        tmp_path / "llava", kind=kind, tensors=tensors | others, model_type="llava", text_config=config, hidden_size=7
+    )
+
+    assert_equal(state_of(open_huggingface(folder)), state_of(open_meta(ONE_SHARD)))
+
+
 def test_rotary_tables_in_old_files_are_ignored(tmp_path: Path) -> None:
     tensors = huggingface_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     folder = write_huggingface(tmp_path / "hf", kind="bin", tensors=tensors)
@@ -207,7 +231,13 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
     def refused(name: str, folder: Path) -> None:
         told[name] = refusal(lambda: open_huggingface(folder), folder)
 
-    for name, entries in CONFIGS.items():
+    own = json.loads((HUGGINGFACE / "config.json").read_text())
+    parts: dict[str, dict[str, object]] = {
+        "part: another architecture": {"text_config": own | {"model_type": "mistral"}},
+        "part: quantised": {"text_config": own, "quantization_config": {"bits": 4}},
+        "part: no tensor of it": {"text_config": own},
+    }
+    for name, entries in {**CONFIGS, **{name: {"model_type": "llava", **part} for name, part in parts.items()}}.items():
         folder = Path(shutil.copytree(HUGGINGFACE, tmp_path / name))
         edit_json(folder / "config.json", **entries)
         refused(name, folder)
@@ -225,4 +255,11 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
         tensors = huggingface_tensors()
         edit(tensors)
         refused(name, write_huggingface(tmp_path / name, kind="safetensors", tensors=tensors))
+    twice = {f"{before}.norm.weight": torch.ones(64) for before in ("model.language_model", "language_model.model")}
+    part = {"model_type": "llava", "text_config": own}
+    refused("part: twice", write_huggingface(tmp_path / "twice", kind="bin", tensors=twice, **part))
+    part = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+    tensors = as_part("model.language_model.", head="lm_head.weight")
+    folder = write_huggingface(tmp_path / "left out", kind="bin", tensors=tensors, **part)
+    refused("part: sizes of the first LLaMA left out", folder)
     assert told == snapshot

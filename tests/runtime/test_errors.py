@@ -106,6 +106,7 @@ def test_an_error_survives_pickling(error: LlamaAdapterError) -> None:
         (MemoryError(), 1, 503),
         (torch.OutOfMemoryError("x"), 1, 503),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, 503),
+        (RuntimeError("unable to mmap 100 bytes from file <x>: Cannot allocate memory (12)"), 1, 503),
         (RuntimeError("x"), 1, 500),
         (RuntimeError("can't start new thread"), 1, 503),
         (RuntimeError("ACL stream synchronize failed, error code:507018"), 1, 500),
@@ -125,6 +126,13 @@ def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
     assert describe(torch.OutOfMemoryError("tried to allocate 2 GiB")).hint == "try a smaller --batch-size"
     assert format_problem(describe(UsageError("no", hint="yes"))) == "error: no\n\nhint: yes"
     assert format_problem(describe(UsageError("no"))) == "error: no"
+
+
+def test_a_library_that_cannot_be_mapped_is_no_fault_of_the_program() -> None:
+    problem = describe(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
+
+    assert problem.sentence == "libtorch_cpu.so: failed to map segment from shared object"
+    assert "ulimit -v" in problem.hint
 
 
 def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,12 +33,23 @@ def open_to_all(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.chmod(0o777)
 
 
+def file_in_its_place(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.parent.mkdir()
+    cache.write_text("")
+
+
+def file_above_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.parent.write_text("")
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind", "reason"),
     [
         (no_home, FileNotFoundError, "XDG_CACHE_HOME"),
         (other_owner, PermissionError, "another user"),
         (open_to_all, PermissionError, "others may write"),
+        (file_in_its_place, FileExistsError, "cache/llama-adapter` is no folder"),
+        (file_above_it, NotADirectoryError, "cache` is no folder"),
     ],
 )
 def test_an_unsafe_cache_is_refused(

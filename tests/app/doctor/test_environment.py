@@ -45,11 +45,13 @@ from llama_adapter.app.doctor.probes import (
     look_at_ais_bench,
     look_at_atc,
     look_at_cann,
+    look_at_kernels,
     look_at_package,
     look_at_torch_npu,
 )
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import absent, broken, ok
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import, limit_spinning
 from tests.app.golden import ROOT
@@ -220,6 +222,15 @@ def test_kernels_that_end_their_process_do_not_hide_torch(monkeypatch: pytest.Mo
 
     assert found["torch"] == ("ok", "2.0")
     assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
+
+
+def test_kernels_that_no_command_can_choose_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise UsageError("no such instruction set", hint="name another")
+
+    monkeypatch.setattr("llama_adapter.runtime.kernels.library.find_library", refused)
+
+    assert look_at_kernels() == broken("no such instruction set", hint="name another")
 
 
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.doctor.findings import Finding
 from llama_adapter.app.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
+from llama_adapter.app.models.bundle_manifest import read_configs
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
@@ -59,6 +60,23 @@ def test_an_intact_bundle_has_no_faults_and_without_a_known_answer_it_is_not_run
     *findings, last = diagnose(bundle)
     assert {finding.level for finding in findings} == {"ok"}
     assert (last.level, last.what) == ("not tried", "known answer")
+
+
+def test_a_bundle_that_is_replaced_while_it_is_checked_is_checked_again(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = assemble_sources(changed(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth"))
+
+    def read_late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        save_bundle(bundle, model=second, overwrite=True)
+        return read_configs(*arguments)
+
+    monkeypatch.setattr("llama_adapter.app.doctor.model.read_configs", read_late)
+    findings = diagnose(bundle)
+
+    assert [finding for finding in findings if finding.level == "error"] == []
+    assert "LORA-BIAS-TINY" in findings[0].sentence
 
 
 # Damaged files: each function damages a copy of the LLaMA folder, or makes another adapter, and returns the sources.

@@ -235,6 +235,30 @@ def test_a_name_that_thousands_share_is_not_kept_to_its_end(tmp_path: Path) -> N
     assert 64 <= len(list(items)) < 200
 
 
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_pictures_of_one_name_are_numbered(tmp_path: Path, mode: str) -> None:
+    names = ["x/a.png", "b.png", "./x/a.png", "a.png", "x/a.png", "b (2).png", "b.png", "noise.txt", "noise.txt"]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"%d" % number))
+    path = archive(tmp_path, buffer.getvalue())
+    items = items_of(path)
+
+    place = f"{path}/"
+    assert [(item.label.removeprefix(place), item.repeats.removeprefix(place), content(item)) for item in items] == [
+        ("x/a.png", "", b"0"),
+        ("b.png", "", b"1"),
+        ("x/a (2).png", "x/a.png", b"2"),
+        ("a.png", "", b"3"),
+        ("x/a (3).png", "x/a.png", b"4"),
+        ("b (2).png", "", b"5"),
+        ("b (3).png", "b.png", b"6"),
+    ]
+
+
 def test_members_agree_with_those_of_the_standard_library(tmp_path: Path) -> None:
     for format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         members = {f"{'deep/' * number}{number}.png": bytes(number * 100) for number in range(40)}

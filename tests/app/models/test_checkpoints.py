@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
@@ -14,12 +15,15 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 import llama_adapter.app.models.checkpoints
+from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.checkpoints import (
     ModelSources,
     adapter_name,
     claimed_digest,
     find_llama,
+    open_llama_parts,
 )
+from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES
@@ -150,3 +154,31 @@ def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> N
         text = f"{caught.value.message} [{caught.value.hint}]"
         told[name] = text.replace(str(GOLDEN), "GOLDEN").replace(str(tmp_path), "FOLDER")
     assert told == snapshot
+
+
+@pytest.mark.parametrize("reader", ["llama_bundle.read_half", "llama_bundle.read_decoder", "checkpoints.open_llama"])
+def test_a_bundle_for_a_llama_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    adapter = sources().adapter
+    first = assemble_sources(sources())
+    second = dataclasses.replace(
+        first,
+        vision_state={name: tensor + 1 for name, tensor in first.vision_state.items()},
+        decoder_state={**first.decoder_state, "norm.weight": first.decoder_state["norm.weight"] + 1},
+    )
+    place = find_llama(save_bundle(tmp_path / "bundle", model=first))
+    module, _, name = reader.partition(".")
+    read = getattr(importlib.import_module(f"llama_adapter.app.models.{module}"), name)
+
+    def read_late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        save_bundle(place.folder, model=second, overwrite=True)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(f"llama_adapter.app.models.{reader}", read_late)
+    parts = open_llama_parts(place, adapter=open_adapter(adapter))
+
+    assert torch.equal(parts.llama.tensors["norm.weight"].read(), second.decoder_state["norm.weight"])
+    assert parts.clip is not None
+    assert all(torch.equal(tensor, second.vision_state[name]) for name, tensor in parts.clip.tensors.items())

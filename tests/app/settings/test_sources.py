@@ -80,6 +80,10 @@ def test_a_file_gives_the_value_that_the_flag_would_give(parse: Parse, file: str
 def test_choices_in_a_file_are_texts(parse: Parse) -> None:
     for choices in ("[Yes, No]", "Yes,No"):
         assert parse("ask", file=f"prompt:\n  choices: {choices}").choices == ("Yes", "No")
+    for texts in (["yes", "no, it is not"], ["[a]", "b"], ["[a", 'b]"']):
+        given = json.dumps(texts)
+        assert parse("ask", file=f"prompt:\n  choices: {given}").choices == tuple(texts)
+        assert parse("ask", "--choices", given).choices == tuple(texts)
 
 
 def test_a_flag_replaces_what_a_file_says(parse: Parse) -> None:
@@ -140,7 +144,7 @@ caption | generation: {seed: many}
 caption | generation: {seed: [1, 2]}
 caption | generation: {seed: {a: b}}
 caption | input: {shard: [4]}
-ask | prompt: {choices: ["yes, it is", "no"]}
+ask | prompt: {choices: ["yes, it is", 5, ""]}
 caption | generation: {top_p: 3}
 caption | prompt: {input: x}
 caption --raw-prompt y | prompt: {prompt: x}

@@ -57,10 +57,17 @@ def test_choices_are_two_different_texts(choices: Any) -> None:
         choosing(choices)
 
 
-@pytest.mark.parametrize("text", ["Yes", "Yes,Yes", "Yes,,No", ""])
+@pytest.mark.parametrize(
+    "text", ["Yes", "Yes,Yes", "Yes,,No", "", "[Yes, No]", '["Yes", 5]', '["a", "\\ud800"]', "[" * 9999]
+)
 def test_typed_choices_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="two different answers"):
         parse_choices(text)
+
+
+def test_typed_choices_may_contain_commas_in_a_json_list() -> None:
+    assert parse_choices("yes, it is") == ("yes", "it is")
+    assert parse_choices('["yes", "no, it is not "]') == ("yes", "no, it is not")
 
 
 def test_the_settings_of_records_are_those_of_earlier_versions() -> None:

@@ -32,7 +32,8 @@ def quantise_rows(x_RF: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             while (fits := (largest <= widest * part / 2) & (part > 2.0**-30)).any():
                 part = torch.where(fits, part / 2, part)
             scales.append(widest / LARGEST * part)
-            # One division: a whole number over a tensor would be its reciprocal times the number, with another rounding.
+            # Divide two tensors: a Python number divided by a tensor is computed as its reciprocal times the number,
+            # which rounds differently.
             inverse = torch.where(widest > 0, torch.full_like(widest, LARGEST) / widest / part, 0.0)
             numbers.append((group_RK * inverse).round().clamp(-LARGEST, LARGEST))
     return numbers, scales

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.kernels import instruction_sets
 from llama_adapter.runtime.kernels.instruction_sets import CHOICE, INSTRUCTION_SETS, choose_instructions
 
@@ -60,12 +61,17 @@ def test_a_variable_names_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -
     avx512, avx2, _ = INSTRUCTION_SETS
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*avx512.needed, *avx2.needed}))
-    monkeypatch.setenv(CHOICE, "avx2")
-    assert choose_instructions() == avx2
+    for text, expected in [("avx2", avx2), ("AVX2", avx2), ("", avx512)]:
+        monkeypatch.setenv(CHOICE, text)
+        assert choose_instructions() == expected
 
     monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset(avx2.needed))
     monkeypatch.setenv(CHOICE, "avx512")
-    assert choose_instructions() == f"this processor has no {', '.join(avx512.needed)}"
+    with pytest.raises(DeviceError, match="'avx512', and this processor has no " + ", ".join(avx512.needed)):
+        choose_instructions()
 
-    monkeypatch.setenv(CHOICE, "sse2")
-    assert choose_instructions() == "LLAMA_ADAPTER_ISA is 'sse2'; it can be avx512 or avx2"
+    for text in ("sse2", "neon"):
+        monkeypatch.setenv(CHOICE, text)
+        with pytest.raises(UsageError, match=f"LLAMA_ADAPTER_ISA is '{text}'") as raised:
+            choose_instructions()
+        assert raised.value.hint.startswith("it can be avx512 or avx2;")

@@ -154,6 +154,17 @@ def test_an_unsafe_cache_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert "others may write" in find_library().reason
 
 
+@pytest.mark.usefixtures("fit")
+def test_a_file_in_place_of_the_cache_is_no_fault_of_the_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "compilers", lambda: pytest.fail("a compiler was asked"))
+    cache.parent.write_text("")
+
+    finding = find_library()
+
+    wanted = f"there is no place to keep them: `{cache.parent}` is no folder: move it"
+    assert finding.reason.startswith(wanted)
+
+
 @pytest.mark.parametrize(
     ("system", "machine", "reason"),
     [

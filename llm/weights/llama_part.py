@@ -1,0 +1,48 @@
+"""The LLaMA in a model of Hugging Face's that has one as a part, such as LLaVA: its configuration and its tensors."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from llama_adapter.runtime.errors import CheckpointError
+
+# transformers leaves out entries of a part that are those of the first LLaMA.
+_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-6,
+}
+_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # entries that may stand beside those of the part
+_NAMES = re.compile(r"(?:model\.language_model|language_model\.model)\.(.+)|(?:language_model\.)?(lm_head\.weight)")
+
+
+def part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the LLaMA that is a part of a model; None where `config` is that of no such model."""
+    part = config.get("text_config")
+    if config.get("model_type") == "llama" or not isinstance(part, dict) or part.get("model_type") != "llama":
+        return None
+    return {**_DEFAULTS, **part, **{name: config[name] for name in _OF_THE_WHOLE if config.get(name)}}
+
+
+def part_tensors(tensors: Mapping[str, Tensor], *, file: object) -> dict[str, Tensor]:
+    """The tensors of that LLaMA under the names of a LLaMA alone; all others are left out.
+
+    Raises CheckpointError for two of one name.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (match := _NAMES.fullmatch(name)) is None:
+            continue
+        own = match[2] or f"model.{match[1]}"
+        if own in found:
+            raise CheckpointError(
+                f"`{file}` holds `{own}` of a LLaMA twice, before and behind `language_model`",
+                hint="files of two versions of transformers were put together; save the model again",
+            )
+        found[own] = tensor
+    return found
