@@ -11,7 +11,8 @@ from llama_adapter.runtime.schemes import OperatorChoice
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two: a LLaMA without adapter
 _SPLIT = ("rank", "num_ranks", "all_heads", "ffn_block")
 # Sizes of the blocks of units that stay on one rank; the first size that divides the width is used. 128: inputs whose
-# activations share a scale for 4-bit weights (WIDE_GROUP in tiles.h). 64: outputs that the kernels compute together.
+# activations share a scale for 8-bit and 4-bit weights (WIDE_GROUP in tiles.h). 64: outputs that the kernels compute
+# together.
 _FFN_BLOCKS = (128, 64, 1)
 
 

@@ -4,6 +4,7 @@ Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [-
 
 With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
 docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
+For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md.
 
 Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing
 programs are listed on the page.
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from scripts.common import parse_settings, tell
-from scripts.peers.results import INSTRUCTIONS, Results, load, save
+from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import engine_names
@@ -30,9 +31,11 @@ FLAGS = {  # keys are fields of `Plan`
     "long": "seconds; figures that take longer are measured in one round only",
     "work": "working folder",
     "instructions": "instruction sets to use: the best of the processor, or AVX2 at most",
+    "processor": "a short name for the page, if the processor is not that of docs/peers.md",
 }
 CHOICES = {
     "instructions": INSTRUCTIONS,
+    "processor": PROCESSORS,
     "sizes": (*DECODERS, *ENCODERS),
     "sections": Plan.sections,
     "engines": engine_names(),
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan, folder, _ = parse_settings(
         __doc__, arguments, page="peers", full=Plan(), quick=quick, flags=FLAGS, choices=CHOICES
     )
-    nothing = Results(instructions=plan.instructions)
+    nothing = Results(instructions=plan.instructions, processor=plan.processor)
     before = nothing if folder is None else load(folder, nothing)
 
     def keep(results: Results) -> None:

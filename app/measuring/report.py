@@ -168,13 +168,16 @@ def load_average() -> list[float] | None:
 
 
 def cpu_name() -> str:
-    """Name of the processor."""
+    """Name of the processor. On x86 with family and model, because virtual machines may give a general name only."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+        first = ""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    name = facts.get("model name", platform.processor() or platform.machine())
+    if "cpu family" in facts and "model" in facts:
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
 
 
 def versions() -> dict[str, str]:

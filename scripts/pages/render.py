@@ -71,7 +71,7 @@ def _context(name: str, figures: Any) -> dict[str, Any]:
         from scripts.bench_report import page_context
 
         return page_context(figures)
-    if name in ("peers", "peers-avx2"):
+    if name.startswith("peers"):
         from scripts.peers.report import page_context as peers_context
 
         return peers_context(figures)

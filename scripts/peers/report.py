@@ -27,6 +27,7 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
         "num_prompt_tokens": NUM_PROMPT_TOKENS,
         "job_ends": JOB_ENDS,
         "instructions": results.instructions,
+        "processor": results.processor,
         "page": results.page,
         "sections": [_section(results, threads) for threads in sorted({row.threads for row in results.rows})],
         "missing": results.missing,

@@ -1,4 +1,4 @@
-"""docs/peers.json and docs/peers-avx2.json: figures of many runs. A new run replaces the rows that it repeats."""
+"""docs/peers*.json: figures of many runs, a file per processor. A new run replaces the rows that it repeats."""
 
 import statistics
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.pages.render import as_text, read, write
 
+PROCESSORS = ("", "zen4")  # of pages; without a name, that of docs/peers.md
 INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]
 
@@ -66,11 +67,13 @@ class Results:
     rows: tuple[Row, ...] = ()
     missing: tuple[Missing, ...] = ()
     instructions: str = INSTRUCTIONS[0]
+    processor: str = ""  # a short name, if the page has figures of another processor than `peers`
 
     @property
     def page(self) -> str:
-        """The name of the page for these instruction sets."""
-        return "peers" if self.instructions == INSTRUCTIONS[0] else f"peers-{self.instructions}"
+        """The name of the page with these results, such as `peers-zen4`."""
+        capped = "" if self.instructions == INSTRUCTIONS[0] else self.instructions
+        return "-".join(part for part in ("peers", self.processor, capped) if part)
 
     def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
         """The matching row, or None; a ceiling also needs its run."""
@@ -100,6 +103,7 @@ class Results:
             rows=tuple(row for row in rows if row.run in used),
             missing=(*kept, *other.missing),
             instructions=self.instructions,
+            processor=self.processor,
         )
 
 
@@ -117,6 +121,7 @@ def from_json(values: Mapping[str, Any]) -> Results:
         ),
         missing=tuple(Missing(**one) for one in values["missing"]),
         instructions=values["instructions"],
+        processor=values.get("processor", ""),
     )
 
 
@@ -127,6 +132,7 @@ def save(results: Results, folder: Path) -> None:
         "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
         "instructions": results.instructions,
+        **({"processor": results.processor} if results.processor else {}),
     }
     with atomic_write(folder / f"{results.page}.json") as file:
         file.write((as_text(content) + "\n").encode())

@@ -46,6 +46,7 @@ class Plan:
     budget: float = 2.5  # seconds
     long: float = 8.0  # seconds; a measurement that took longer in the first round is not repeated
     instructions: str = INSTRUCTIONS[0]
+    processor: str = ""
 
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order; the ceilings of the machine are measured before each size."""
