@@ -19,7 +19,7 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         file = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-        raise type(error)(f"`{file}` is no folder: move it, or set XDG_CACHE_HOME") from None
+        raise type(error)(f"`{file}` is not a folder: move it, or set XDG_CACHE_HOME") from None
     status = folder.stat()
     if status.st_uid != os.getuid():
         raise PermissionError(f"`{folder}` belongs to another user: chown it, or set XDG_CACHE_HOME")

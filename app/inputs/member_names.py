@@ -1,4 +1,4 @@
-"""Names of an archive's pictures: an archive may have several members of one name."""
+"""Unique names for the pictures of an archive, which may have several members with the same name."""
 
 import os
 
@@ -6,11 +6,11 @@ from llama_adapter.app.records.picture_names import name_key
 
 
 class MemberNames:
-    """Gives each picture of one archive a name of its own: `a.png`, and the next one of that name `a (2).png`."""
+    """Gives each picture of one archive a unique name: `a.png`, then `a (2).png` for the next member `a.png`."""
 
     def __init__(self) -> None:
-        self._taken: set[int] = set()  # digests, as there may be millions of names
-        self._numbers: dict[str, int] = {}  # of names that came again, the last number
+        self._taken: set[int] = set()  # digests, because an archive may have millions of names
+        self._numbers: dict[str, int] = {}  # by repeated name: the last number given
 
     def take(self, name: str) -> str:
         """The name, or the next numbered one if an earlier picture has it."""

@@ -65,7 +65,7 @@ class Setting:
         return self._value(given)
 
     def _joined(self, given: list[str], separator: str) -> str:
-        """A list as one text: a JSON list where its items need that. What takes no such items refuses it."""
+        """A list as one text: joined by `separator`, or as JSON if an item contains it. Other parsers refuse JSON."""
         is_plain = not any(separator in text or text.startswith("[") for text in given)
         return separator.join(given) if is_plain else json.dumps(given, ensure_ascii=False)
 

@@ -1,13 +1,13 @@
-"""A text with several choices -> the choices."""
+"""Splits a text into choices."""
 
 import json
 from typing import Any
 
 
 def split_choices(text: str) -> list[Any]:
-    """What stands between the commas of `Yes, No`, or the items of a JSON list, whose texts may contain commas.
+    """The texts between the commas of `Yes, No`, or the items of a JSON list, which may contain commas.
 
-    Raises ValueError for a text that begins like a JSON list and is none.
+    Raises ValueError for a text that begins with `[` and is not valid JSON.
     """
     if not text.lstrip().startswith("["):
         return text.split(",")

@@ -53,8 +53,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
         by_key |= tensors
     if part is not None and not any(name.startswith("model.") for name in by_key):
         raise CheckpointError(
-            f"`{place}` should hold a LLaMA as a part of a model, and no tensor has a name of such a part: "
-            "`model.language_model.` or `language_model.model.` at its beginning",
+            f"The `config.json` of `{place}` describes a LLaMA inside a larger model, but no tensor's name begins with "
+            "`model.language_model.` or `language_model.model.`",
             hint="save the model again with transformers, or pass the folder of the LLaMA alone",
         )
     sizes = {

@@ -1,4 +1,4 @@
-"""The LLaMA in a model of Hugging Face's that has one as a part, such as LLaVA: its configuration and its tensors."""
+"""A LLaMA inside a larger Hugging Face model, such as LLaVA: its configuration and its tensors."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
 
-# transformers leaves out entries of a part that are those of the first LLaMA.
+# transformers omits entries of `text_config` that equal the defaults of its LlamaConfig.
 _DEFAULTS = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -17,12 +17,12 @@ _DEFAULTS = {
     "vocab_size": 32000,
     "rms_norm_eps": 1e-6,
 }
-_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # entries that may stand beside those of the part
+_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # entries of the whole model that also apply to the LLaMA
 _NAMES = re.compile(r"(?:model\.language_model|language_model\.model)\.(.+)|(?:language_model\.)?(lm_head\.weight)")
 
 
 def part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The configuration of the LLaMA that is a part of a model; None where `config` is that of no such model."""
+    """The configuration of the LLaMA inside a model; None if `config` does not describe such a model."""
     part = config.get("text_config")
     if config.get("model_type") == "llama" or not isinstance(part, dict) or part.get("model_type") != "llama":
         return None
@@ -30,9 +30,9 @@ def part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def part_tensors(tensors: Mapping[str, Tensor], *, file: object) -> dict[str, Tensor]:
-    """The tensors of that LLaMA under the names of a LLaMA alone; all others are left out.
+    """The tensors of the LLaMA, renamed as in a plain LLaMA; tensors of other parts are left out.
 
-    Raises CheckpointError for two of one name.
+    Raises CheckpointError if two tensors get the same name.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -41,8 +41,8 @@ def part_tensors(tensors: Mapping[str, Tensor], *, file: object) -> dict[str, Te
         own = match[2] or f"model.{match[1]}"
         if own in found:
             raise CheckpointError(
-                f"`{file}` holds `{own}` of a LLaMA twice, before and behind `language_model`",
-                hint="files of two versions of transformers were put together; save the model again",
+                f"`{file}` has the tensor `{own}` of a LLaMA twice, under two prefixes with `language_model`",
+                hint="the folder mixes files of two versions of transformers; save the model again",
             )
         found[own] = tensor
     return found

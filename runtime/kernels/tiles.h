@@ -141,9 +141,9 @@ ALWAYS_INLINE ints_t splat_word(const void *a) {
     return splat_ints(word);
 }
 
-/* A tile of integers holds two sets of sums: integers of a group, and floats of a WIDE_GROUP. If both sets of a large tile
- * fit into registers in halves only, half of the vectors are computed over a WIDE_GROUP, then the other half. The weights of
- * the second half are in the nearest cache by then. */
+/* A tile of integers has two sets of sums: integers of a group, and floats of a WIDE_GROUP. MANY_REGISTERS is 1 if both
+ * sets of half of a large tile fit into registers. Such a tile computes half of its vectors over a WIDE_GROUP, then the
+ * other half. */
 #define VECTORS_AT_A_TIME(rows) (MANY_REGISTERS && (rows) > TILE_ROWS / 2 ? TILE_VECTORS / 2 : TILE_VECTORS)
 
 typedef ints_t int_sums_t[TILE_ROWS][TILE_VECTORS];
@@ -230,13 +230,14 @@ ALWAYS_INLINE void add_to_total(float *total, floats_t sum, float scale, bool go
     store(total, times_add(sum, splat(scale), go_on ? load(total) : zeros()));
 }
 
-/* `vectors` of a tile from `first_vector` on, over a WIDE_GROUP. Sums of each group become floats; for INT4 they are
- * multiplied by the scales of the weights. The scale of the activations follows once, on the way to the totals in `c`. With
- * few registers, sums of INT8 are added to the totals group by group: `scaled` would be in memory too. */
+/* `vectors` of a tile from `first_vector` on, over a WIDE_GROUP. The sums of each group become floats. For INT4 they are
+ * multiplied by the scales of the weights. The scale of the activations is applied once, when the sums are added to the
+ * totals in `c`. With few registers, the sums of INT8 are added to the totals group by group, because `scaled` would be
+ * in memory too. */
 ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int rows, const int vectors,
-                                    const int first_vector, const void *a, int64_t stride, const float *scales, const int32_t *offsets,
-                                    const float *bases, int64_t num_rows, int64_t group, const uint8_t *w,
-                                    int64_t num_in, float *c, bool go_on) {
+                                    const int first_vector, const void *a, int64_t stride, const float *scales,
+                                    const int32_t *offsets, const float *bases, int64_t num_rows, int64_t group,
+                                    const uint8_t *w, int64_t num_in, float *c, bool go_on) {
     const bool is_scaled_once = kind == INT4 || MANY_REGISTERS;
     floats_t scaled[TILE_ROWS][TILE_VECTORS];
     if (is_scaled_once) EACH(r, rows) EACH(v, vectors) scaled[r][v] = zeros();
@@ -285,8 +286,8 @@ ALWAYS_INLINE void tile_of_integers(const int kind, const bool deep, const int r
     const char *a = (const char *)input->values + (row * stride + first) * value_bytes;
     for (int64_t k = first; k < end; k += WIDE_GROUP) {
         EACH(part, TILE_VECTORS / vectors)
-            part_of_integers(kind, deep, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group, w,
-                             least(WIDE_GROUP, end - k), c, k > 0);
+            part_of_integers(kind, deep, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group,
+                             w, least(WIDE_GROUP, end - k), c, k > 0);
         a += WIDE_GROUP * value_bytes, w += wide_bytes, scales += num_rows, offsets += places, bases += places;
     }
 }

@@ -161,7 +161,7 @@ def test_a_file_in_place_of_the_cache_is_no_fault_of_the_compiler(cache: Path, m
 
     finding = find_library()
 
-    wanted = f"there is no place to keep them: `{cache.parent}` is no folder: move it"
+    wanted = f"there is no place to keep them: `{cache.parent}` is not a folder: move it"
     assert finding.reason.startswith(wanted)
 
 
