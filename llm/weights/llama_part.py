@@ -17,7 +17,7 @@ _DEFAULTS = {
     "vocab_size": 32000,
     "rms_norm_eps": 1e-6,
 }
-_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # entries of the whole model that also apply to the LLaMA
+_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # of the whole model, but valid for the LLaMA
 _NAMES = re.compile(r"(?:model\.language_model|language_model\.model)\.(.+)|(?:language_model\.)?(lm_head\.weight)")
 
 
