@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -69,15 +69,18 @@ class OurDecoder:
 
 
 class PlannedEngine(Engine):
-    """An engine whose requests end after the numbers of tokens in `ends`, in order of submission."""
+    """An engine whose requests end after a number of tokens that depends on their prompt.
+
+    Pictures may be submitted in any order, because reading one may take longer than reading the next.
+    """
 
     def __init__(self, runner: Runner, *, eos_id: int) -> None:
         super().__init__(runner, eos_id=eos_id)
-        self.ends: Iterator[int] = iter(())
+        self.ends: Mapping[tuple[int, ...], int] = {}  # by the ids of the prompt
 
     def submit(self, request: Request) -> None:
         assert isinstance(request, GenerateRequest)
-        sampling = dataclasses.replace(request.sampling, max_new_tokens=next(self.ends))
+        sampling = dataclasses.replace(request.sampling, max_new_tokens=self.ends[request.prompt_ids])
         super().submit(dataclasses.replace(request, sampling=sampling))
 
 
@@ -99,12 +102,13 @@ class OurJob:
 
     def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
         """Caption as many pictures as there are `ends`; each answer gets the number of tokens in its entry."""
-        self._engine.ends = iter(ends)
+        prompts = [prompt_ids(row) for row in range(len(ends))]
+        self._engine.ends = {tuple(ids): end for ids, end in zip(prompts, ends, strict=True)}
         clock = self._captioner.profile_clock()
         started = time.perf_counter()
         answers = self._captioner.generate(
             [str(file) for file in sample_files()[: len(ends)]],
-            [prompt_ids(row) for row in range(len(ends))],
+            prompts,
             clock=clock,
         )
         seconds = time.perf_counter() - started
