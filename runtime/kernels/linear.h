@@ -329,13 +329,15 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
     int64_t slab = step * most(1, SLAB_BYTES(self->kind, num_rows) / bytes_of_block(self->kind, step));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : slab;
+    /* A single tile of floats only waits for memory if the processor multiplies bfloat16: `deep` then costs 3 to 7 %. */
+    bool deep = l1_is_small && (num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32);
     const char *weights = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         const char *w = weights + bytes_of_block(self->kind, first);
         int64_t end = least(first + depth, self->num_in);
         for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
-            tiles[self->kind][l1_is_small][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w,
-                                                                               c + r * SUMS_APART);
+            tiles[self->kind][deep][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w,
+                                                                        c + r * SUMS_APART);
     }
 }
 
