@@ -48,8 +48,8 @@ def file_above_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (no_home, FileNotFoundError, "XDG_CACHE_HOME"),
         (other_owner, PermissionError, "another user"),
         (open_to_all, PermissionError, "others may write"),
-        (file_in_its_place, FileExistsError, "cache/llama-adapter` is no folder"),
-        (file_above_it, NotADirectoryError, "cache` is no folder"),
+        (file_in_its_place, FileExistsError, "cache/llama-adapter` is not a folder"),
+        (file_above_it, NotADirectoryError, "cache` is not a folder"),
     ],
 )
 def test_an_unsafe_cache_is_refused(
