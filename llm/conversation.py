@@ -40,7 +40,7 @@ _EXAMPLE: Final[tuple[Turn, Turn]] = (
 
 
 def format_conversation(turns: Sequence[Turn]) -> str:
-    """Format turns, of which the last is the user's, with the template `v1` of the published chat demo.
+    """Format turns with the template `v1` of the published chat demo. The last turn is the user's.
 
     Texts of the role "system" replace the template's first sentences. The example exchange precedes the turns. Turns
     without text are omitted. The model continues directly after the last colon, without a space.

@@ -37,7 +37,7 @@ class Step:
 
 
 def num_weights(config: DecoderConfig) -> int:
-    """The number of weights that a step reads: all except the embedding, of which a step reads one row per sequence."""
+    """The number of weights that a step reads: all except the embedding, whose rows are too few to count."""
     layer = 4 * config.dim**2 + 3 * config.dim * config.ffn_dim
     return config.num_layers * layer + config.vocab_size * config.dim
 

@@ -144,7 +144,7 @@ class _Body:
         return piece
 
     def replay(self, receive: Receive) -> Receive:
-        """What the application receives: the body, of which no copy is kept, then the messages of `receive`."""
+        """What the application receives: the body without keeping a copy, then the messages of `receive`."""
         is_over = False
 
         async def receive_again() -> Message:

@@ -194,7 +194,7 @@ class RankGroup:
         return failure
 
     def _named_failure(self, error: BaseException) -> RankError:
-        """The error that names the rank because of which a collective failed.
+        """The error that names the rank that made a collective fail.
 
         This is a rank that reported an error or has ended, otherwise a rank that does not respond.
         """

@@ -62,7 +62,7 @@ def test_a_packed_bundle_is_mapped_and_answers_the_same(packed: Any, precision: 
     linears = [module for half in (decoder, encoder) for module in half.modules() if isinstance(module, NativeLinear)]
 
     memories = [linear._memory for linear in linears]
-    folded = 1  # normalisation and patch embedding are folded anew at each start
+    folded = 1  # normalisation and patch embedding are folded again at each start
     assert is_file_backed(memories).count(False) <= folded
     assert all(memory.data_ptr() % 64 == 0 for memory in memories)
     assert not any(AGAIN in note for note in captioner.info.notes)
