@@ -20,7 +20,6 @@ from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.int4 import SCALE
 from llama_adapter.runtime.schemes.layers import load_state, load_stream
 from llama_adapter.runtime.schemes.scheme import TensorForm
 from llama_adapter.runtime.schemes.state import loaded_bytes
@@ -55,8 +54,6 @@ def planner(
     sizes = {
         name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
     }
-    if precision == "int4" and backend.capabilities.has_zero_points and not is_dequantised:
-        sizes |= {name: 2 * size for name, size in sizes.items() if name.endswith(SCALE)}
     padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
     return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,62 @@ def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
     cache_BNPH[rows_B, :, positions_B] = new_BN1H[:, :, 0]
 
 
+class Hidden(NamedTuple):
+    """Hidden states of one token of each row, (R, D), and float32 sums of their squares, (R, parts), for a norm."""
+
+    x: Tensor
+    sums: Tensor
+
+
+class StepOperators(Protocol):
+    """Fused operators of a decode step with few rows, for devices on which each operator costs time."""
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows for which a step is faster with them."""
+        ...
+
+    def weights(self, linear: nn.Module) -> Any:
+        """The weights of a prepared linear layer as these operators read them; None if they cannot."""
+        ...
+
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
+        """The embeddings of tokens."""
+        ...
+
+    def project(
+        self,
+        hidden: Hidden,
+        weights: Any,
+        *,
+        norm: Tensor,
+        eps: float,
+        with_swiglu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """The linear layer of the normalised hidden states, (R, N); with `with_swiglu`, then `swiglu` of that."""
+        ...
+
+    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Any) -> Hidden:
+        """The residual plus the linear layer of x."""
+        ...
+
+    def attend(
+        self,
+        qkv: Tensor,
+        table: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        positions_R: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Rotate q and k, write k and v into the cache, and attend to the row's places and its prefix.
+
+        qkv is (R, 3 N H), the table cos and sin (positions, H), the cache k and v (R, N, places, H), the prefix k and
+        gated v (R, N, Q, H). Returns (R, N H).
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operators:
     """The operators that a decoder uses. The function of the same name in this file documents each operator."""
@@ -130,6 +186,7 @@ class Operators:
     causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     store: StoreFunction
+    step: StepOperators | None = None
 
 
 ATEN = Operators(

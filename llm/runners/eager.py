@@ -17,6 +17,7 @@ from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
+from llama_adapter.llm.runners.fused_step import FusedDecoder
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.scoring import sum_scores
@@ -65,6 +66,8 @@ class EagerRunner:
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
+        fused = None if operators.step is None else FusedDecoder(decoder, operators.step)
+        self._fused = fused if fused is not None and fused.can_run else None
 
     @property
     def operators_name(self) -> str:
@@ -162,6 +165,9 @@ class EagerRunner:
         decoder, store = self._decoder, self.operators.store
         layers = self._cache.layers(num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
+        fused = self._fused
+        if fused is not None and num_rows <= fused.step.most_rows:
+            return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, layers, prefix)
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
             mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R[:, None])[:, None, None]

@@ -35,7 +35,6 @@ class Capabilities:
     copies_weights: bool = False  # `prepare` copies the weights, so memory-mapped weights need memory too
     collectives: Collectives = "gloo"  # the library with which the ranks of a split decoder compute sums
     runs_om: bool = False  # an exported OM encoder can share the device
-    has_zero_points: bool = False  # layers with 4-bit weights store 16 more bits with each scale
     most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
 
 

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs: the backend, the decoder's fused operators, and decode steps recorded as CUDA graphs.
+"""NVIDIA GPUs: the backend, the decoder's fused operators, and programs recorded as CUDA graphs.
 
-The operators are plain torch, so tests compare them with those of runtime/operators.py on any device.
+In half types the operators are Triton kernels (triton_calls.py), else plain torch.
 """
 
 # B rows, S step tokens, N heads, H head size
@@ -23,7 +23,7 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
-from llama_adapter.runtime.devices.cuda_linear import build_linear, can_compute
+from llama_adapter.runtime.devices.cuda_linear import build_linear, can_compute, has_kernels
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -58,9 +58,10 @@ class CudaBackend:
             dtypes=(*half, "float32"),
             graph_modes=(CUDA_GRAPH,),
             queued=True,
-            has_zero_points=True,
             collectives="nccl",
         )
+        self._capability = torch.cuda.get_device_capability(self.device)
+        self._has_kernels = has_kernels(self._capability)
         self._graphs = CudaGraphs(self.device)
 
     def synchronise(self) -> None:
@@ -87,7 +88,10 @@ class CudaBackend:
     def choose_operators(
         self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:
-        return ATEN if wanted == "aten" else FUSED
+        if wanted == "aten":
+            return ATEN
+        is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
+        return triton_operators() if self._has_kernels and dtype != torch.float32 and is_power_of_two else FUSED
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         dtype = float_type(module)
@@ -102,8 +106,7 @@ class CudaBackend:
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         if precision == FLOAT:
             return True
-        capability = torch.cuda.get_device_capability(self.device)
-        return can_compute(precision, activations, capability=capability, wanted=wanted)
+        return can_compute(precision, capability=self._capability, wanted=wanted)
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return ""
@@ -170,6 +173,24 @@ FUSED = dataclasses.replace(
     causal_attention=fused_causal_attention,
     adapter_attention=fused_adapter_attention,
 )
+
+
+def triton_operators() -> Operators:
+    """The operators for half types, with Triton kernels."""
+    from llama_adapter.runtime.devices import triton_calls
+
+    def rotate(q_BSNH: Tensor, k_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (triton_calls.rotate(x, cos_BS1H, sin_BS1H) for x in (q_BSNH, k_BSNH))
+        return q, k
+
+    return dataclasses.replace(
+        FUSED,
+        name="triton",
+        lay_out_rotary=ATEN.lay_out_rotary,
+        rotate=rotate,
+        swiglu=triton_calls.swiglu,
+        step=triton_calls.Step(),
+    )
 
 
 class CudaGraphs:

@@ -1,0 +1,309 @@
+"""Calls of the Triton kernels: products with float, 8-bit and 4-bit weights, and decode steps of five kernels a layer.
+
+A layer of a step is the q, k, v projection with the norm before it; attention, with rotary positions, the write into
+the cache and the adapter; the output projection plus the residual; gate and up projection with norm and activation; and
+the down projection plus the residual. A kernel that writes hidden states also writes sums of their squares for each
+block of outputs, so the next kernel normalises without another pass. Every row is computed in the same order in a
+batch of up to 16 rows.
+
+This module imports triton through triton_kernels.py, so it is imported inside functions.
+"""
+
+# R rows, K inputs, N outputs, B blocks of outputs, G groups, A adapter queries, H head size
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llama_adapter.runtime.devices import triton_kernels as kernels
+from llama_adapter.runtime.operators import Hidden
+from llama_adapter.runtime.schemes.int4 import GROUP
+
+HALVES = (torch.bfloat16, torch.float16)
+_FEW_ROWS = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
+_FUSED_ROWS = 16  # for which norm and residual are parts of products; with more, each block would repeat much of it
+_FLOAT = 16  # bits of weights in the type of the activations
+_ELEMENTS = 1024  # of an element-wise kernel's block
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a linear layer as the kernels read them.
+
+    8 bits: int8 (N, K), scale float32 (N,). 4 bits: uint8 (N, K / 2), codes of input k in the low half of byte k and of
+    input K / 2 + k in its high half, scale float16 (N, G). Floats: (N, K) in the type of the activations, no scale.
+    """
+
+    bits: int
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.weight)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight.shape[1] * (2 if self.bits == 4 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Sizes of a product's blocks; for 4 bits, inputs of either half. Measured on an H100 with the layers of a 7B."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+_BLOCKS = {  # by bits; the smallest that holds all rows is used, else the last one
+    _FLOAT: (Blocks(16, 16, 256, 2, 4),),
+    8: (Blocks(16, 32, 128, 4, 5), Blocks(32, 32, 128, 4, 5), Blocks(64, 64, 128, 4, 4)),
+    4: (Blocks(16, 32, 128, 4, 4), Blocks(32, 32, 128, 4, 4), Blocks(64, 64, 64, 4, 3)),
+}
+_PLACES, _ATTENTION_WARPS = 32, 4  # of a block of attention
+
+
+@functools.cache
+def _has_assembly(device: torch.device) -> bool:
+    """Whether the GPU has the instructions of `_LEVELS`: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def linear(
+    x_RK: Tensor,
+    weights: Weights,
+    *,
+    norm: Tensor | None = None,
+    sums_RB: Tensor | None = None,
+    eps: float = 0.0,
+    swiglu: bool = False,
+    residual_RN: Tensor | None = None,
+    with_sums: bool = False,
+    dtype: torch.dtype | None = None,
+    blocks: Blocks | None = None,
+) -> Hidden:
+    """x W^T + bias, and with `with_sums` the sums of its squares. x is bfloat16 or float16, and contiguous.
+
+    With `norm`, x is normalised first; `sums_RB` are the sums of its squares. With `swiglu`, the outputs are gate and
+    up rows, and the result is silu(gate) * up. `residual_RN` is added.
+    """
+    num_rows, num_inputs = len(x_RK), weights.num_inputs
+    num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
+    blocks = blocks or _choose_blocks(weights.bits, num_rows)
+    block_in = blocks.inputs
+    if weights.bits == 4:
+        while num_inputs // 2 % block_in:
+            block_in //= 2
+    num_blocks = triton.cdiv(num_outputs, blocks.outputs)
+    out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
+    out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else out_RN
+    kernels.linear[num_blocks, triton.cdiv(num_rows, blocks.rows)](
+        x_RK,
+        _or(norm, x_RK),
+        _or(sums_RB, x_RK),
+        weights.weight,
+        _or(weights.scale, x_RK),
+        _or(weights.bias, x_RK),
+        _or(residual_RN, x_RK),
+        out_RN,
+        out_sums_RB,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        0 if sums_RB is None else sums_RB.shape[1],
+        eps,
+        BITS=weights.bits,
+        NORM=norm is not None,
+        SWIGLU=swiglu,
+        BIAS=weights.bias is not None,
+        RESIDUAL=residual_RN is not None,
+        SUMS=with_sums,
+        EVEN=num_inputs % block_in == 0,
+        ASSEMBLY=_has_assembly(x_RK.device),
+        BLOCK_ROWS=blocks.rows,
+        BLOCK_OUT=blocks.outputs,
+        BLOCK_IN=block_in,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+    return Hidden(out_RN, out_sums_RB)
+
+
+def _choose_blocks(bits: int, num_rows: int) -> Blocks:
+    *smaller, largest = _BLOCKS[bits]
+    return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
+
+
+def _or(value: Tensor | None, other: Tensor) -> Tensor:
+    return other if value is None else value
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with 8-bit or 4-bit weights: (..., K) to (..., N) in the type of the inputs.
+
+    Inputs in float32, and many rows, are multiplied by weights that are widened for the call.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, bits: int, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._bits = bits
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self._bits, self.weight, self.scale, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
+        if x.dtype in HALVES and len(rows_RK) <= _FEW_ROWS:
+            out_RN = linear(rows_RK, self.weights).x
+        else:
+            out_RN = F.linear(rows_RK, widen(self.weights, x.dtype), self.bias)
+        return out_RN.view(*x.shape[:-1], -1)
+
+
+class Step:
+    """The operators of a decode step; see `StepOperators`."""
+
+    most_rows = 64
+
+    def weights(self, linear: nn.Module) -> Weights | None:
+        if isinstance(linear, PackedLinear):
+            return linear.weights
+        if isinstance(linear, nn.Linear) and linear.weight.dtype in HALVES:
+            return Weights(_FLOAT, linear.weight, None, linear.bias)
+        return None
+
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
+        num_rows, width = len(tokens_R), table_VD.shape[1]
+        out_RD = table_VD.new_empty(num_rows, width)
+        sums_R1 = table_VD.new_empty(num_rows, 1, dtype=torch.float32)
+        kernels.embed[(num_rows,)](tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS)
+        return Hidden(out_RD, sums_R1)
+
+    def project(
+        self,
+        hidden: Hidden,
+        weights: Weights,
+        *,
+        norm: Tensor,
+        eps: float,
+        with_swiglu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        x_RK = hidden.x
+        if len(x_RK) <= _FUSED_ROWS:
+            fused = linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype)
+            return fused.x
+        x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
+        if weights.bits < _FLOAT:
+            return linear(x_RK, weights, swiglu=with_swiglu, dtype=dtype).x
+        out_RN = F.linear(x_RK, weights.weight, weights.bias)
+        return swiglu(out_RN) if with_swiglu else out_RN.to(dtype or x_RK.dtype)
+
+    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Weights) -> Hidden:
+        if len(x_RK) <= _FUSED_ROWS:
+            return linear(x_RK, weights, residual_RN=residual_RD, with_sums=True)
+        if weights.bits < _FLOAT:
+            return linear(x_RK, weights, residual_RN=residual_RD)
+        return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), residual_RD)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        table: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        positions_R: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        k_cache, v_cache = cache
+        num_rows, num_heads, _, head_dim = k_cache.shape
+        out = qkv.new_empty(num_rows, num_heads * head_dim)
+        adapter_k, adapter_v = (k_cache, v_cache) if prefix is None else prefix
+        num_queries = 0 if prefix is None else adapter_k.shape[-2]
+        kernels.attention[num_rows, num_heads](
+            qkv,
+            *table,
+            k_cache,
+            v_cache,
+            positions_R,
+            adapter_k,
+            adapter_v,
+            out,
+            k_cache.stride(0),
+            k_cache.stride(1),
+            adapter_k.stride(0),
+            head_dim**-0.5,
+            num_queries,
+            HALF=head_dim // 2,
+            QUERIES=triton.next_power_of_2(max(num_queries, 1)),
+            BLOCK_PLACES=_PLACES,
+            num_warps=_ATTENTION_WARPS,
+                )
+        return out
+
+
+def widen(weights: Weights, dtype: torch.dtype) -> Tensor:
+    """The weights of 8 or 4 bits as floats (N, K)."""
+    num_outputs, num_inputs = weights.num_outputs, weights.num_inputs
+    out_NK = weights.weight.new_empty(num_outputs, num_inputs, dtype=dtype)
+    if weights.bits == 8:
+        grid = num_outputs, triton.cdiv(num_inputs, _ELEMENTS)
+        kernels.widen8[grid](weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
+    else:
+        grid = num_outputs, triton.cdiv(num_inputs // 2, _ELEMENTS)
+        kernels.widen4[grid](weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
+    return out_NK
+
+
+def rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
+    """As `operators.rotate`, for q or k alone. Heads of a token are adjacent in memory."""
+    num_rows, num_tokens, num_heads, head_dim = x_BSNH.shape
+    out_BSNH = torch.empty(x_BSNH.shape, dtype=x_BSNH.dtype, device=x_BSNH.device)
+    block = min(triton.next_power_of_2(num_heads), 16)
+    kernels.rotate[num_rows * num_tokens, triton.cdiv(num_heads, block)](
+        x_BSNH,
+        cos_BS1H,
+        sin_BS1H,
+        out_BSNH,
+        num_heads,
+        num_tokens,
+        len(cos_BS1H),
+        x_BSNH.stride(0),
+        x_BSNH.stride(1),
+        HALF=head_dim // 2,
+        BLOCK_HEADS=block,
+    )
+    return out_BSNH
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """As `operators.swiglu`, for contiguous inputs."""
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    num_rows = out.numel() // width
+    kernels.swiglu[num_rows, triton.cdiv(width, _ELEMENTS)](gate_up, out, width, BLOCK=_ELEMENTS)
+    return out
+
+
+def pack4(stored: Tensor, scale_NG: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and scales of `int4` -> those of `Weights`, for a number of inputs that 64 divides."""
+    assert stored.shape[1] * 2 % (2 * GROUP) == 0
+    low, high = stored & 15, stored >> 4  # even and odd inputs
+    codes = torch.stack([low, high], dim=-1).flatten(1)
+    first, second = codes.chunk(2, dim=1)
+    return first | (second << 4), scale_NG.contiguous()

@@ -1,0 +1,370 @@
+"""Triton kernels for NVIDIA GPUs: decode steps of few rows, products with 8-bit and 4-bit weights, and small operators.
+
+triton_calls.py calls them and documents what they compute. This module imports triton, which comes with torch's CUDA
+builds, so it is imported inside functions.
+"""
+
+# R rows, K inputs, N outputs, B blocks of outputs, P places of a cache, H head size
+
+import triton
+import triton.language as tl
+
+GROUP = tl.constexpr(32)  # inputs that share a scale of 4-bit weights; `int4.GROUP`
+
+# Four bytes of two codes each -> their low and high codes minus 8, exact in the 16-bit type: `magic | code` is the
+# number magic + code, from which magic + 8 is subtracted.
+_LEVELS = """
+{
+    .reg .b32 low, high, middle;
+    mov.b32 middle, MIDDLE;
+    and.b32 low, $4, 0x0F0F0F0F;
+    shr.u32 high, $4, 4;
+    and.b32 high, high, 0x0F0F0F0F;
+    prmt.b32 $0, low, MAGIC, 0x4140;
+    prmt.b32 $1, low, MAGIC, 0x4342;
+    prmt.b32 $2, high, MAGIC, 0x4140;
+    prmt.b32 $3, high, MAGIC, 0x4342;
+    sub.rn.TYPE $0, $0, middle;
+    sub.rn.TYPE $1, $1, middle;
+    sub.rn.TYPE $2, $2, middle;
+    sub.rn.TYPE $3, $3, middle;
+}
+"""
+_BFLOAT16_LEVELS = tl.constexpr(
+    _LEVELS.replace("MAGIC", "0x43434343").replace("TYPE", "bf16x2").replace("MIDDLE", "0x43084308")
+)
+_FLOAT16_LEVELS = tl.constexpr(
+    _LEVELS.replace("MAGIC", "0x64646464").replace("TYPE", "f16x2").replace("MIDDLE", "0x64086408")
+)
+
+
+@triton.jit
+def _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS: tl.constexpr):
+    """1 / sqrt(mean(x^2) + eps) of each row, from partial sums of squares (R, num_sums)."""
+    CHUNK: tl.constexpr = 4096 // BLOCK_ROWS
+    total_R = tl.zeros((BLOCK_ROWS,), tl.float32)
+    for start in range(0, num_sums, CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        mask = (rows_R < num_rows)[:, None] & (columns < num_sums)[None, :]
+        total_R += tl.sum(tl.load(sums + rows_R[:, None] * num_sums + columns[None, :], mask=mask, other=0.0), axis=1)
+    return tl.rsqrt(total_R / num_inputs + eps)
+
+
+@triton.jit
+def _inputs(
+    x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM: tl.constexpr, EVEN: tl.constexpr
+):
+    """Inputs (K, R), normalised if `NORM`."""
+    mask = (rows_R < num_rows)[None, :]
+    if not EVEN:
+        mask = mask & (columns_K < num_inputs)[:, None]
+    tile_KR = tl.load(x + rows_R[None, :] * num_inputs + columns_K[:, None], mask=mask, other=0.0)
+    if NORM:
+        if EVEN:
+            weight_K = tl.load(norm + columns_K)
+        else:
+            weight_K = tl.load(norm + columns_K, mask=columns_K < num_inputs, other=0.0)
+        exact_KR = tile_KR.to(tl.float32) * factors_R[None, :] * weight_K.to(tl.float32)[:, None]
+        tile_KR = exact_KR.to(tile_KR.dtype)
+    return tile_KR
+
+
+@triton.jit
+def _weights(weight, outs_N, columns_K, num_inputs, EVEN: tl.constexpr):
+    """Stored weights or pairs of weights (N, K)."""
+    place = weight + outs_N[:, None].to(tl.int64) * num_inputs + columns_K[None, :]
+    if EVEN:
+        return tl.load(place, eviction_policy="evict_first")
+    return tl.load(place, mask=(columns_K < num_inputs)[None, :], other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _levels(pairs, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Bytes of two codes -> the low and the high codes minus 8, exact in `dtype`."""
+    if not ASSEMBLY:
+        low, high = ((pairs & 15).to(tl.int8) - 8).to(dtype), ((pairs >> 4).to(tl.int8) - 8).to(dtype)
+    elif dtype == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            _BFLOAT16_LEVELS, "=r,=r,=r,=r,r", [pairs], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            _FLOAT16_LEVELS, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    return low, high
+
+
+@triton.jit
+def _scales(scale, outs_N, first, num_groups, dtype: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr):
+    """The scales of `BLOCK_IN` inputs from group `first` on, one for each weight (N, K)."""
+    GROUPS: tl.constexpr = BLOCK_IN // GROUP
+    places = scale + outs_N[:, None] * num_groups + first + tl.arange(0, GROUPS)[None, :]
+    scale_NG = tl.load(places).to(dtype)
+    return tl.broadcast_to(scale_NG[:, :, None], (BLOCK_OUT, GROUPS, GROUP)).reshape(BLOCK_OUT, BLOCK_IN)
+
+
+@triton.jit
+def _add_products4(
+    acc_NR,
+    weight,
+    scale,
+    outs_N,
+    columns_K,
+    first,
+    low_KR,
+    high_KR,
+    num_inputs,
+    ASSEMBLY: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """acc plus the products of inputs of the first half, and of inputs of the second half."""
+    half, num_groups = num_inputs // 2, num_inputs // GROUP
+    dtype = low_KR.dtype
+    low_NK, high_NK = _levels(_weights(weight, outs_N, columns_K, half, True), dtype, ASSEMBLY)
+    low_NK *= _scales(scale, outs_N, first, num_groups, dtype, BLOCK_OUT, BLOCK_IN)
+    high_NK *= _scales(scale, outs_N, first + num_groups // 2, num_groups, dtype, BLOCK_OUT, BLOCK_IN)
+    return tl.dot(high_NK, high_KR, tl.dot(low_NK, low_KR, acc_NR))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_sums"])
+def linear(
+    x,
+    norm,
+    sums,
+    weight,
+    scale,
+    bias,
+    residual,
+    out,
+    out_sums,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    num_sums,
+    eps,
+    BITS: tl.constexpr,
+    NORM: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SUMS: tl.constexpr,
+    EVEN: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    block = tl.program_id(0)
+    outs_N = block * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    is_out_N = outs_N < num_outputs
+    outs_N = tl.minimum(outs_N, num_outputs - 1)
+    rows_R = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    factors_R = tl.zeros((BLOCK_ROWS,), tl.float32)
+    if NORM:
+        factors_R = _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS)
+    acc_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    if BITS == 4:
+        half = num_inputs // 2
+        for start in range(0, half, BLOCK_IN):
+            columns_K, group = start + tl.arange(0, BLOCK_IN), start // GROUP
+            low = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
+            high = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K + half, num_inputs, NORM, True)
+            acc_NR = _add_products4(
+                acc_NR, weight, scale, outs_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
+            )
+            if SWIGLU:
+                ups_N = outs_N + num_outputs
+                up_NR = _add_products4(
+                    up_NR, weight, scale, ups_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
+                )
+    else:
+        for start in range(0, num_inputs, BLOCK_IN):
+            columns_K = start + tl.arange(0, BLOCK_IN)
+            tile = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, EVEN)
+            acc_NR = tl.dot(_weights(weight, outs_N, columns_K, num_inputs, EVEN).to(tile.dtype), tile, acc_NR)
+            if SWIGLU:
+                ups = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
+                up_NR = tl.dot(ups.to(tile.dtype), tile, up_NR)
+    if BITS == 8:
+        acc_NR = acc_NR * tl.load(scale + outs_N)[:, None]
+        if SWIGLU:
+            up_NR = up_NR * tl.load(scale + num_outputs + outs_N)[:, None]
+    if BIAS:
+        acc_NR += tl.load(bias + outs_N).to(tl.float32)[:, None]
+        if SWIGLU:
+            up_NR += tl.load(bias + num_outputs + outs_N).to(tl.float32)[:, None]
+    if SWIGLU:
+        acc_NR = acc_NR / (1.0 + tl.exp(-acc_NR)) * up_NR
+    mask = is_out_N[:, None] & (rows_R < num_rows)[None, :]
+    places = rows_R[None, :] * num_outputs + outs_N[:, None]
+    if RESIDUAL:
+        acc_NR += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    result = acc_NR.to(out.dtype.element_ty)
+    tl.store(out + places, result, mask=mask)
+    if SUMS:
+        exact = result.to(tl.float32)
+        sums_R = tl.sum(tl.where(mask, exact * exact, 0.0), axis=0)
+        tl.store(out_sums + rows_R * tl.num_programs(0) + block, sums_R, mask=rows_R < num_rows)
+
+
+@triton.jit
+def _halves(pointer, tile, mask, HALF: tl.constexpr):
+    """Both halves of heads, in float32."""
+    first = tl.load(pointer + tile, mask=mask, other=0.0).to(tl.float32)
+    return first, tl.load(pointer + tile + HALF, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def attention(
+    qkv,
+    cos,
+    sin,
+    k_cache,
+    v_cache,
+    positions,
+    adapter_k,
+    adapter_v,
+    out,
+    slot_stride,
+    head_stride,
+    adapter_stride,
+    softmax_scale,
+    num_queries,
+    HALF: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_PLACES: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    half_H = tl.arange(0, HALF)
+    position = tl.load(positions + row)
+    c_H = tl.load(cos + position * 2 * HALF + half_H)
+    s_H = tl.load(sin + position * 2 * HALF + half_H)
+    queries = tl.arange(0, QUERIES)
+    is_query = queries < num_queries
+    prefix = row.to(tl.int64) * adapter_stride + (head * num_queries + queries)[:, None] * 2 * HALF + half_H[None, :]
+    adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_query[:, None], HALF)
+    adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_query[:, None], HALF)
+    width = num_heads * 2 * HALF
+    own = row * 3 * width + head * 2 * HALF + half_H
+    dtype = out.dtype.element_ty
+    q1, q2 = tl.load(qkv + own).to(tl.float32), tl.load(qkv + own + HALF).to(tl.float32)
+    k1, k2 = tl.load(qkv + own + width).to(tl.float32), tl.load(qkv + own + width + HALF).to(tl.float32)
+    v1, v2 = tl.load(qkv + own + 2 * width), tl.load(qkv + own + 2 * width + HALF)
+    q1, q2 = (q1 * c_H - q2 * s_H).to(dtype), (q2 * c_H + q1 * s_H).to(dtype)
+    k1, k2 = (k1 * c_H - k2 * s_H).to(dtype), (k2 * c_H + k1 * s_H).to(dtype)
+    slot = row.to(tl.int64) * slot_stride + head * head_stride
+    place = slot + position * 2 * HALF + half_H
+    tl.store(k_cache + place, k1)
+    tl.store(k_cache + place + HALF, k2)
+    tl.store(v_cache + place, v1)
+    tl.store(v_cache + place + HALF, v2)
+    q1, q2 = q1.to(tl.float32) * softmax_scale, q2.to(tl.float32) * softmax_scale
+    # The softmax over its own place, then over earlier ones in blocks (Milakov & Gimelshein, 2018).
+    highest = tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0)
+    total = highest * 0.0 + 1.0
+    sum1, sum2 = v1.to(tl.float32), v2.to(tl.float32)
+    for start in range(0, position, BLOCK_PLACES):
+        places = start + tl.arange(0, BLOCK_PLACES)
+        is_past = places < position
+        tile = slot + places[:, None] * 2 * HALF + half_H[None, :]
+        old_k1, old_k2 = _halves(k_cache, tile, is_past[:, None], HALF)
+        old_v1, old_v2 = _halves(v_cache, tile, is_past[:, None], HALF)
+        scores = tl.where(is_past, tl.sum(old_k1 * q1[None, :] + old_k2 * q2[None, :], axis=1), float("-inf"))
+        newest = tl.maximum(highest, tl.max(scores, axis=0))
+        kept, shares = tl.exp(highest - newest), tl.exp(scores - newest)
+        total = total * kept + tl.sum(shares, axis=0)
+        sum1 = sum1 * kept + tl.sum(shares[:, None] * old_v1, axis=0)
+        sum2 = sum2 * kept + tl.sum(shares[:, None] * old_v2, axis=0)
+        highest = newest
+    sum1, sum2 = sum1 / total, sum2 / total
+    if num_queries > 0:
+        scores = tl.sum(adapter_k1 * q1[None, :] + adapter_k2 * q2[None, :], axis=1)
+        scores = tl.where(is_query, scores, float("-inf"))
+        shares = tl.exp(scores - tl.max(scores, axis=0))
+        shares = shares / tl.sum(shares, axis=0)
+        sum1 += tl.sum(shares[:, None] * adapter_v1, axis=0)
+        sum2 += tl.sum(shares[:, None] * adapter_v2, axis=0)
+    answer = out + row * width + head * 2 * HALF + half_H
+    tl.store(answer, sum1.to(dtype))
+    tl.store(answer + HALF, sum2.to(dtype))
+
+
+@triton.jit
+def embed(tokens, table, out, sums, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    token = tl.load(tokens + row)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
+        tl.store(out + row * width + columns, values, mask=columns < width)
+        total += values.to(tl.float32) * values.to(tl.float32)
+    tl.store(sums + row, tl.sum(total, axis=0))
+
+
+@triton.jit
+def widen8(weight, scale, out, num_inputs, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < num_inputs
+    values = tl.load(weight + row * num_inputs + columns, mask=mask, other=0).to(tl.float32) * tl.load(scale + row)
+    tl.store(out + row * num_inputs + columns, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def widen4(weight, scale, out, num_inputs, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    half = num_inputs // 2
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < half
+    pairs = tl.load(weight + row * half + columns, mask=mask, other=0)
+    groups = columns // GROUP
+    own = scale + row * (num_inputs // GROUP) + groups
+    low = tl.load(own, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(own + half // GROUP, mask=mask, other=0.0).to(tl.float32)
+    dtype = out.dtype.element_ty
+    first = out + row * num_inputs + columns
+    tl.store(first, (((pairs & 15).to(tl.float32) - 8.0) * low).to(dtype), mask=mask)
+    tl.store(first + half, (((pairs >> 4).to(tl.float32) - 8.0) * high).to(dtype), mask=mask)
+
+
+@triton.jit
+def rotate(
+    x,
+    cos,
+    sin,
+    out,
+    num_heads,
+    num_tokens,
+    table_rows,
+    row_stride,
+    token_stride,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    token = tl.program_id(0)
+    row, place = token // num_tokens, token % num_tokens
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    half_H = tl.arange(0, HALF)
+    table = ((row % table_rows) * num_tokens + place) * 2 * HALF + half_H
+    c_H, s_H = tl.load(cos + table)[None, :], tl.load(sin + table)[None, :]
+    mask = (heads < num_heads)[:, None]
+    own = row.to(tl.int64) * row_stride + place * token_stride + heads[:, None] * 2 * HALF + half_H[None, :]
+    first, second = _halves(x, own, mask, HALF)
+    dtype = out.dtype.element_ty
+    target = out + token.to(tl.int64) * num_heads * 2 * HALF + heads[:, None] * 2 * HALF + half_H[None, :]
+    tl.store(target, (first * c_H - second * s_H).to(dtype), mask=mask)
+    tl.store(target + HALF, (second * c_H + first * s_H).to(dtype), mask=mask)
+
+
+@triton.jit
+def swiglu(x, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    gate = tl.load(x + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)
