@@ -1,0 +1,36 @@
+"""8-bit and 4-bit weights on a GPU: answers and scores compared with those of widened weights on the same GPU."""
+
+from typing import Any
+
+import pytest
+
+from llama_adapter.runtime.devices.cuda_linear import Int4Linear, Int8Linear, RoundedLinear
+from tests.cuda.device import GRAPHS, IS_GPU, loaded
+from tests.cuda.test_captioner import answers, scores
+
+
+@pytest.mark.parametrize(
+    ("precision", "operators", "layer", "limit"),
+    [  # the largest differences that docs/devices.md names
+        ("int8", "auto", Int8Linear, 0.09),
+        ("int8", "w8a8", RoundedLinear, 0.20),
+        ("int4", "auto", Int4Linear, 0.09),
+    ],
+)
+@pytest.mark.parametrize("mode", ["eager", GRAPHS])
+@pytest.mark.proves("int8 weights", "CUDA")
+@pytest.mark.proves("int4 weights", "CUDA")
+def test_answers_are_those_of_widened_weights(
+    precision: str, operators: str, layer: type, limit: float, mode: str
+) -> None:
+    widened = loaded(dtype="bfloat16", precision=precision, operators="aten")
+    captioner = loaded(dtype="bfloat16", precision=precision, operators=operators, mode=mode)
+    decoder: Any = captioner._engine._runner._decoder  # type: ignore[attr-defined]
+    assert any(isinstance(module, layer) for module in decoder.modules()) == IS_GPU
+
+    pairs = list(zip(answers(captioner), answers(widened), strict=True))
+    differing = [(ours[0], theirs[0]) for ours, theirs in pairs if ours != theirs]
+    largest = max(abs(one - other) for one, other in zip(scores(captioner), scores(widened), strict=True))
+    print(f"{precision}, {operators}, {mode}: scores differ by at most {largest:.4f}, {differing=}")
+    assert largest < limit
+    assert differing == []
