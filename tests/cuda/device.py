@@ -1,6 +1,6 @@
 """The device of these tests: a GPU, or what the variable TEST_DEVICE names. `TEST_DEVICE=cpu` tries them without a GPU.
 
-`python -m tests.cuda.device` says which GPU there is, or fails.
+`python -m tests.cuda.device` names the GPU, or fails.
 """
 
 import functools
@@ -21,13 +21,13 @@ def missing() -> str:
     """Why there is no such device; empty if there is one."""
     if not IS_GPU or torch.cuda.is_available():
         return ""
-    built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-    return f"tests/cuda need an NVIDIA GPU, and torch {torch.__version__}, which {built}, sees none (`nvidia-smi` may)"
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return f"these tests need an NVIDIA GPU, and torch {torch.__version__}, {built}, sees none (does `nvidia-smi`?)"
 
 
 @functools.cache
 def loaded(device: str = DEVICE, **options: Any) -> Captioner:
-    """The embedded model; each setting is loaded once. By default in float32, with 16 rows."""
+    """The embedded model with these settings, loaded once. By default in float32, with 16 rows."""
     return Captioner.load(device=device, **{"dtype": "float32", "batch_size": 16, **options})
 
 

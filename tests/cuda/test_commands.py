@@ -1,4 +1,4 @@
-"""The command line in processes of its own, with its results on a GPU."""
+"""The command line on a GPU, in processes of its own."""
 
 import json
 import re
@@ -14,15 +14,18 @@ from tests.app.golden import ROOT
 from tests.cuda.device import DEVICE, GRAPHS, IS_GPU, loaded
 from tests.e2e.test_demo import Ran
 
-COMMAND = ["-m", "llama_adapter"]
-CAPTION = [*COMMAND, "caption", str(sample_pictures()), "--device", DEVICE, "--dtype", "float32", "--mode", GRAPHS]
-BENCH = [*COMMAND, "bench", "--device", DEVICE, "--mode", GRAPHS, "--workload", "caption"]
+CAPTION = f"-m llama_adapter caption {sample_pictures()} --device {DEVICE} --dtype float32 --mode {GRAPHS}"
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
+def results(**commands: str) -> dict[str, Ran]:
+    """What commands print that run at once, because most of their time is the start."""
+    pipe = subprocess.PIPE
+    begun = {
+        name: subprocess.Popen([sys.executable, *command.split()], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+        for name, command in commands.items()
+    }
+    told = {name: process.communicate(timeout=300) for name, process in begun.items()}
+    return {name: Ran(begun[name].returncode, *texts) for name, texts in told.items()}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> dict[str, Ran]:
-    """What the commands printed. They run at once, because most of their time is the start."""
-    begun = {
-        "caption": start(*CAPTION, "--limit", "5", "--out", str(folder / "captions.jsonl")),
-        "demo": start("demo_bsz.py", "--device", DEVICE, "--batch-size", "5"),
-        "doctor": start(*COMMAND, "doctor", "--environment", "--device", DEVICE),
-        "bench": start(
-            *BENCH, "--batch-sizes", "1,4", "--pictures", "4", "--rounds", "1", "--out", str(folder / "bench.json")
-        ),
-    }
-    told = {name: (process.communicate(timeout=300), process.returncode) for name, process in begun.items()}
-    return {name: Ran(code, *texts) for name, (texts, code) in told.items()}
+    return results(
+        caption=f"{CAPTION} --limit 5 --out {folder}/captions.jsonl",
+        demo=f"demo_bsz.py --device {DEVICE} --batch-size 5",
+        doctor=f"-m llama_adapter doctor --environment --device {DEVICE}",
+        bench=f"-m llama_adapter bench --device {DEVICE} --mode {GRAPHS} --workload caption --batch-sizes 1,4 "
+        f"--pictures 4 --rounds 1 --out {folder}/bench.json",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,6 @@ def captions() -> dict[str, str]:
 
 def test_the_demo_captions_and_scores_the_samples(ran: dict[str, Ran], captions: dict[str, str]) -> None:
     demo = ran["demo"]
-
     assert demo.code == 0, demo.err
     assert demo.results == captions
     assert int(re.search(r"(\d+) of 330 answers exactly right", demo.out)[1]) >= 320  # type: ignore[index]
@@ -61,29 +59,27 @@ def test_the_demo_captions_and_scores_the_samples(ran: dict[str, Ran], captions:
 
 def test_the_doctor_finds_the_gpu(ran: dict[str, Ran]) -> None:
     doctor = ran["doctor"]
-
     assert doctor.code == 0, doctor.out
     assert bool(re.search(r"^CUDA devices +ok ", doctor.out, re.MULTILINE)) == IS_GPU
 
 
 def test_captions_are_continued(ran: dict[str, Ran], captions: dict[str, str], folder: Path) -> None:
-    first, out = ran["caption"], folder / "captions.jsonl"
-    assert first.code == 0, first.err
-    assert len(list(read_records(out))) == 5
-
-    process = start(*CAPTION, "--out", str(out))
-    rest = Ran(*reversed((*process.communicate(timeout=300), process.returncode)))
+    out = folder / "captions.jsonl"
+    assert ran["caption"].code == 0, ran["caption"].err
+    first = list(read_records(out))
+    [rest] = results(caption=f"{CAPTION} --out {out}").values()
 
     assert rest.code == 0, rest.err
-    assert {Path(record["picture"]).name: record["text"] for record in read_records(out)} == captions
-    assert len(list(read_records(out))) == 32
+    records = list(read_records(out))
+    assert (len(first), len(records), records[:5]) == (5, 32, first)
+    assert {Path(record["picture"]).name: record["text"] for record in records} == captions
 
 
 def test_the_benchmark_measures_plausible_ceilings(ran: dict[str, Ran], folder: Path) -> None:
     assert ran["bench"].code == 0, ran["bench"].err
+    print(ran["bench"].out)
     result = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
 
-    print(ran["bench"].out)
     assert all(1e9 < value < 1e16 for value in result["ceilings"].values())
     assert [batch["batch_size"] for batch in result["batches"]] == [1, 4]
     assert all(batch["pictures_per_s"] > 0 for batch in result["batches"])

@@ -1,4 +1,4 @@
-"""Requests answered on a GPU. The chat request needs the packages of `serve`; without fastapi it is left out."""
+"""Requests answered on a GPU. The chat request needs the packages of `serve`; a machine with a GPU may lack fastapi."""
 
 import json
 from collections.abc import Iterator
