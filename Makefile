@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # As many processes as tests/conftest.py says, each with one thread.
-OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients --ignore tests/mindspore --ignore tests/arm
+OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clients --ignore tests/mindspore --ignore tests/arm \
+  --ignore tests/cuda
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clients mindspore test-mindspore arm arm-short fuzz audit clean
+.PHONY: demo test check clients mindspore test-mindspore arm arm-short cuda fuzz audit clean
 
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
@@ -48,6 +49,12 @@ test-mindspore: .venv/mindspore/.installed
 arm arm-short: .venv/.installed-dev
 	scripts/get_programs.sh arm
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.arm $(if $(filter arm-short,$@),short)
+
+# What a GPU computes, compared with the CPU: on an NVIDIA GPU of this machine, with a torch for CUDA in .venv. With
+# TEST_DEVICE=cpu, the same tests are tried without a GPU.
+cuda: .venv/.installed-dev
+	$(BIN)/python -m tests.cuda.device
+	$(PYTEST) tests/cuda
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

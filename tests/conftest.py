@@ -39,7 +39,7 @@ gc.set_threshold(50_000)
 # are failures, because whatever can be installed must be installed.
 ALLOWED_SKIPS = re.compile(
     r"this processor has no |they are for Linux on x86_64|this machine's oneDNN does not compute in "
-    r"|no CUDA device here"
+    r"|no CUDA device here|no fastapi beside this GPU"
     r"|torch_npu (has no wheel for|\S+ does not go with|refuses a torch)|the torch_npu in .* is for another Python"
     r"|onnxruntime-cann (has no wheel for|needs numpy 1)"
     r"|torch_npu is installed here|llama-cpp-python is compiled for minutes"

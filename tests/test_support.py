@@ -26,3 +26,10 @@ def test_a_cell_without_a_test_is_not_run() -> None:
     text = page(iter([Proof("tests/test_x.py::test_x", "float32", ("CPU", "NPU"))]))
 
     assert f"| float32 | {support.RUN} | not run | {support.CONTRACT} | not run | not run |" in text
+
+
+def test_a_test_on_hardware_shows_more_than_one_without() -> None:
+    proofs = [Proof(f"tests/{place}/test_x.py::test_x", "int8 weights", ("CUDA",)) for place in ("llm", "cuda")]
+
+    assert f"| int8 weights | not run | {support.CONTRACT} |" in page(iter(proofs[:1]))
+    assert f"| int8 weights | not run | {support.RUN} |" in page(iter(proofs))

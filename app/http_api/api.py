@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
@@ -16,6 +15,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.routing import Route
 from starlette.types import Scope
 
+from llama_adapter import __version__
 from llama_adapter.app.http_api.access import AccessLog, visit_of
 from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_name
 from llama_adapter.app.http_api.batches import Batches
@@ -116,7 +116,7 @@ def create_api(
         title="LLaMA-Adapter",
         summary="Questions about pictures, through OpenAI's chat API.",
         description=DESCRIPTION,
-        version=version("llama-adapter"),
+        version=__version__,
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,

@@ -66,8 +66,8 @@ def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapte
 def forward(decoder: LlamaAdapterDecoder, ids: Tensor, prefix: Prefix) -> Tensor:
     """Final hidden states (B, S, D) of whole sequences (B, S), without a cache."""
     length = ids.shape[1]
-    mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
-    hidden: Tensor = decoder(ids, torch.arange(length)[None], mask, prefix)
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids.device).tril()
+    hidden: Tensor = decoder(ids, torch.arange(length, device=ids.device)[None], mask, prefix)
     return hidden
 
 

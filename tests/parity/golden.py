@@ -58,7 +58,9 @@ def pixels(pictures: list[str]) -> Tensor:
 
 
 @functools.cache
-def model(adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: Any = "rgb") -> GoldenModel:
+def model(
+    adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: Any = "rgb", device: str = "cpu"
+) -> GoldenModel:
     opened = open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
     separate = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
     clip = read_clip(opened.clip, name=adapter) if opened.clip else open_clip(separate)
@@ -66,7 +68,8 @@ def model(adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: An
         opened.visual, name=adapter, clip=clip, visual_heads=4, channel_order=channel_order, dtype=dtype
     )
     config, state = decoder_state("LLaMA/TINY", adapter=adapter, dtype=dtype)
-    return GoldenModel(encoder_from_state(vision_config, vision_state), decoder_from_state(config, state))
+    encoder, decoder = encoder_from_state(vision_config, vision_state), decoder_from_state(config, state)
+    return GoldenModel(encoder.to(device), decoder.to(device))
 
 
 def decoder_state(

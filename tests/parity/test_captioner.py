@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 
 from llama_adapter import Captioner
 from tests.app.golden import model_options
@@ -65,11 +64,3 @@ def test_a_negative_temperature_is_greedy() -> None:
         [picture], case["prompts"][0]["instruction"], temperature=-1.0, max_new_tokens=4
     )
     assert [answer.text for answer in answers] == edge_case("negative_temperature")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("name", ["bias_b1_eos", "bias_b3_mixed", "lora_b3_mixed", "caption_b3_mixed"])
-def test_a_gpu_gives_the_texts_of_the_reference(name: str) -> None:
-    case = GENERATE[name]
-    captioner = load(case["adapter"], device="cuda", batch_size=2)
-    assert [text for _, text in answer(captioner, case, as_ids=False)] == case["output_text"]

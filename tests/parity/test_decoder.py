@@ -58,18 +58,18 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
         assert max_difference(seen[name], golden[name]) < LOGITS_ATOL, name
 
 
-def logits_along(case: dict[str, Any], **options: Any) -> list[tuple[Tensor, Tensor]]:
+def logits_along(case: dict[str, Any], *, device: str = "cpu", **options: Any) -> list[tuple[Tensor, Tensor]]:
     """Our logits and the reference's for every model call, fed with the reference's tokens, row by row."""
     golden = tensors(case["file"].removeprefix("data/").removesuffix(".safetensors"))
-    encoder, decoder = model(case["adapter"], **options)
-    prefix = decoder.project_prefix(encoder(pixels(case["images"])))
+    encoder, decoder = model(case["adapter"], device=device, **options)
+    prefix = decoder.project_prefix(encoder(pixels(case["images"]).to(device)))
     pairs = []
     for row, tokens in enumerate(golden["tokens"]):
         known = int((tokens >= 0).sum())
         length = min(known, case["first_chunk_len"] + case["steps"] - 1)
         row_prefix = Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
-        hidden = forward(decoder, tokens[None, :length], row_prefix)
-        ours = decoder.logits(hidden)[0, case["first_chunk_len"] - 1 :]
+        hidden = forward(decoder, tokens[None, :length].to(device), row_prefix)
+        ours = decoder.logits(hidden)[0, case["first_chunk_len"] - 1 :].cpu()
         pairs.append((ours, golden["logits"][row, : len(ours)]))
     return pairs
 

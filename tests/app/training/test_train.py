@@ -65,6 +65,19 @@ def losses(folder: Path) -> list[tuple[str, str, str]]:
         return [(row["step"], row["loss"], row["validation_loss"]) for row in csv.DictReader(file)]
 
 
+def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a run end with exit code 9 in its next step after `num_steps`."""
+    steps, original = list[float](), Stepper.step
+
+    def killed(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        if len(steps) == num_steps:
+            raise SystemExit(9)
+        steps.append(options["lr"])
+        return original(self, *arguments, **options)
+
+    patch.setattr(stepping.Stepper, "step", killed)
+
+
 @pytest.fixture(scope="module")
 def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with six steps; returns its folder."""
@@ -119,17 +132,9 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
     whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, steps = tmp_path / "pets.pth", list[float]()
-    original = Stepper.step
-
-    def killed(self: Stepper, *arguments: Any, **options: Any) -> Step:
-        if len(steps) == 4:  # one step after the checkpoint
-            raise SystemExit(9)
-        steps.append(options["lr"])
-        return original(self, *arguments, **options)
-
+    out = tmp_path / "pets.pth"
     with monkeypatch.context() as patch:
-        patch.setattr(stepping.Stepper, "step", killed)
+        kill_after(4, patch)  # one step after the checkpoint
         assert run("train", str(pets), "--out", str(out), *QUICK, *encoded).code == 9
     assert not out.exists()
     kept = (out.with_suffix(".training") / "train.jsonl").read_bytes()

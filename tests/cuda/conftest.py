@@ -1,0 +1,12 @@
+"""Without a GPU, all of these tests fail. They import only packages of a base installation, pytest and its plugins."""
+
+import pytest
+
+from tests.app.conftest import run as run
+from tests.cuda.device import missing
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device() -> None:
+    if problem := missing():
+        pytest.fail(problem, pytrace=False)

@@ -1,0 +1,114 @@
+"""The embedded model on a GPU: what it says about all sample pictures equals what the CPU says."""
+
+import functools
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.resources import sample_pictures
+from tests.app.captioning.test_oom_retry import read
+from tests.app.models.test_few_bits_on_gpus import CHOICES, QUESTION
+from tests.cuda.device import DEVICE, GRAPHS, IS_GPU, loaded
+
+# Captions and questions about all sample pictures.
+ASKED = [json.loads(line) for line in (sample_pictures() / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def answers(captioner: Captioner) -> list[tuple[str, tuple[int, ...]]]:
+    """Texts and token ids."""
+    pictures = [sample_pictures() / asked["picture"] for asked in ASKED]
+    given = captioner.generate(pictures, [asked["question"] for asked in ASKED])
+    return [(answer.text, answer.token_ids) for answer in given]
+
+
+def scores(captioner: Captioner) -> list[float]:
+    """The log-probability of each choice for each sample picture."""
+    chosen = captioner.generate(sample_pictures(), QUESTION, choices=CHOICES)
+    return [math.log(probability) for answer in chosen for probability in (answer.choice or {}).values()]
+
+
+@functools.cache
+def expected() -> list[tuple[str, tuple[int, ...]]]:
+    return answers(loaded("cpu"))
+
+
+@pytest.mark.parametrize(("mode", "operators"), [("eager", "aten"), ("eager", "auto"), (GRAPHS, "auto")])
+@pytest.mark.proves("embedded model", "CUDA")
+@pytest.mark.proves("float32", "CUDA")
+@pytest.mark.proves("fused operators or kernels", "CUDA")
+@pytest.mark.proves("graphs", "CUDA")
+@pytest.mark.proves("choices by scoring", "CUDA")
+def test_answers_and_scores_in_float32_are_the_cpus(mode: str, operators: str) -> None:
+    captioner = loaded(mode=mode, operators=operators)
+
+    assert answers(captioner) == expected()
+    assert scores(captioner) == pytest.approx(scores(loaded("cpu")), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.proves("bfloat16", "CUDA")
+@pytest.mark.proves("float16", "CUDA")
+def test_answers_in_half_types_are_those_in_float32(dtype: str) -> None:
+    told = answers(loaded(dtype=dtype, mode=GRAPHS))
+
+    differing = [(one[0], other[0]) for one, other in zip(told, expected(), strict=True) if one != other]
+    assert len(ASKED) == 330
+    assert differing == []
+
+
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 7},
+    {"temperature": 1.5, "top_k": 20, "seed": 8, "repetition_penalty": 1.2},
+)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.proves("continuous batching", "CUDA")
+@pytest.mark.proves("repetition penalty", "CUDA")
+@pytest.mark.proves("streaming", "CUDA")
+@pytest.mark.proves("asynchronous read-back", "CUDA")
+def test_a_row_gives_the_cpus_tokens_alone_and_among_16(sampling: dict[str, Any]) -> None:
+    captioners = loaded("cpu"), loaded(batch_size=1, mode=GRAPHS), loaded(mode=GRAPHS)
+    cpus, alone, together = (read(one.stream(sample_pictures(), max_new_tokens=24, **sampling)) for one in captioners)
+
+    for index, answer in cpus.items():
+        assert alone[index].token_ids == together[index].token_ids == answer.token_ids
+    assert len(cpus) == 32
+
+
+@pytest.mark.proves("text without a picture", "CUDA")
+def test_a_text_without_a_picture_is_continued_as_on_the_cpu() -> None:
+    prompts = ["Generate caption of this image", QUESTION]
+    cpus, ours = (one.generate_text(prompts, text_prefix="zeros") for one in (loaded("cpu"), loaded(mode=GRAPHS)))
+
+    assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in cpus]
+
+
+@pytest.mark.parametrize("mode", ["eager", GRAPHS])
+@pytest.mark.proves("traces", "CUDA")
+def test_a_trace_has_the_kernels_of_the_gpu(mode: str, tmp_path: Path) -> None:
+    captioner = loaded(mode=mode)
+    with captioner.tracing(tmp_path):
+        captioner.generate(sample_pictures(), max_new_tokens=2)
+
+    (file,) = tmp_path.iterdir()
+    found = {event.get("cat") for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert {"cpu_op", "user_annotation", *(["kernel"] if IS_GPU else [])} <= found
+
+
+@pytest.mark.parametrize(("encoding", "answering"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
+def test_what_one_device_encodes_another_one_answers(encoding: str, answering: str, run: Any, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    flags = ["--device", encoding, "--dtype", "float32", "--reader", "thread", "--out", str(prefixes)]
+    assert run("encode", str(sample_pictures()), flags).code == 0
+    options: dict[str, Any] = {"device": answering, "dtype": "float32", "vision": "prefixes", "encoder": prefixes}
+    with Captioner.load(**options) as captioner:
+        told = {answer.picture: answer.token_ids for answer in captioner.generate(prefixes)}
+
+    assert told == {answer.picture: answer.token_ids for answer in loaded("cpu").generate(sample_pictures())}

@@ -1,0 +1,57 @@
+"""The golden models on a GPU, compared with the public reference: visual query, logits and token ids."""
+
+import pytest
+import torch
+
+from llama_adapter.llm.model.llama import use_operators
+from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.devices.cuda import FUSED
+from llama_adapter.runtime.operators import ATEN, Operators
+from tests.cuda.device import DEVICE, GRAPHS
+from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, max_difference, model, pixels, tensors
+from tests.parity.test_captioner import answer, load
+from tests.parity.test_decoder import WITH_STEPS, logits_along
+
+# The limits of tests/parity.
+LIMITS = [(torch.float32, 2e-5, 1e-4), (torch.float16, 0.012, 0.14), (torch.bfloat16, 0.12, 0.5)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _backend() -> None:
+    open_backend(DEVICE)  # convolutions are exact from here on
+
+
+@pytest.mark.parametrize(("dtype", "limit", "_"), LIMITS)
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_the_visual_query_is_near_the_reference(adapter: str, dtype: torch.dtype, limit: float, _: float) -> None:
+    ours = model(adapter, dtype=dtype, device=DEVICE).encoder(pixels(PICTURES).to(DEVICE))
+
+    assert max_difference(ours.cpu(), tensors(f"vision_{adapter}")["visual_query"]) < limit
+
+
+@pytest.mark.parametrize(("dtype", "_", "limit"), LIMITS)
+@pytest.mark.parametrize("operators", [ATEN, FUSED], ids=["plain", "fused"])
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_logits_are_near_the_reference(
+    name: str, operators: Operators, dtype: torch.dtype, limit: float, _: float
+) -> None:
+    case = GENERATE[name]
+    use_operators(model(case["adapter"], dtype=dtype, device=DEVICE).decoder, operators)
+    pairs = logits_along(case, dtype=dtype, device=DEVICE)
+
+    assert max(max_difference(ours, golden) for ours, golden in pairs) < limit
+
+
+@pytest.mark.parametrize("name", list(GENERATE))
+@pytest.mark.proves("token ids of the reference", "CUDA")
+@pytest.mark.proves("Meta LLaMA and adapter", "CUDA")
+@pytest.mark.proves("BIAS adapters", "CUDA")
+@pytest.mark.proves("LORA adapters", "CUDA")
+@pytest.mark.proves("CAPTION adapters (one query)", "CUDA")
+def test_pictures_and_prompts_give_the_texts_of_the_reference(name: str) -> None:
+    case = GENERATE[name]
+    captioner = load(
+        case["adapter"], device=DEVICE, dtype="float32", context=case["max_seq_len"], batch_size=2, mode=GRAPHS
+    )
+
+    assert answer(captioner, case, as_ids=False) == list(zip(case["output_ids"], case["output_text"], strict=True))
