@@ -1,44 +1,61 @@
 """Our engine, measured like the others: assembled as for any captioner, with the shared weights."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.checkpoints import streamed
+from llama_adapter.app.models.checkpoints import StreamedModel, streamed
+from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.devices import DTYPES, EAGER, open_backend
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
 from scripts.peers.packages import MissingPackage
-from scripts.peers.sizes import JOB_ENDS, prompt_ids
+from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import random_weights
 
 
 def open_parts(
-    decoder: DecoderConfig, vision: VisionConfig, *, dtype: str, precision: Precision, batch_size: int
+    decoder: DecoderConfig,
+    vision: VisionConfig,
+    *,
+    dtype: str,
+    precision: Precision,
+    batch_size: int,
+    device: str = "cpu",
+    mode: str = EAGER,
 ) -> Parts:
-    """A model of these sizes with random weights on the CPU, with `batch_size` slots.
+    """A model of these sizes with random weights on a device, with `batch_size` slots.
 
-    Raises MissingPackage if weights of few bits would be widened, because their figures would be those of floats.
+    A device without graphs computes in mode eager. Raises MissingPackage if weights of few bits would be widened,
+    because their figures would be those of floats.
     """
-    if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
+    backend = open_backend(device)
+    if not backend.computes_in(precision, DTYPES[dtype]):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
-    spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
-    return assemble_parts(
-        spec, load=lambda _: streamed(random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision))
-    )
+    mode = mode if backend.capabilities.graph_modes else EAGER
+    spec = CaptionerSpec(device=device, dtype=dtype, precision=precision, batch_size=batch_size, mode=mode)
+    drawn_on = None if device == "cpu" else backend.device
+
+    def load(_: Dtype) -> StreamedModel:
+        model = random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision, device=drawn_on)
+        return streamed(model)
+
+    return assemble_parts(spec, load=load)
 
 
 class OurDecoder:
@@ -93,6 +110,11 @@ class JobResult:
     token_ids: tuple[tuple[int, ...], ...]
 
 
+def job_files(num_pictures: int) -> list[Path]:
+    """Sample pictures, repeated if there are too few."""
+    return list(itertools.islice(itertools.cycle(sample_files()), num_pictures))
+
+
 class OurJob:
     """The caption job, run by the captioner."""
 
@@ -100,14 +122,14 @@ class OurJob:
         self._engine = PlannedEngine(parts.runner, eos_id=parts.model.tokenizer.eos_id)
         self._captioner = Captioner(parts, engine=self._engine)
 
-    def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
+    def run(self, ends: Sequence[int]) -> JobResult:
         """Caption as many pictures as there are `ends`; each answer gets the number of tokens in its entry."""
         prompts = [prompt_ids(row) for row in range(len(ends))]
         self._engine.ends = {tuple(ids): end for ids, end in zip(prompts, ends, strict=True)}
         clock = self._captioner.profile_clock()
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in sample_files()[: len(ends)]],
+            [str(file) for file in job_files(len(ends))],
             prompts,
             clock=clock,
         )
