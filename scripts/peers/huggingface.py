@@ -60,7 +60,10 @@ class HuggingFaceDecoder:
         inner.rotary_emb = type(inner.rotary_emb)(settings).to(self._device)
         self._model.eval().requires_grad_(False)
         self._forward: Callable[..., Any] = self._model.forward
-        self._step = torch.compile(self._forward, **_COMPILE) if cache == "compiled" else self._forward
+        self._step = self._forward
+        if cache == "compiled":
+            torch.compiler.reset()  # programs of another model in this process count for torch's limit
+            self._step = torch.compile(self._forward, **_COMPILE)
         # The argument's name differs between releases.
         names = inspect.signature(self._forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"

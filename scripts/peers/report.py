@@ -66,8 +66,10 @@ def _shares(rows: Sequence[Row], results: Results) -> Iterator[dict[str, Any]]:
         if share is None or (row.part == "decode" and (row.batch != 1 or row.size not in ("1B", "7B"))):
             continue
         both = [("bandwidth", share.memory), ("matmul", share.arithmetic)]
-        (name, reached), beside = both if row.part == "decode" else both[::-1]
-        wanted = WANTED_SHARE if row.part == "decode" else WANTED_OF_MATMUL[results.device]
+        # On a GPU, short prompts are bound by the bandwidth too.
+        is_read = row.part == "decode" or (results.device != "cpu" and share.memory > share.arithmetic)
+        (name, reached), beside = both if is_read else both[::-1]
+        wanted = WANTED_SHARE if is_read else WANTED_OF_MATMUL[results.device]
         if row.part == "decode" and row.threads == 2 and results.device == "cpu":
             wanted = WANTED_OF_BANDWIDTH[row.engine]
         yield {"row": row, "of": name, "wanted": wanted, "reached": reached, "beside": beside}

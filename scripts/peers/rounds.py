@@ -20,6 +20,7 @@ from scripts.peers.table import DEVICES, MACHINES, Device, Engine, Section, chos
 from scripts.peers.task import Reply, Rung, Task
 
 _TIMEOUT_S: dict[Device, float] = {"cpu": 600.0, "cuda": 100.0}  # of one engine
+_LEAST_S = 15.0  # with less time left, no engine is started
 _ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 
 
@@ -167,11 +168,12 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
                 continue
             begun = time.perf_counter()
             left_s = plan.limit - (begun - started)
-            if left_s <= 0:
+            if left_s < _LEAST_S:
                 tell(f"round {number}/{plan.rounds}: the time is over before {index}/{len(tasks)}")
                 return gathered.results(settings)
             reply = run(replace(asked, timeout_s=min(asked.timeout_s, left_s)))
-            gathered.take(asked, reply, long_s=plan.long)
+            is_cut = left_s < asked.timeout_s and reply.problem == "failed"  # by the end of the run, so no failure
+            gathered.take(asked, Reply(figures=reply.figures) if is_cut else reply, long_s=plan.long)
             keep(gathered.results(settings))
             spent_s = time.perf_counter() - begun
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
