@@ -127,6 +127,8 @@ def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], Non
         send(figure)
         if time.perf_counter() - started > task.enough_s:
             break
+    if task.engine.program == "hf-compiled" and task.device != "cpu":
+        huggingface.check_graphs()
     return Reply(figures=figures, load_s=load_s, packages=_packages(task), circumstances=about)
 
 

@@ -37,6 +37,14 @@ def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -
     )
 
 
+def check_graphs() -> None:
+    """Raise RuntimeError if compiled programs of this process run without CUDA graphs, which torch only logs."""
+    from torch._dynamo.utils import counters
+
+    if skips := counters["inductor"]["cudagraph_skips"]:
+        raise RuntimeError(f"torch.compile used no CUDA graphs for {skips} programs; its figures are without them")
+
+
 class HuggingFaceDecoder:
     """`LlamaForCausalLM`, called as `generate` calls it, without what `generate` does between steps.
 
