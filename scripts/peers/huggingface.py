@@ -17,7 +17,6 @@ from scripts.peers.weights import huggingface_decoder, huggingface_tower
 
 PACKAGES = ("transformers",)
 CacheKind = Literal["dynamic", "static", "compiled"]  # the last one is static
-_COMPILE: dict[str, Any] = {"mode": "reduce-overhead", "dynamic": False}  # as its documentation has it, for each shape
 
 
 def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -> Any:
@@ -35,6 +34,13 @@ def llama_config(config: DecoderConfig, *, dtype: torch.dtype, **options: Any) -
         dtype=dtype,
         **options,
     )
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled as the documentation has it, for each shape. Programs of earlier models are dropped."""
+    torch.compiler.reset()  # torch limits the programs of a function
+    compiled: Callable[..., Any] = torch.compile(forward, mode="reduce-overhead", dynamic=False)
+    return compiled
 
 
 def check_graphs() -> None:
@@ -68,10 +74,7 @@ class HuggingFaceDecoder:
         inner.rotary_emb = type(inner.rotary_emb)(settings).to(self._device)
         self._model.eval().requires_grad_(False)
         self._forward: Callable[..., Any] = self._model.forward
-        self._step = self._forward
-        if cache == "compiled":
-            torch.compiler.reset()  # programs of another model in this process count for torch's limit
-            self._step = torch.compile(self._forward, **_COMPILE)
+        self._step = _compiled(self._forward) if cache == "compiled" else self._forward
         # The argument's name differs between releases.
         names = inspect.signature(self._forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -152,7 +155,7 @@ class HuggingFaceVision:
             if "position_ids" in dict(module.named_buffers(recurse=False)):
                 module.position_ids = torch.arange(config.num_patches + 1, device=device)[None]
         self._model.eval().requires_grad_(False)
-        self._run: Callable[..., Any] = torch.compile(self._model, **_COMPILE) if is_compiled else self._model
+        self._run: Callable[..., Any] = _compiled(self._model) if is_compiled else self._model
         self._dtype, self._device = dtype, device
         self._mean_C11, self._std_C11 = (
             torch.tensor(values, device=device).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD)
