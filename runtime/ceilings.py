@@ -14,7 +14,9 @@ from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _HOST_BUFFER, _DEVICE_BUFFER = 512 << 20, 4 << 30  # bytes; far above any cache
 _NUM_ROWS = (257, 1024)  # of matrix products: one picture's tokens, and a large prefill
+_MORE_ROWS = 4096  # on a device with a queue, which is not busy with fewer
 _REPEATS = 5
+_CALLS_IN_QUEUE = 5  # between two waits, which would otherwise be a large part of the time
 
 
 @torch.inference_mode()
@@ -35,9 +37,9 @@ def measure_matmul(
     dtype: torch.dtype,
     precision: Precision = FLOAT,
 ) -> float:
-    """FLOP per second of linear layers with these shapes (inputs, outputs), run in turn; the best over `_NUM_ROWS`.
+    """FLOP per second of linear layers with these shapes (inputs, outputs), run in turn.
 
-    The backend packs their weights as it packs those of a model.
+    It is the best rate of some numbers of rows. The backend packs their weights as it packs those of a model.
     """
     layers = nn.ModuleList(nn.Linear(*shape, device=backend.device, dtype=dtype) for shape in shapes)
     layers.requires_grad_(False)
@@ -49,7 +51,7 @@ def measure_matmul(
             store_parts(layer, {suffix: part.to(backend.device) for suffix, part in parts.items()})
     backend.prepare(layers)
     rates = []
-    for rows in _NUM_ROWS:
+    for rows in (*_NUM_ROWS, _MORE_ROWS) if backend.capabilities.queued else _NUM_ROWS:
         inputs = [torch.randn(rows, shape[0], device=backend.device, dtype=dtype) for shape in shapes]
 
         def work(inputs: list[torch.Tensor] = inputs) -> None:
@@ -61,12 +63,16 @@ def measure_matmul(
 
 
 def best_seconds(backend: Backend, work: Callable[[], object]) -> float:
-    """Seconds of the shortest of a few repetitions, after a warm-up. The device is synchronised before each."""
-    seconds = []
+    """Seconds of `work` in the shortest of a few repetitions, after a warm-up. The device is synchronised before each.
+
+    With a queue, a repetition is several calls.
+    """
+    seconds, calls = [], _CALLS_IN_QUEUE if backend.capabilities.queued else 1
     for _ in range(1 + _REPEATS):
         backend.synchronise()
         started = time.perf_counter()
-        work()
+        for _ in range(calls):
+            work()
         backend.synchronise()
-        seconds.append(time.perf_counter() - started)
+        seconds.append((time.perf_counter() - started) / calls)
     return min(seconds[1:])

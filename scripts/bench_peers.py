@@ -4,7 +4,9 @@ Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [-
 
 With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
 docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
-For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md.
+For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md. With `--device
+cuda --processor h100`, a GPU is measured. With `--on cpu` in addition, the CPU stands in for it, which only shows that
+the code works.
 
 Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing
 programs are listed on the page.
@@ -17,13 +19,14 @@ from scripts.common import parse_settings, tell
 from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, load, save
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import engine_names
+from scripts.peers.table import DEVICES, engine_names
 
 FLAGS = {  # keys are fields of `Plan`
     "threads": "threads of every engine",
     "sizes": "sizes of models",
     "sections": "sections to measure",
     "engines": "engines to measure",
+    "job_sizes": "numbers of pictures of jobs",
     "batch_sizes": "batch sizes of decode steps and of picture encoders",
     "prefill_batch_sizes": "batch sizes of prefills",
     "rounds": "each round starts every engine once",
@@ -32,12 +35,16 @@ FLAGS = {  # keys are fields of `Plan`
     "work": "working folder",
     "instructions": "instruction sets to use: the best of the processor, or AVX2 at most",
     "processor": "a short name for the page, if the processor is not that of docs/peers.md",
+    "device": "the kind of device that computes",
+    "on": "the device that computes instead, to try the code",
+    "limit": "seconds after which no engine is started, and the running one is ended",
 }
 CHOICES = {
     "instructions": INSTRUCTIONS,
     "processor": PROCESSORS,
     "sizes": (*DECODERS, *ENCODERS),
     "sections": Plan.sections,
+    "device": DEVICES,
     "engines": engine_names(),
 }
 
@@ -49,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         __doc__, arguments, page="peers", full=Plan(), quick=quick, flags=FLAGS, choices=CHOICES
     )
     nothing = Results(instructions=plan.instructions, processor=plan.processor)
+    if nothing.device != plan.device:
+        tell(f"error: --processor {plan.processor or '(none)'} is no page of --device {plan.device}")
+        return 2
     before = nothing if folder is None else load(folder, nothing)
 
     def keep(results: Results) -> None:

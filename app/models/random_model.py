@@ -207,12 +207,15 @@ def _drawn_tensors(
         drawn.end(name, tensor)
 
 
-def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def random_tensors(
+    sketch: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Tensors with the names and shapes of `sketch`: normally distributed weights that keep the scale of activations.
 
-    Norm weights are 1, biases are 0. About a million numbers are drawn and repeated, which is as fast as copying.
+    Norm weights are 1, biases are 0. About a million numbers are drawn and repeated, which is as fast as copying. They
+    are the same on every device; without one, the tensors are on the CPU.
     """
-    drawn = _Drawn(dtype)
+    drawn = _Drawn(dtype, device=device)
     for name, tensor in sketch.items():
         yield name, drawn.rows(name, tensor, 0, len(tensor))
         drawn.end(name, tensor)
@@ -221,14 +224,15 @@ def random_tensors(sketch: Mapping[str, Tensor], *, dtype: torch.dtype) -> Itera
 class _Drawn:
     """Random numbers for the tensors of a model, taken in the order of the tensors."""
 
-    def __init__(self, dtype: torch.dtype, eos_id: int | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, eos_id: int | None = None, *, device: torch.device | None = None) -> None:
         self._eos_id = eos_id
-        self._numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(dtype)
+        self._numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device, dtype)
         self._num_used = 0
 
     def rows(self, name: str, tensor: Tensor, start: int, stop: int) -> Tensor:
         """Rows `start` to `stop` of the current tensor."""
-        values = torch.empty(stop - start, *tensor.shape[1:], dtype=self._numbers.dtype)
+        shape = (stop - start, *tensor.shape[1:])
+        values = torch.empty(shape, dtype=self._numbers.dtype, device=self._numbers.device)
         if _is_constant(name, tensor):
             return values.fill_(0.0 if name.endswith("bias") else 1.0)
         flat = values.view(-1)

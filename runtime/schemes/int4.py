@@ -3,7 +3,8 @@
 A byte stores two codes, the even input in the low half: uint8 (out, in / 2). Scales are float16 (out, in / 32, rounded
 up). The layout is that of `MatMulNBits` in onnxruntime.
 
-The C kernels round many times faster than torch, to the same codes and scales. Without kernels, torch rounds.
+The C kernels round many times faster than torch, to the same codes and scales. Without kernels, and on accelerators,
+torch rounds.
 """
 
 # O outputs, I inputs, G groups of an output, E inputs of a group, P pairs of them
@@ -24,6 +25,7 @@ _LEVELS = (-MIDDLE, MIDDLE - 1)
 _FACTORS = (1.0, 0.95, 0.9, 0.85)  # times the scale that fits the largest weight; smaller factors clip that weight
 _NUMBERS_AT_ONCE = 1 << 18  # for torch
 _NUMBERS_FOR_KERNELS = 1 << 22
+_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,17 +34,18 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     The weight of largest magnitude in a group gets the code 0, level -8, because the largest level is only 7. The scale
     is therefore negative if this weight is positive. Of four scales, the one with the least squared error is chosen.
     The last group of a row is padded with zeros. Raises ValueError for a weight that is not finite or too large for a
-    scale in float16.
+    scale in float16. The results are on the device of the weight.
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // GROUP)
-    codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8)
-    scales_OG = torch.empty(num_outputs, num_groups, dtype=torch.float16)
-    kernels = find_library().library
-    num_rows = max((_NUMBERS_AT_ONCE if kernels is None else _NUMBERS_FOR_KERNELS) // num_inputs, 1)
+    codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8, device=weight.device)
+    scales_OG = torch.empty(num_outputs, num_groups, dtype=torch.float16, device=weight.device)
+    kernels = find_library().library if weight.is_cpu else None
+    at_once = _NUMBERS_AT_ONCE if kernels is None else _NUMBERS_FOR_KERNELS
+    num_rows = max((at_once if weight.is_cpu else _NUMBERS_ON_DEVICE) // num_inputs, 1)
     for start in range(0, num_outputs, num_rows):
         part = slice(start, start + num_rows)
-        rows_OI = weight[part].cpu()
+        rows_OI = weight[part]
         rounded = _round(rows_OI) if kernels is None else _round_by_kernels(rows_OI, kernels)
         codes_OGP[part], scales_OG[part] = rounded
     return codes_OGP, scales_OG
@@ -79,7 +82,7 @@ def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as in `quantise_groups`."""
     if not bool(weight.isfinite().all()):
         raise ValueError("a number is infinite or NaN")
-    steps = _choose_scales(weight, torch.ones(GROUP))
+    steps = _choose_scales(weight, weight.new_ones(GROUP))
     return _in_pairs(_codes((weight / steps).round_().clamp_(*_LEVELS))), steps[..., 0]
 
 

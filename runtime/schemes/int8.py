@@ -11,17 +11,18 @@ from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
 LARGEST = 127
 _NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
+_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,).
+    """Weight (out, in) of any float type -> int8 (out, in) and float32 scales (out,), on the device of the weight.
 
     A scale is the largest magnitude of its row divided by 127, or 1 if that is 0 in float32. Raises ValueError for a
     weight that is not finite.
     """
-    values = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(len(weight))
-    num_rows = max(_NUMBERS_AT_ONCE // weight.shape[1], 1)
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    num_rows = max((_NUMBERS_AT_ONCE if weight.is_cpu else _NUMBERS_ON_DEVICE) // weight.shape[1], 1)
     for start in range(0, len(weight), num_rows):
         part = slice(start, start + num_rows)
         numbers = weight[part].float()

@@ -1,9 +1,10 @@
-"""A child process of the benchmark. It measures the engine of a task.
+"""A child process of the benchmark. It measures the engines of tasks, one after another.
 
-The task is read from stdin and the reply is written to stdout, both pickled. Output of libraries goes to stderr.
-Failures are also sent as replies.
+Tasks are read from stdin. Each figure is written to stdout as soon as it is measured, and then the reply with all
+figures of the task; everything is pickled. Output of libraries goes to stderr. Failures are also sent as replies.
 """
 
+import functools
 import gc
 import hashlib
 import os
@@ -18,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.measuring.report import circumstances, load_average
 from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.app.models.random_model import WiderTokenizer
@@ -32,11 +35,12 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
+from scripts.peers.gpu import gpu_circumstances
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
-from scripts.peers.sizes import ENCODERS, JOB_ENDS
+from scripts.peers.sizes import ENCODERS, job_ends
 from scripts.peers.task import Figure, Reply, Task
 from scripts.peers.weights import (
     bare_tower,
@@ -47,12 +51,21 @@ from scripts.peers.weights import (
     give_all_tokens,
 )
 
-PRECISIONS: tuple[tuple[str, str, Precision], ...] = (
-    ("float32", "float32", "float"),
-    ("bfloat16", "bfloat16", "float"),
-    ("int8", "float32", "int8"),
-    ("int4", "float32", "int4"),
-)
+PRECISIONS: Mapping[str, tuple[tuple[str, str, Precision], ...]] = {  # by device: name, type of activations, weights
+    "cpu": (
+        ("float32", "float32", "float"),
+        ("bfloat16", "bfloat16", "float"),
+        ("int8", "float32", "int8"),
+        ("int4", "float32", "int4"),
+    ),
+    "cuda": (
+        ("float32", "float32", "float"),
+        ("bfloat16", "bfloat16", "float"),
+        ("float16", "float16", "float"),
+        ("int8", "bfloat16", "int8"),
+        ("int4", "bfloat16", "int4"),
+    ),
+}
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
     "llama.cpp": llama_cpp.PACKAGES,
@@ -67,22 +80,42 @@ def main() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")  # vendors' libraries warn about themselves
     with reply_to:
-        pickle.dump(answer(pickle.load(sys.stdin.buffer)), reply_to)
+
+        def send(part: Figure | Reply) -> None:
+            pickle.dump(part, reply_to)
+            reply_to.flush()
+
+        while (task := _next_task()) is not None:
+            send(answer(task, send=send))
+            gc.collect()  # frees the engine
+            if task.device != "cpu":
+                open_backend(task.device).empty_caches()
 
 
-def answer(task: Task) -> Reply:
-    """Measure the task in this process. Errors become part of the reply."""
+def _next_task() -> Task | None:
+    """The next task; None if there will be none."""
     try:
-        return _measured(task)
+        task: Task = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return None
+    return task
+
+
+def answer(task: Task, *, send: Callable[[Figure], None] = lambda figure: None) -> Reply:
+    """Measure the task in this process, and send each figure. Errors become part of the reply."""
+    figures: list[Figure] = []
+    try:
+        return _measured(task, figures, send=send)
     except MissingPackage as error:
         return Reply(problem="missing", reason=str(error))
     except Exception as error:
-        return Reply(problem="failed", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        reason = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
+        return Reply(figures=figures, problem="failed", reason=reason)
 
 
-def _measured(task: Task) -> Reply:
+def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], None]) -> Reply:
     torch.set_num_threads(task.threads)
-    about = circumstances(load_before=load_average()) if task.engine.section == "machine" else {}
+    about = _circumstances(task) if task.engine.section == "machine" else {}
     started = time.perf_counter()
     if task.only_files:
         _file(task)
@@ -90,28 +123,51 @@ def _measured(task: Task) -> Reply:
     opened = OPENERS[task.engine.section, task.engine.program](task)
     gc.collect()  # frees plain weights that packed ones have replaced
     load_s = time.perf_counter() - started
-    return Reply(figures=list(_measure(task, opened)), load_s=load_s, packages=_packages(task), circumstances=about)
+    for figure in _measure(task, opened):
+        figures.append(figure)
+        send(figure)
+        if time.perf_counter() - started > task.enough_s:
+            break
+    if task.engine.program == "hf-compiled" and task.device != "cpu":
+        huggingface.check_graphs()
+    return Reply(figures=figures, load_s=load_s, packages=_packages(task), circumstances=about)
+
+
+def _circumstances(task: Task) -> dict[str, Any]:
+    """Machine, versions and time, and the GPU if it computes."""
+    about = circumstances(load_before=load_average())
+    return about if task.device == "cpu" else {**about, **gpu_circumstances()}
 
 
 def _measure(task: Task, opened: Any) -> Iterator[Figure]:
     """Measure the figures of an open engine."""
+    figures: Iterator[Figure]
+    rehearse = task.engine.device != "cpu"
     match task.engine.section:
         case "machine":
-            yield from _ceilings(task.size)
+            yield from _ceilings(task)
             return
         case "job":
-            figures = iter([_measure_job(opened)])
+            figures = (_measure_job(opened, batch, rehearse=rehearse) for _, batch in task.rungs)
         case "decode":
             # llama.cpp's threads spin for longer than a step and would disturb the reading of memory.
-            reader = MemoryReader(num_threads=task.threads) if task.engine.program == "ours" else None
+            is_read = task.engine.program == "ours" and not rehearse
             figures = measure_decoder(
-                opened, task.rungs, num_steps=task.num_steps, budget_s=task.budget_s, reader=reader
+                opened,
+                task.rungs,
+                num_steps=task.num_steps,
+                budget_s=task.budget_s,
+                reader=MemoryReader(num_threads=task.threads) if is_read else None,
+                rehearse=rehearse,
             )
         case "vision":
             image_size = bare_tower(task.size).clip.image_size
-            measured = measure_vision(opened, task.rungs, image_size=image_size, budget_s=task.budget_s)
-            error = _error(task, opened, image_size=image_size)
-            figures = (replace(figure, error=error) for figure in measured)
+            measured = measure_vision(
+                opened, task.rungs, image_size=image_size, budget_s=task.budget_s, rehearse=rehearse
+            )
+            # After the first figure, whose time then includes that of a compilation.
+            error = functools.cache(lambda: _error(task, opened, image_size=image_size))
+            figures = (replace(figure, error=error()) for figure in measured)
     yield from (replace(figure, engine=task.engine.name) for figure in figures)
 
 
@@ -122,8 +178,8 @@ def _error(task: Task, encode: Encode, *, image_size: int) -> float:
     meaning unknown, if that file is missing or the output has another shape.
     """
     pixels = preprocess(load_picture(sample_files()[-1]).image, size=image_size)[None]
-    found = torch.as_tensor(encode(pixels)).double().numpy()
-    exact = Path(task.work) / task.size / "exact-tokens.npy"
+    found = torch.as_tensor(encode(pixels)).double().cpu().numpy()
+    exact = Path(task.work) / task.size / f"exact-tokens-{task.device}.npy"
     if task.engine.program == "ours" and task.engine.dtype == "float32" and task.engine.precision == "float":
         exact.parent.mkdir(parents=True, exist_ok=True)
         np.save(exact, found)
@@ -133,14 +189,14 @@ def _error(task: Task, encode: Encode, *, image_size: int) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected)) if found.shape == expected.shape else 0.0
 
 
-def _ceilings(size: str) -> Iterator[Figure]:
+def _ceilings(task: Task) -> Iterator[Figure]:
     """Ceilings of the machine: `read` in bytes/s, and `matmul-...` in FLOPs/s for the layers of this size."""
-    backend = open_backend("cpu")
+    backend, size = open_backend(task.device), task.size
     started = time.perf_counter()
     yield _ceiling("read", measure_bandwidth(backend), started=started)
     is_encoder = size in ENCODERS
     shapes = encoder_shapes(bare_tower(size)) if is_encoder else decoder_shapes(decoder_sizes(size))
-    for name, dtype, precision in PRECISIONS:
+    for name, dtype, precision in PRECISIONS[task.engine.device]:
         started = time.perf_counter()
         rate = measure_matmul(backend, shapes=shapes, dtype=DTYPES[dtype], precision=precision)
         yield _ceiling(f"matmul-{name}", rate, started=started)
@@ -150,14 +206,15 @@ def _ceiling(name: str, rate: float, *, started: float) -> Figure:
     return Figure(part="ceiling", engine=name, batch=1, rate=rate, spent_s=time.perf_counter() - started)
 
 
-def _measure_job(job: OurJob | ReferenceJob) -> Figure:
-    """Run the job once, after a short run with a single picture; the rate is in pictures per second."""
-    job.run((2,))
-    result = job.run()
+def _measure_job(job: OurJob | ReferenceJob, num_pictures: int, *, rehearse: bool) -> Figure:
+    """Run the job once, after a run with a single picture or a rehearsal; the rate is in pictures per second."""
+    ends = job_ends(num_pictures)
+    job.run(ends if rehearse else (2,))
+    result = job.run(ends)
     return Figure(
         part="job",
-        batch=len(JOB_ENDS),
-        rate=len(JOB_ENDS) / result.seconds,
+        batch=num_pictures,
+        rate=num_pictures / result.seconds,
         spent_s=result.seconds,
         stages_s=result.stages_s,
         answers=hashlib.sha256(repr(result.token_ids).encode()).hexdigest()[:12],
@@ -177,18 +234,40 @@ def _packages(task: Task) -> dict[str, str]:
 
 
 def _our_decoder(task: Task) -> OurDecoder:
-    config, engine = decoder_sizes(task.size), task.engine
+    config = decoder_sizes(task.size)
     # The encoder plays no part in decoding, so it is the smallest one.
     vision = encoder_sizes("vit-tiny", output_dim=config.dim)
-    parts = open_parts(config, vision, dtype=engine.dtype, precision=engine.precision, batch_size=task.num_rows)
-    return OurDecoder(parts.runner)
+    return OurDecoder(_our_parts(task, config, vision).runner)
 
 
 def _our_vision(task: Task) -> Encode:
-    engine, sizes = task.engine, (decoder_sizes("tiny"), bare_tower(task.size))
     give_all_tokens()
-    parts = open_parts(*sizes, dtype=engine.dtype, precision=engine.precision, batch_size=task.num_rows)
-    return parts.vision.encode
+    return _complete(task, _our_parts(task, decoder_sizes("tiny"), bare_tower(task.size)).vision.encode)
+
+
+def _our_parts(task: Task, decoder: DecoderConfig, vision: VisionConfig) -> Parts:
+    engine = task.engine
+    return open_parts(
+        decoder,
+        vision,
+        dtype=engine.dtype,
+        precision=engine.precision,
+        batch_size=task.num_rows,
+        device=task.device,
+        mode=engine.mode,
+    )
+
+
+def _complete(task: Task, encode: Encode) -> Encode:
+    """An encoder that returns when the device has finished."""
+    backend = open_backend(task.device)
+
+    def complete(pixels_BHWC: NDArray[np.uint8]) -> object:
+        encoded = encode(pixels_BHWC)
+        backend.synchronise()
+        return encoded
+
+    return complete
 
 
 def _job_sizes(task: Task) -> tuple[DecoderConfig, VisionConfig]:
@@ -198,30 +277,48 @@ def _job_sizes(task: Task) -> tuple[DecoderConfig, VisionConfig]:
 
 
 def _our_job(task: Task) -> OurJob:
-    engine, sizes = task.engine, _job_sizes(task)
-    return OurJob(open_parts(*sizes, dtype=engine.dtype, precision=engine.precision, batch_size=len(JOB_ENDS)))
+    return OurJob(_our_parts(task, *_job_sizes(task)))
 
 
 def _reference_job(task: Task) -> ReferenceJob:
     config, vision = _job_sizes(task)
+    backend, dtype = open_backend(task.device), DTYPES[task.engine.dtype]
     return ReferenceJob(
         config,
         vision,
-        decoder_state=decoder_state(config, eos_id=end_id(config.vocab_size)),
-        encoder_state=encoder_state(vision),
+        decoder_state=decoder_state(config, eos_id=end_id(config.vocab_size), dtype=dtype, device=backend.device),
+        encoder_state=encoder_state(vision, dtype=dtype, device=backend.device),
         tokenizer=WiderTokenizer(config.vocab_size),
+        num_rows=task.num_rows,
+        backend=backend,
     )
 
 
 def _huggingface(task: Task, *, cache: huggingface.CacheKind) -> huggingface.HuggingFaceDecoder:
-    config = decoder_sizes(task.size)
-    state = decoder_state(config, eos_id=end_id(config.vocab_size))
-    return huggingface.HuggingFaceDecoder(state, config, dtype=DTYPES[task.engine.dtype], cache=cache)
+    config, dtype = decoder_sizes(task.size), DTYPES[task.engine.dtype]
+    state = decoder_state(config, eos_id=end_id(config.vocab_size), **_drawn(task))
+    return huggingface.HuggingFaceDecoder(state, config, dtype=dtype, cache=cache)
 
 
-def _huggingface_vision(task: Task) -> Encode:
-    config = bare_tower(task.size)
-    return huggingface.HuggingFaceVision(encoder_state(config), config.clip, dtype=DTYPES[task.engine.dtype]).encode
+def _huggingface_vision(task: Task, *, is_compiled: bool = False) -> Encode:
+    config, dtype = bare_tower(task.size), DTYPES[task.engine.dtype]
+    state = encoder_state(config, **_drawn(task))
+    encoder = huggingface.HuggingFaceVision(state, config.clip, dtype=dtype, is_compiled=is_compiled)
+    return _complete(task, encoder.encode)
+
+
+def _drawn(task: Task) -> dict[str, Any]:
+    """Where and how random weights are drawn, as for our engine (`weights.random_weights`)."""
+    if task.device == "cpu":
+        return {}
+    return {"dtype": DTYPES[task.engine.dtype], "device": open_backend(task.device).device}
+
+
+def _llama_cpp(task: Task) -> llama_cpp.LlamaCpp:
+    is_on_gpu = task.device != "cpu"
+    if is_on_gpu:
+        llama_cpp.require_gpu()
+    return llama_cpp.LlamaCpp(_file(task), num_rows=task.num_rows, num_threads=task.threads, gpu=is_on_gpu)
 
 
 def _openvino(task: Task) -> Encode:
@@ -237,13 +334,13 @@ OPENERS: Mapping[tuple[str, str], Callable[[Task], Any]] = {
     ),
     ("decode", "hf-dynamic"): lambda task: _huggingface(task, cache="dynamic"),
     ("decode", "hf-static"): lambda task: _huggingface(task, cache="static"),
-    ("decode", "llama.cpp"): lambda task: llama_cpp.LlamaCpp(
-        _file(task), num_rows=task.num_rows, num_threads=task.threads
-    ),
+    ("decode", "hf-compiled"): lambda task: _huggingface(task, cache="compiled"),
+    ("decode", "llama.cpp"): _llama_cpp,
     ("job", "ours"): _our_job,
     ("job", "reference"): _reference_job,
     ("vision", "ours"): _our_vision,
     ("vision", "hf"): _huggingface_vision,
+    ("vision", "hf-compiled"): lambda task: _huggingface_vision(task, is_compiled=True),
     ("vision", "onnxruntime"): lambda task: exported.open_onnxruntime(_file(task), num_threads=task.threads),
     ("vision", "openvino"): _openvino,
 }

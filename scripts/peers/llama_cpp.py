@@ -9,22 +9,29 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scripts.peers.packages import require
+from scripts.peers.packages import MissingPackage, require
 from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS
 
 PACKAGES = ("llama-cpp-python", "gguf")
 Quantisation = Literal["q8_0", "q4_0"]
 
+_ALL_LAYERS = 999  # more than any model has
 _MICRO_BATCH = 512  # tokens computed at once; llama.cpp's default
 _quiet: list[Any] = []  # keeps the callback alive as long as the library may call it
 
 
 class LlamaCpp:
-    """A model of llama.cpp with up to `num_rows` sequences, each with its own cache."""
+    """A model of llama.cpp with up to `num_rows` sequences, each with its own cache.
 
-    def __init__(self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int) -> None:
+    With `gpu`, all layers, keys and values are on the GPU.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, num_rows: int, num_threads: int, gpu: bool = False) -> None:
         self._lib = lib = _library()
-        self._model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        placing = lib.llama_model_default_params()
+        if gpu:
+            placing.n_gpu_layers = _ALL_LAYERS
+        self._model = lib.llama_model_load_from_file(str(path).encode(), placing)
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {Path(path).name}")
         settings = lib.llama_context_default_params()
@@ -35,6 +42,7 @@ class LlamaCpp:
         settings.n_threads = settings.n_threads_batch = num_threads
         settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_AUTO
         settings.kv_unified = False  # each sequence attends only to its own positions
+        settings.offload_kqv = settings.op_offload = True
         settings.no_perf = True
         self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
@@ -79,6 +87,12 @@ class LlamaCpp:
     def _logits(self, place: int) -> np.ndarray:
         pointer = self._lib.llama_get_logits_ith(self._context, place)
         return np.ctypeslib.as_array(pointer, (self._vocab_size,))
+
+
+def require_gpu() -> None:
+    """Raise MissingPackage if the library is missing or was compiled for the CPU only."""
+    if not _library().llama_supports_gpu_offload():
+        raise MissingPackage("llama-cpp-python was compiled without support for GPUs")
 
 
 def instructions() -> str:

@@ -1,6 +1,7 @@
 """How every engine is measured: calls, repetitions, and which repetitions count."""
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +21,7 @@ Result = TypeVar("Result")
 MIN_STEPS = 4
 _MAX_CALLS = 5  # at most, for a prefill or an encoder
 _NUM_WARM_UP_TOKENS = 8
+_NUM_REHEARSALS = 3  # torch.compile compiles in the first call, and captures in the third
 _READ_BYTES = 256 << 20  # read between two steps; far larger than any cache
 _REST_S = 0.001  # time until our kernels' threads sleep
 
@@ -58,36 +60,55 @@ class MemoryReader:
 
 
 def measure_decoder(
-    engine: DecoderEngine, rungs: Collection[Rung], *, num_steps: int, budget_s: float, reader: MemoryReader | None
+    engine: DecoderEngine,
+    rungs: Collection[Rung],
+    *,
+    num_steps: int,
+    budget_s: float,
+    reader: MemoryReader | None = None,
+    rehearse: bool = False,
 ) -> Iterator[Figure]:
     """Prefill and decode rates in tokens per second, by batch size.
 
     If the prefill of a batch size is not measured, its rows are copies of the first. After a warm-up step, at least 4
     steps are measured, up to `num_steps` or `budget_s`; the median counts. With a reader, the memory bandwidth, which
-    bounds steps of one row, is measured after each of these steps.
+    bounds steps of one row, is measured after each of these steps. With `rehearse`, the same calls run before, so that
+    whatever is compiled or captured for their shapes is there.
     """
-    engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
-    engine.step([5], _NUM_WARM_UP_TOKENS)
-    for batch in sorted({batch for _, batch in rungs}):
+    if not rehearse:
+        engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
+        engine.step([5], _NUM_WARM_UP_TOKENS)
+    for batch in dict.fromkeys(batch for _, batch in rungs):
         started = time.perf_counter()
         token_ids: list[int] = []
         if ("prefill", batch) in rungs:
-            prompts = [prompt_ids(row) for row in range(batch)]
-            seconds, token_ids = repeated(functools.partial(engine.prefill, prompts), budget_s=budget_s)
+            prefill = functools.partial(engine.prefill, [prompt_ids(row) for row in range(batch)])
+            for _ in range(_NUM_REHEARSALS if rehearse else 0):
+                prefill()
+            seconds, token_ids = repeated(prefill, budget_s=budget_s)
             spent_s = time.perf_counter() - started
             rate = batch * NUM_PROMPT_TOKENS / median_of_warm(seconds)
             yield Figure(part="prefill", batch=batch, rate=rate, spent_s=spent_s)
         if ("decode", batch) in rungs:
             if not token_ids:
-                token_ids = engine.prefill([prompt_ids(0)]) * batch
-                engine.spread(batch)
+                token_ids = _fill(engine, batch)
             started = time.perf_counter()
+            if rehearse:
+                _time_steps(engine, token_ids, num_steps=num_steps, budget_s=math.inf, reader=None)
+                token_ids = _fill(engine, batch)
             step_s, read = _time_steps(
                 engine, token_ids, num_steps=num_steps, budget_s=budget_s, reader=reader if batch == 1 else None
             )
             spent_s = time.perf_counter() - started
             rate = batch / statistics.median(step_s)
             yield Figure(part="decode", batch=batch, rate=rate, spent_s=spent_s, read=read)
+
+
+def _fill(engine: DecoderEngine, batch: int) -> list[int]:
+    """Prefill the first row and copy it; returns the next token of each row."""
+    token_ids = engine.prefill([prompt_ids(0)]) * batch
+    engine.spread(batch)
+    return token_ids
 
 
 def _time_steps(
@@ -107,15 +128,21 @@ def _time_steps(
     return seconds[1:], statistics.median(reads) if reads else 0.0
 
 
-def measure_vision(encode: Encode, rungs: Collection[Rung], *, image_size: int, budget_s: float) -> Iterator[Figure]:
-    """Pictures per second at every batch size, with random pixels."""
-    batches = sorted(batch for _, batch in rungs)
+def measure_vision(
+    encode: Encode, rungs: Collection[Rung], *, image_size: int, budget_s: float, rehearse: bool = False
+) -> Iterator[Figure]:
+    """Pictures per second at every batch size, with random pixels. `rehearse` as in `measure_decoder`."""
+    batches = [batch for _, batch in rungs]
     draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (batches[-1], image_size, image_size, 3), dtype=np.uint8)
-    encode(pixels[: batches[0]])
+    pixels = draw.integers(0, 256, (max(batches), image_size, image_size, 3), dtype=np.uint8)
+    if not rehearse:
+        encode(pixels[: batches[0]])
     for batch in batches:
         started = time.perf_counter()
-        seconds, _ = repeated(functools.partial(encode, pixels[:batch]), budget_s=budget_s)
+        call = functools.partial(encode, pixels[:batch])
+        for _ in range(_NUM_REHEARSALS if rehearse else 0):
+            call()
+        seconds, _ = repeated(call, budget_s=budget_s)
         spent_s = time.perf_counter() - started
         yield Figure(part="vision", batch=batch, rate=batch / median_of_warm(seconds), spent_s=spent_s)
 

@@ -1,71 +1,91 @@
 """Our engine, measured like the others: assembled as for any captioner, with the shared weights."""
 
+import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.checkpoints import streamed
+from llama_adapter.app.models.checkpoints import StreamedModel, streamed
+from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.runtime.devices import DTYPES, EAGER, open_backend
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
 from scripts.peers.packages import MissingPackage
-from scripts.peers.sizes import JOB_ENDS, prompt_ids
+from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS, prompt_ids
 from scripts.peers.weights import random_weights
 
 
 def open_parts(
-    decoder: DecoderConfig, vision: VisionConfig, *, dtype: str, precision: Precision, batch_size: int
+    decoder: DecoderConfig,
+    vision: VisionConfig,
+    *,
+    dtype: str,
+    precision: Precision,
+    batch_size: int,
+    device: str = "cpu",
+    mode: str = EAGER,
 ) -> Parts:
-    """A model of these sizes with random weights on the CPU, with `batch_size` slots.
+    """A model of these sizes with random weights on a device, with `batch_size` slots.
 
-    Raises MissingPackage if weights of few bits would be widened, because their figures would be those of floats.
+    A device without graphs computes in mode eager. Raises MissingPackage if weights of few bits would be widened,
+    because their figures would be those of floats.
     """
-    if not open_backend("cpu").computes_in(precision, DTYPES[dtype]):
+    backend = open_backend(device)
+    if not backend.computes_in(precision, DTYPES[dtype]):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
-    spec = CaptionerSpec(device="cpu", dtype=dtype, precision=precision, batch_size=batch_size)
-    return assemble_parts(
-        spec, load=lambda _: streamed(random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision))
-    )
+    mode = mode if backend.capabilities.graph_modes else EAGER
+    spec = CaptionerSpec(device=device, dtype=dtype, precision=precision, batch_size=batch_size, mode=mode)
+    drawn_on = None if device == "cpu" else backend.device
+
+    def load(_: Dtype) -> StreamedModel:
+        model = random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision, device=drawn_on)
+        return streamed(model)
+
+    return assemble_parts(spec, load=load)
 
 
 class OurDecoder:
-    """The runner with the adapter. torch uses one thread, as in `Runner.run`, which the engine calls."""
+    """The runner with the adapter. With the C kernels, torch uses one thread, as in the runner's `run`."""
 
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner, EagerRunner), "its programs are called without plans"
         self._runner = runner
+        self._context = torch_stands_aside if isinstance(runner, NativeRunner) else contextlib.nullcontext
         config = runner.config.decoder
         visual_query_BQD = torch.randn(1, config.num_queries, config.dim, generator=torch.Generator().manual_seed(0))
         self._prefix = runner.project_prefix(visual_query_BQD)[0]
         self._num_tokens = 0
 
-    @torch_stands_aside()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._num_tokens = len(prompts[0])
-        prediction = self._runner.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
-        return prediction.best_R.tolist()
+        with self._context():
+            prediction = self._runner.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
+            return prediction.best_R.tolist()
 
     def spread(self, num_rows: int) -> None:
         for row in range(1, num_rows):
             self._runner.move(0, row, num_tokens=self._num_tokens)
 
-    @torch_stands_aside()
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        prediction = self._runner.decode(token_ids, [position] * len(token_ids))
-        return prediction.best_R.tolist()
+        with self._context():
+            prediction = self._runner.decode(token_ids, [position] * len(token_ids))
+            return prediction.best_R.tolist()
 
 
 class PlannedEngine(Engine):
@@ -93,21 +113,29 @@ class JobResult:
     token_ids: tuple[tuple[int, ...], ...]
 
 
+def job_files(num_pictures: int) -> list[Path]:
+    """Sample pictures, repeated if there are too few."""
+    return list(itertools.islice(itertools.cycle(sample_files()), num_pictures))
+
+
 class OurJob:
     """The caption job, run by the captioner."""
 
     def __init__(self, parts: Parts) -> None:
         self._engine = PlannedEngine(parts.runner, eos_id=parts.model.tokenizer.eos_id)
         self._captioner = Captioner(parts, engine=self._engine)
+        self._is_queued = parts.backend.capabilities.queued
+        if parts.spec.mode != EAGER:
+            parts.runner.warm_up(prompt_tokens=NUM_PROMPT_TOKENS, new_tokens=max(JOB_ENDS))
 
-    def run(self, ends: Sequence[int] = JOB_ENDS) -> JobResult:
+    def run(self, ends: Sequence[int]) -> JobResult:
         """Caption as many pictures as there are `ends`; each answer gets the number of tokens in its entry."""
         prompts = [prompt_ids(row) for row in range(len(ends))]
         self._engine.ends = {tuple(ids): end for ids, end in zip(prompts, ends, strict=True)}
-        clock = self._captioner.profile_clock()
+        clock = self._captioner.profile_clock(waits=not self._is_queued)  # waiting would empty the queue
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in sample_files()[: len(ends)]],
+            [str(file) for file in job_files(len(ends))],
             prompts,
             clock=clock,
         )

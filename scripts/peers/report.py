@@ -6,12 +6,13 @@ from typing import Any
 from scripts.peers.results import Results, Row, from_json
 from scripts.peers.shares import OURS, share_of
 from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS
-from scripts.peers.table import ENGINES
+from scripts.peers.table import ENGINES, Device
 from scripts.peers.targets import TARGETS, check
 
 WANTED_SHARE = 0.8
-# Wanted shares of the bandwidth, for one row on two threads.
+# Wanted shares of the bandwidth, for one row on two threads of a CPU.
 WANTED_OF_BANDWIDTH = {"ours-float32": 0.9, "ours-bfloat16": 0.9, "ours-int8": 0.85, "ours-int4": 0.75}
+WANTED_OF_MATMUL: Mapping[Device, float] = {"cpu": WANTED_SHARE, "cuda": 0.6}
 PARTS = {
     "decode": ("Decode", "tokens/s"),
     "prefill": ("Prefill", "tokens/s"),
@@ -28,6 +29,7 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
         "job_ends": JOB_ENDS,
         "instructions": results.instructions,
         "processor": results.processor,
+        "device": results.device,
         "page": results.page,
         "sections": [_section(results, threads) for threads in sorted({row.threads for row in results.rows})],
         "missing": results.missing,
@@ -40,7 +42,7 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(results: Results, threads: int) -> dict[str, Any]:
     rows = [row for row in results.rows if row.threads == threads]
-    reached = [check(target, results, threads=threads) for target in TARGETS[results.instructions]]
+    reached = [check(target, results, threads=threads) for target in TARGETS[results.device, results.instructions]]
     sizes = dict.fromkeys(row.size for row in rows)
     return {
         "threads": threads,
@@ -58,14 +60,18 @@ def _section(results: Results, threads: int) -> dict[str, Any]:
 
 
 def _shares(rows: Sequence[Row], results: Results) -> Iterator[dict[str, Any]]:
-    """Decode (1B, batch 1 only) is compared with the bandwidth, prefill and pictures with matrix products."""
+    """Decode (1B and 7B, batch 1) is compared with the bandwidth, prefill and pictures with matrix products."""
     for row in rows:
         share = share_of(row, results)
-        if share is None or (row.part == "decode" and (row.batch, row.size) != (1, "1B")):
+        if share is None or (row.part == "decode" and (row.batch != 1 or row.size not in ("1B", "7B"))):
             continue
         both = [("bandwidth", share.memory), ("matmul", share.arithmetic)]
-        (name, reached), beside = both if row.part == "decode" else both[::-1]
-        wanted = WANTED_OF_BANDWIDTH[row.engine] if row.part == "decode" and row.threads == 2 else WANTED_SHARE
+        # On a GPU, short prompts are bound by the bandwidth too.
+        is_read = row.part == "decode" or (results.device != "cpu" and share.memory > share.arithmetic)
+        (name, reached), beside = both if is_read else both[::-1]
+        wanted = WANTED_SHARE if is_read else WANTED_OF_MATMUL[results.device]
+        if row.part == "decode" and row.threads == 2 and results.device == "cpu":
+            wanted = WANTED_OF_BANDWIDTH[row.engine]
         yield {"row": row, "of": name, "wanted": wanted, "reached": reached, "beside": beside}
 
 
@@ -75,7 +81,7 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
     there = [row for row in results.rows if (row.part, row.size, row.threads) == (part, size, threads)]
     batches = sorted({row.batch for row in there})
     rows = {name: [results.find(part, name, size, batch=batch, threads=threads) for batch in batches] for name in names}
-    ours = [name for name in names if name in OURS]
+    ours = [name for name in names if name in OURS[results.device]]
     return {
         "title": PARTS[part][0],
         "unit": PARTS[part][1],
@@ -84,7 +90,7 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
         "engines": [
             {
                 "name": name,
-                "note": _note(part, name),
+                "note": _note(part, name, device=results.device),
                 "rows": rows[name],
                 "shares": [share for row in rows[name] if row is not None and (share := share_of(row, results))],
             }
@@ -95,7 +101,7 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
         "ratios": {
             other: [[_ratio(mine, theirs) for mine, theirs in zip(rows[one], rows[other], strict=True)] for one in ours]
             for other in names
-            if other not in OURS
+            if other not in ours
         },
         "jobs": [(row, _stages(row), _same_answers(row, there)) for row in there if part == "job"],
     }
@@ -124,6 +130,6 @@ def _stages(row: Row) -> str:
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest) if total else ""
 
 
-def _note(part: str, engine: str) -> str:
-    section = "decode" if part == "prefill" else part
-    return next((one.note for one in ENGINES if (one.section, one.name) == (section, engine)), "")
+def _note(part: str, engine: str, *, device: Device) -> str:
+    wanted = ("decode" if part == "prefill" else part, engine, device)
+    return next((one.note for one in ENGINES if (one.section, one.name, one.device) == wanted), "")

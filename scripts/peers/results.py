@@ -8,8 +8,10 @@ from typing import Any
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.pages.render import as_text, read, write
+from scripts.peers.table import Device
 
-PROCESSORS = ("", "zen4")  # of pages; without a name, that of docs/peers.md
+GPUS = ("h100",)
+PROCESSORS = ("", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
 INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]
 
@@ -68,6 +70,11 @@ class Results:
     missing: tuple[Missing, ...] = ()
     instructions: str = INSTRUCTIONS[0]
     processor: str = ""  # a short name, if the page has figures of another processor than `peers`
+
+    @property
+    def device(self) -> Device:
+        """The device that computed."""
+        return "cuda" if self.processor in GPUS else "cpu"
 
     @property
     def page(self) -> str:

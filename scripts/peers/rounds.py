@@ -1,8 +1,8 @@
 """The rounds of a run: each round measures every engine once, each in its own process, one at a time."""
 
+import contextlib
+import math
 import os
-import pickle
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,21 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import ROOT, Tell
+from scripts.peers.processes import Children, Runner, run_child
 from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
-from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, NUM_STEPS, place_of
-from scripts.peers.table import MACHINE, Engine, Section, chosen_engines, engine_names
+from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, num_steps, place_of
+from scripts.peers.table import DEVICES, MACHINES, Device, Engine, Section, chosen_engines, engine_names
 from scripts.peers.task import Reply, Rung, Task
 
-# Variables that set a child's number of threads in every library.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Limits on the instruction sets of our kernels, of torch and of oneDNN.
-_CAPS = {
-    "best": {},
-    "avx2": {"LLAMA_ADAPTER_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-}
-_QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE_TELEMETRY": "1"}
-
-Runner = Callable[[Task], Reply]
+_TIMEOUT_S: dict[Device, float] = {"cpu": 600.0, "cuda": 100.0}  # of one engine
+_LEAST_S = 15.0  # with less time left, no engine is started
+_ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 
 
 # Without slots, so that defaults can be read as class attributes.
@@ -40,6 +34,7 @@ class Plan:
     engines: tuple[str, ...] = tuple(engine_names())
     batch_sizes: tuple[int, ...] = (1, 5, 16)
     prefill_batch_sizes: tuple[int, ...] = (1, 5)
+    job_sizes: tuple[int, ...] = (len(JOB_ENDS),)
     rounds: int = 3
     threads: int = 1
     work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
@@ -47,27 +42,35 @@ class Plan:
     long: float = 8.0  # seconds; a measurement that took longer in the first round is not repeated
     instructions: str = INSTRUCTIONS[0]
     processor: str = ""
+    device: Device = DEVICES[0]
+    on: str = ""
+    limit: float = math.inf  # seconds
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks of one round, in order; the ceilings of the machine are measured before each size."""
+        """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last."""
         for size in self.sizes:
-            yield self._task(MACHINE, size)
-            section: Section = "vision" if size in ENCODERS else "decode"
-            if section in self.sections:
-                for engine in chosen_engines(self.engines, section):
+            yield self._task(MACHINES[self.device], size)
+            yield from self._tasks("vision" if size in ENCODERS else "decode", size)
+        for size in self.sizes:
+            for encoder in JOB_ENCODERS.get(size, ()):
+                yield from self._tasks("job", f"{size}+{encoder}")
+
+    def _tasks(self, section: Section, size: str) -> Iterator[Task]:
+        if section in self.sections:
+            for engine in chosen_engines(self.engines, section, self.device):
+                if not engine.sizes or size in engine.sizes:
                     yield self._task(engine, size)
-            if "job" in self.sections:
-                for encoder in JOB_ENCODERS.get(size, ()):
-                    for engine in chosen_engines(self.engines, "job"):
-                        yield self._task(engine, f"{size}+{encoder}")
 
     def _task(self, engine: Engine, size: str) -> Task:
-        prefills: list[Rung] = [("prefill", batch) for batch in self.prefill_batch_sizes]
+        is_compiled = engine.program == "hf-compiled"
+        # Every batch size is compiled, so there may not be time for all. Prefills are not compiled.
+        batches = (*self.batch_sizes[::2], *self.batch_sizes[1::2]) if is_compiled else self.batch_sizes
+        prefills: list[Rung] = [("prefill", batch) for batch in self.prefill_batch_sizes if not is_compiled]
         rungs: dict[Section, list[Rung]] = {
             "machine": [("ceiling", 1)],
-            "decode": [*prefills, *(("decode", batch) for batch in self.batch_sizes)],
-            "job": [("job", len(JOB_ENDS))],
-            "vision": [("vision", batch) for batch in self.batch_sizes],
+            "decode": [*prefills, *(("decode", batch) for batch in batches)],
+            "job": [("job", num_pictures) for num_pictures in self.job_sizes],
+            "vision": [("vision", batch) for batch in batches],
         }
         return Task(
             engine=engine,
@@ -76,8 +79,11 @@ class Plan:
             threads=self.threads,
             rungs=tuple(rungs[engine.section]),
             num_rows=max(batch for _, batch in rungs[engine.section]),
-            num_steps=NUM_STEPS.get(size, 32),
+            num_steps=num_steps(size, device=self.device),
             budget_s=self.budget,
+            timeout_s=_TIMEOUT_S[self.device],
+            enough_s=_ENOUGH_S if is_compiled else math.inf,
+            on=self.on,
             instructions=self.instructions,
         )
 
@@ -140,16 +146,20 @@ class Gathered:
 
 
 def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
-    """Make the files, then measure round by round; `keep` gets all results so far after each round.
+    """Make the files, then measure round by round; `keep` gets all results so far after each task.
 
-    `run` answers a task, by default in a child process. An engine that fails or is missing is skipped from then on.
+    `run` answers a task, by default in a child process: on a CPU in its own, so that engines do not disturb each other.
+    An engine that fails or is missing is skipped from then on.
     """
+    if run is None and plan.device != "cpu":
+        with contextlib.closing(Children()) as children:
+            return run_rounds(plan, tell=tell, keep=keep, run=children)
     run = run or run_child
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
     settings = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
-    _make_files(plan, gathered, run=run, tell=tell)
-    results = Results()
     started = time.perf_counter()
+    if plan.device == "cpu":  # elsewhere, they are made when they are needed, so that other engines come first
+        _make_files(plan, gathered, run=run, tell=tell)
     for number in range(1, plan.rounds + 1):
         tasks = list(plan.tasks())
         for index, task in enumerate(tasks, start=1):
@@ -157,52 +167,29 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
             if asked is None:
                 continue
             begun = time.perf_counter()
-            reply = run(asked)
-            gathered.take(asked, reply, long_s=plan.long)
+            left_s = plan.limit - (begun - started)
+            if left_s < _LEAST_S:
+                tell(f"round {number}/{plan.rounds}: the time is over before {index}/{len(tasks)}")
+                return gathered.results(settings)
+            reply = run(replace(asked, timeout_s=min(asked.timeout_s, left_s)))
+            is_cut = left_s < asked.timeout_s and reply.problem == "failed"  # by the end of the run, so no failure
+            gathered.take(asked, Reply(figures=reply.figures) if is_cut else reply, long_s=plan.long)
+            keep(gathered.results(settings))
             spent_s = time.perf_counter() - begun
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
-        results = gathered.results(settings)
-        keep(results)
         tell(f"round {number} of {plan.rounds} done after {time.perf_counter() - started:.0f} s")
-    return results
-
-
-def run_child(task: Task, *, timeout_s: float = 600.0) -> Reply:
-    """Answer a task in a child process. A crash or a timeout is a failure in the reply."""
-    environment = {
-        **os.environ,
-        **_QUIET,
-        **_CAPS[task.instructions],
-        **dict.fromkeys(_THREAD_VARIABLES, str(task.threads)),
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "scripts.peers.child"],
-            input=pickle.dumps(task),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return Reply(problem="failed", reason=f"took longer than {timeout_s:.0f} s")
-    if done.returncode != 0:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
-        return Reply(problem="failed", reason=f"ended with status {done.returncode}: {last}")
-    reply: Reply = pickle.loads(done.stdout)
-    return reply
+    return gathered.results(settings)
 
 
 def describe(task: Task, reply: Reply) -> str:
     """One line of progress."""
     head = f"{task.size} {task.engine.name}"
-    if reply.problem:
-        return f"{head} {reply.problem}: {reply.reason}"
-    if task.engine == MACHINE:
+    if task.engine.section == "machine":
         figures = [f"{figure.engine} {figure.rate / 1e9:.1f} G/s" for figure in reply.figures]
     else:
         figures = [f"{figure.part} {figure.batch}: {figure.rate:.2f}/s" for figure in reply.figures]
-    return f"{head} {', '.join(figures)}"
+    problem = [f"{reply.problem}: {reply.reason}"] if reply.problem else []
+    return f"{head} {', '.join(figures + problem)}"
 
 
 def _four_digits(number: float) -> float:

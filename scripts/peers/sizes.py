@@ -1,5 +1,6 @@
 """Sizes of decoders and encoders by name, and numbers of tokens."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -7,21 +8,33 @@ from typing import Literal
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
 
 # As named in app/models/random_model.py; `vit-tiny` is the encoder of its tiny decoder.
-DECODERS = ("tiny", "160M", "1B")
+DECODERS = ("tiny", "160M", "1B", "7B")
 ENCODERS = ("vit-tiny", "ViT-L/14")
 # Encoders of caption jobs, by decoder.
 JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
     "tiny": ("vit-tiny",),
     "160M": ("embedded", "ViT-L/14"),
     "1B": ("embedded", "ViT-L/14"),
+    "7B": ("ViT-L/14",),
 }
 
 NUM_PROMPT_TOKENS = 55
-NUM_STEPS: Mapping[str, int] = {"tiny": 32, "160M": 32, "1B": 12}
+NUM_STEPS = 32
+_FEWER_STEPS: Mapping[str, int] = {"1B": 12, "7B": 12}  # on a CPU
 CONTEXT = 128  # positions per row
 
-# A job has one picture for each of these caption lengths, in tokens.
+# The caption lengths of a job's pictures, in tokens; longer jobs repeat them.
 JOB_ENDS = (12, 25, 38, 51, 64)
+
+
+def job_ends(num_pictures: int) -> tuple[int, ...]:
+    """The caption length of each picture of a job."""
+    return tuple(itertools.islice(itertools.cycle(JOB_ENDS), num_pictures))
+
+
+def num_steps(size: str, *, device: str) -> int:
+    """The number of decode steps of a measurement."""
+    return _FEWER_STEPS.get(size, NUM_STEPS) if device == "cpu" else NUM_STEPS
 
 
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from llama_adapter.runtime.schemes import Precision
 
 Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
+Device = Literal["cpu", "cuda"]
+DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +22,9 @@ class Engine:
     precision: Precision = "float"
     file: str = ""  # in the work folder; see `scripts.peers.files`
     note: str = ""
+    device: Device = "cpu"
+    mode: str = "eager"  # of our decoder
+    sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
 
 
 def _engine(name: str, section: Section, program: str, **options: Any) -> Engine:
@@ -39,7 +44,7 @@ _GROWING = "eager, growing cache"
 _GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
-ENGINES: tuple[Engine, ...] = (
+_ON_CPU: tuple[Engine, ...] = (
     *_ours("decode"),
     *(
         _engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
@@ -62,14 +67,44 @@ ENGINES: tuple[Engine, ...] = (
     _engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
     _engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
 )
-MACHINE = Engine(name="machine", section="machine", program="machine")
+
+
+def _on_gpu(name: str, section: Section, program: str, **options: Any) -> Engine:
+    return Engine(name=name, section=section, program=program, **{"dtype": "bfloat16", **options, "device": "cuda"})
+
+
+_GRAPH: dict[str, Any] = {"mode": "cuda_graph"}
+_COMPILED = "torch.compile, reduce-overhead"
+_HALVES = ("bfloat16", "float16")
+_SMALL: dict[str, Any] = {"sizes": ("tiny", "160M", "1B")}  # files of 7B would take minutes
+_JOBS: dict[str, Any] = {"sizes": ("tiny+vit-tiny", "7B+ViT-L/14")}
+_ON_GPU: tuple[Engine, ...] = (  # the most important ones first
+    _on_gpu("ours-bfloat16", "decode", "ours", **_GRAPH),
+    _on_gpu("hf-bfloat16", "decode", "hf-dynamic", note=_GROWING),
+    _on_gpu("ours-int4", "decode", "ours", precision="int4", **_GRAPH),
+    _on_gpu("ours-int8", "decode", "ours", precision="int8", **_GRAPH),
+    _on_gpu("hf-bfloat16-compiled", "decode", "hf-compiled", note=f"static cache, {_COMPILED}"),
+    _on_gpu("ours-bfloat16-eager", "decode", "ours", note="without graphs"),
+    _on_gpu("ours-float16", "decode", "ours", dtype="float16", **_GRAPH),
+    _on_gpu("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf", **_SMALL),
+    _on_gpu("llama.cpp-bf16", "decode", "llama.cpp", file="bf16.gguf", **_SMALL),
+    _on_gpu("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf", **_SMALL),
+    _on_gpu("ours-float32", "vision", "ours", dtype="float32"),  # first, because the errors are relative to it
+    *(_on_gpu(f"ours-{dtype}", "vision", "ours", dtype=dtype) for dtype in _HALVES),
+    *(_on_gpu(f"hf-{dtype}", "vision", "hf", dtype=dtype, note="eager") for dtype in (*_HALVES, "float32")),
+    _on_gpu("hf-bfloat16-compiled", "vision", "hf-compiled", note=_COMPILED),
+    _on_gpu("ours-bfloat16", "job", "ours", **_GRAPH, **_JOBS),
+    *(_on_gpu(f"reference-{dtype}", "job", "reference", dtype=dtype, **_JOBS) for dtype in ("float16", "bfloat16")),
+)
+ENGINES = (*_ON_CPU, *_ON_GPU)
+MACHINES = {device: Engine(name="machine", section="machine", program="machine", device=device) for device in DEVICES}
 
 
 def engine_names() -> list[str]:
-    """All names without duplicates; a name may be in several sections."""
+    """All names without duplicates; a name may be in several sections and on several devices."""
     return list(dict.fromkeys(engine.name for engine in ENGINES))
 
 
-def chosen_engines(names: Collection[str], section: Section) -> list[Engine]:
-    """The named engines of a section."""
-    return [engine for engine in ENGINES if engine.section == section and engine.name in names]
+def chosen_engines(names: Collection[str], section: Section, device: Device = "cpu") -> list[Engine]:
+    """The named engines of a section on a device."""
+    return [one for one in ENGINES if (one.section, one.device) == (section, device) and one.name in names]

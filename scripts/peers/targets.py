@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scripts.peers.results import Results, Row
+from scripts.peers.table import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +97,22 @@ _AVX2: tuple[Target, ...] = (
     *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
     *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
 )
-TARGETS = {"best": _BEST, "avx2": _AVX2}
+_LARGE = ("7B", "1B")
+_COMPILED = ("hf-bfloat16-compiled",)
+_GPU: tuple[Target, ...] = (
+    *_targets("decode", "ours-bfloat16", ("hf-bfloat16",), _LARGE, {1: 1.8}),
+    *_targets("prefill", "ours-bfloat16", ("hf-bfloat16",), _LARGE, _all(1.0)),
+    *_targets("decode", "ours-bfloat16", _COMPILED, _LARGE, _all(1.0)),
+    *_targets("decode", "ours-bfloat16", ("llama.cpp-bf16",), ("1B",), _all(1.0)),
+    *_targets("decode", "ours-int8", ("llama.cpp-q8_0",), ("1B",), _all(1.0)),
+    *_targets("decode", "ours-int4", ("llama.cpp-q4_0",), ("1B",), {1: 1.15, 5: 2.0, 16: 2.0}),
+    *_targets("vision", "ours-bfloat16", ("hf-bfloat16", *_COMPILED), ("ViT-L/14",), _all(1.0)),
+)
+TARGETS: Mapping[tuple[Device, str], tuple[Target, ...]] = {  # by device and instruction sets
+    ("cpu", "best"): _BEST,
+    ("cpu", "avx2"): _AVX2,
+    ("cuda", "best"): _GPU,
+}
 
 
 def check(target: Target, results: Results, *, threads: int) -> Reached:

@@ -1,5 +1,6 @@
 """What the benchmark and its child processes send each other, pickled."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,8 +23,16 @@ class Task:
     num_rows: int = 16  # rows that an engine must hold
     num_steps: int = 32
     budget_s: float = 2.5
+    timeout_s: float = 600.0  # then the child process is ended
+    enough_s: float = math.inf  # after this time, no further figure is begun
+    on: str = ""  # a device that stands in for the engine's
     instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
     only_files: bool = False  # only make the files that the engine needs
+
+    @property
+    def device(self) -> str:
+        """The device that computes."""
+        return self.on or self.engine.device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,36 +68,50 @@ def _features(self: VisualQueryBlocks, features_BTC: Tensor) -> Tensor:
     return features_BTC
 
 
-def decoder_state(config: DecoderConfig, *, eos_id: int) -> dict[str, Tensor]:
-    """Float32 weights with open gates; with greedy decoding they never produce the end token."""
+def decoder_state(
+    config: DecoderConfig, *, eos_id: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """Weights with open gates; with greedy decoding they never produce the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
-    state = dict(random_tensors(sketch, dtype=torch.float32))
+    state = dict(random_tensors(sketch, dtype=dtype, device=device))
     state["adapter.gates"].fill_(0.5)
     state["head.weight"][eos_id] = 0.0
     return state
 
 
-def encoder_state(config: VisionConfig) -> dict[str, Tensor]:
-    """Float32 weights of a `PictureEncoder`."""
+def encoder_state(
+    config: VisionConfig, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """Weights of a `PictureEncoder`."""
     with torch.device("meta"):
         sketch = PictureEncoder(config).state_dict()
-    return dict(random_tensors(sketch, dtype=torch.float32))
+    return dict(random_tensors(sketch, dtype=dtype, device=device))
 
 
 def random_weights(
-    decoder: DecoderConfig, vision: VisionConfig, *, dtype: torch.dtype, precision: Precision
+    decoder: DecoderConfig,
+    vision: VisionConfig,
+    *,
+    dtype: torch.dtype,
+    precision: Precision,
+    device: torch.device | None = None,
 ) -> LoadedModel:
-    """A model of these sizes. bfloat16 and int8 weights are rounded from the float32 ones."""
+    """A model of these sizes. bfloat16 and int8 weights are rounded from the float32 ones.
+
+    On another device than the CPU, float weights are drawn in `dtype`, as for the other programs there.
+    """
     tokenizer = WiderTokenizer(decoder.vocab_size)
     with torch.device("meta"):
         decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)
-    drawn = decoder_state(decoder, eos_id=tokenizer.eos_id)
+    drawn_in = torch.float32 if device is None or precision != "float" else dtype
+    drawn = decoder_state(decoder, eos_id=tokenizer.eos_id, dtype=drawn_in, device=device)
+    encoder = encoder_state(vision, dtype=drawn_in, device=device)
     return LoadedModel(
         name="random",
         digest="random",
         vision_config=vision,
-        vision_state=convert_precision(encoder_state(vision), vision_sketch, dtype=dtype, wanted=precision),
+        vision_state=convert_precision(encoder, vision_sketch, dtype=dtype, wanted=precision),
         decoder_config=decoder,
         decoder_state=convert_precision(drawn, decoder_sketch, dtype=dtype, wanted=precision),
         tokenizer=tokenizer,

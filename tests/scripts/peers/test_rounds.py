@@ -11,13 +11,15 @@ import pytest
 from scripts.bench_peers import main
 from scripts.pages.render import render
 from scripts.peers import rounds
-from scripts.peers.child import answer
+from scripts.peers.child import OPENERS, PRECISIONS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
+from scripts.peers.processes import Child, Children
 from scripts.peers.results import Missing, Results, Row, load, save
 from scripts.peers.rounds import Plan, run_rounds
+from scripts.peers.shares import OURS as OUR_SHARES
 from scripts.peers.shares import share_of
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import ENGINES, chosen_engines
+from scripts.peers.table import DEVICES, ENGINES, MACHINES, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
 from scripts.peers.task import Figure, Reply, Task
 
@@ -196,11 +198,11 @@ def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
 
 
 def test_targets_name_measured_engines() -> None:
-    measured = {(engine.section, engine.name) for engine in ENGINES}
+    measured = {(engine.device, engine.section, engine.name) for engine in ENGINES}
 
-    for target in (target for targets in TARGETS.values() for target in targets):
+    for device, target in ((device, target) for (device, _), targets in TARGETS.items() for target in targets):
         section = "decode" if target.part == "prefill" else target.part
-        assert {(section, one) for one in (target.ours, *target.peers)} <= measured
+        assert {(device, section, one) for one in (target.ours, *target.peers)} <= measured
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
 
 
@@ -263,7 +265,7 @@ def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main([*flags, *places, "--engines", "ours-float32"]) == 0
 
 
-@pytest.mark.parametrize("flags", ["--rounds 0", "--threads 0", "--batch-sizes 0", "--sizes 2B"])
+@pytest.mark.parametrize("flags", ["--rounds 0", "--threads 0", "--batch-sizes 0", "--sizes 2B", "--device tpu"])
 def test_invalid_flags_are_usage_errors(flags: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(flags.split())
@@ -299,6 +301,108 @@ def test_rows_are_copied_if_prefill_is_not_measured() -> None:
     assert engine.calls.count(("step", 16)) == 5  # one warm-up step and four measured ones, the minimum
 
 
+def test_rehearsed_figures_are_of_calls_that_ran_before() -> None:
+    engine = Counting()
+
+    list(measure_decoder(engine, [("prefill", 4), ("decode", 4)], num_steps=5, budget_s=9.0, rehearse=True))
+
+    steps = [("step", 4)] * 6  # one warm-up step and five measured ones
+    refill = [("prefill", 1), ("spread", 4)]
+    assert engine.calls == [*[("prefill", 4)] * 8, *steps, *refill, *steps]
+
+
 def test_first_call_is_a_warm_up_unless_there_are_few() -> None:
     assert median_of_warm([9.0, 1.0, 2.0, 3.0]) == 2.0
     assert median_of_warm([4.0, 2.0]) == 3.0
+
+
+GPU_PLAN = Plan(device="cuda", sizes=("7B", "1B", "ViT-L/14"), batch_sizes=(1, 5, 16, 64), job_sizes=(5, 64))
+
+
+def test_every_engine_can_be_opened_and_has_its_ceiling() -> None:
+    assert {(engine.section, engine.program) for engine in (*ENGINES, *MACHINES.values())} == set(OPENERS)
+    for device in DEVICES:
+        ceilings = {f"matmul-{name}" for name, _, _ in PRECISIONS[device]}
+        for engine in (engine for engine in ENGINES if engine.device == device and engine.program == "ours"):
+            assert OUR_SHARES[device][engine.name][1] in ceilings
+
+
+def test_engines_of_a_gpu_run_by_importance() -> None:
+    tasks = list(GPU_PLAN.tasks())
+
+    assert {task.device for task in tasks} == {"cuda"}
+    sections = [(task.size, task.engine.section) for task in tasks if task.engine.section != "machine"]
+    jobs = ("7B+ViT-L/14", "job")
+    assert list(dict.fromkeys(sections)) == [("7B", "decode"), ("1B", "decode"), ("ViT-L/14", "vision"), jobs]
+    assert {task.size for task in tasks if task.engine.program == "llama.cpp"} == {"1B"}
+    compiled = next(task for task in tasks if task.engine.program == "hf-compiled")
+    assert compiled.rungs == (("decode", 1), ("decode", 16), ("decode", 5), ("decode", 64))
+
+
+def test_the_cpu_can_stand_in_for_a_gpu() -> None:
+    assert {task.device for task in replace(GPU_PLAN, on="cpu").tasks()} == {"cpu"}
+
+
+def test_a_run_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 30))
+    monkeypatch.setattr("scripts.peers.rounds.time.perf_counter", lambda: float(next(clock)))
+    kept: list[Results] = []
+    made_up = MadeUp(problems={"ours-bfloat16": Reply(problem="failed", reason="took longer than 40 s")})
+    plan = replace(GPU_PLAN, sizes=("tiny",), work=str(tmp_path), limit=130.0)
+
+    found = run_rounds(plan, tell=lambda line: None, keep=kept.append, run=made_up)
+
+    assert [(task.engine.name, task.timeout_s) for task in made_up.tasks] == [
+        ("machine", 100.0),
+        ("ours-bfloat16", 40.0),
+    ]
+    assert found.missing == ()  # the end of the run is not a failure of the engine
+    assert [len(one.rows) for one in kept] == [1, 1]
+
+
+def test_page_of_a_gpu_names_it_and_its_targets() -> None:
+    gpu = {"gpu": "NVIDIA H100", "driver": "", "cuda": "13.0", "cpu": "a processor"}
+    rows = [
+        *(row(name, (rate,), size="7B") for name, rate in (("ours-bfloat16", 120.0), ("hf-bfloat16", 60.0))),
+        *(row(name, (rate,), part="ceiling", size="7B") for name, rate in (("read", 3e12), ("matmul-bfloat16", 8e14))),
+    ]
+    found = replace(results(*rows), runs={"first": gpu}, processor="h100")
+
+    page = render(found.page, asdict(found))
+
+    assert "| 7B decode, batch 1 | ours-bfloat16 | hf-bfloat16 | 1.8x | 2.00x | met |" in page
+    assert "| 7B decode, batch 1 | ours-bfloat16 | 80% of bandwidth | 5" in page
+    assert "NVIDIA H100, driver unknown, CUDA 13.0; a processor" in page
+
+
+@pytest.mark.parametrize("flags", ["--device cuda", "--device cuda --processor zen4", "--processor h100"])
+def test_the_page_must_be_one_of_the_device(flags: str, tmp_path: Path) -> None:
+    assert main([*flags.split(), "--out", str(tmp_path)]) == 2
+
+
+def test_a_child_that_takes_too_long_is_ended() -> None:
+    child = Child(TASK)
+
+    reply = child.answer(replace(TASK, timeout_s=0.05))
+    child.close()
+
+    assert reply == Reply(problem="failed", reason="took longer than 0 s")
+
+
+@pytest.mark.slow
+def test_the_engines_of_a_gpu_run_in_one_process(tmp_path: Path) -> None:
+    plan = Plan(
+        device="cuda", on="cpu", sizes=("tiny",), batch_sizes=(2,), job_sizes=(2,), work=str(tmp_path), budget=0.1
+    )
+    children = Children()
+
+    replies = {
+        (task.engine.section, task.engine.name): children(task)
+        for task in plan.tasks()
+        if task.engine.program not in ("llama.cpp", "hf-compiled")
+    }
+    processes = len(children._children)
+    children.close()
+
+    assert {name: reply.reason for name, reply in replies.items() if reply.problem} == {}
+    assert processes == 1

@@ -1,6 +1,7 @@
 """The other programs' weights are our weights under other names, and they compute the same."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
 from scripts.peers.gguf_file import gguf_tensors, interleaved
-from scripts.peers.huggingface import HuggingFaceDecoder, HuggingFaceVision
+from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
 from scripts.peers.sizes import prompt_ids
@@ -57,11 +58,11 @@ def test_spread_copies_a_row() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", get_args(CacheKind))
 @pytest.mark.parametrize("spread", [False, True])
-def test_hugging_face_gives_the_same_tokens(cache: str, spread: bool) -> None:
+def test_hugging_face_gives_the_same_tokens(cache: CacheKind, spread: bool) -> None:
     config, state = without_adapter()
-    theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache="static" if cache == "static" else "dynamic")
+    theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache=cache)
 
     assert some_steps(theirs, spread=spread) == some_steps(our_decoder(config, state), spread=spread)
 
