@@ -5,8 +5,7 @@ import torch
 
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.runtime.devices import open_backend
-from llama_adapter.runtime.devices.cuda import FUSED
-from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.schemes import OperatorChoice
 from tests.cuda.device import DEVICE, GRAPHS
 from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, max_difference, model, pixels, tensors
 from tests.parity.test_captioner import answer, load
@@ -30,13 +29,15 @@ def test_the_visual_query_is_near_the_reference(adapter: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize(("dtype", "_", "limit"), LIMITS)
-@pytest.mark.parametrize("operators", [ATEN, FUSED], ids=["plain", "fused"])
+@pytest.mark.parametrize("wanted", ["aten", "auto"])
 @pytest.mark.parametrize("name", WITH_STEPS)
 def test_logits_are_near_the_reference(
-    name: str, operators: Operators, dtype: torch.dtype, limit: float, _: float
+    name: str, wanted: OperatorChoice, dtype: torch.dtype, limit: float, _: float
 ) -> None:
     case = GENERATE[name]
-    use_operators(model(case["adapter"], dtype=dtype, device=DEVICE).decoder, operators)
+    decoder = model(case["adapter"], dtype=dtype, device=DEVICE).decoder
+    operators = open_backend(DEVICE).choose_operators(decoder.config, dtype=dtype, wanted=wanted, mode="eager")
+    use_operators(decoder, operators)
     pairs = logits_along(case, dtype=dtype, device=DEVICE)
 
     assert max(max_difference(ours, golden) for ours, golden in pairs) < limit
