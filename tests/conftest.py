@@ -29,6 +29,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Processes with another HOME use the kernels that are already compiled.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
+# Without a GPU, Triton's kernels run in its interpreter. It must be chosen before they are imported.
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 gc.disable()  # imports leave little garbage, and looking for it would take a third of pytest's collection
 # Python's default threshold is 700 new objects; with it, garbage collection takes 5 % of the quick tests' processor
 # time.

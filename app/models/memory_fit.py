@@ -5,6 +5,7 @@ If memory runs out later, app/models/oom_retry.py reduces the rows.
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -89,7 +90,12 @@ def place_model(
     vision = None
     if not has_encoder:
         vision = place_encoder(
-            model.vision_config, model.vision_state, num_rows=num_rows, operators=spec.operators, backend=backend
+            model.vision_config,
+            model.vision_state,
+            num_rows=num_rows,
+            operators=spec.operators,
+            backend=backend,
+            mode=mode,
         )
     lead = lead or (lambda decoder, runner: runner)
     if not is_auto:
@@ -165,13 +171,19 @@ def place_encoder(
     num_rows: int,
     operators: OperatorChoice,
     backend: Backend,
+    mode: str = EAGER,
 ) -> TorchVisionBackend:
     """Put a model's picture encoder on its device, for batches of up to `num_rows` pictures.
 
+    In a graph mode of a device that takes any shape, batches whose number of pictures occurs again are recorded.
     `state` is emptied, so that each weight is released when the device has its own copy of it.
     """
+    records = mode != EAGER and not backend.capabilities.static_shapes
     vision = TorchVisionBackend(
-        encoder_from_state(config, state), device=backend.device, batch_sizes=_batch_sizes(num_rows, backend)
+        encoder_from_state(config, state),
+        device=backend.device,
+        batch_sizes=_batch_sizes(num_rows, backend),
+        record=partial(backend.compile, mode=mode) if records else None,
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)

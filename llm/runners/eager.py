@@ -3,7 +3,7 @@
 # A adapter layers, R rows, S tokens, Q queries, N heads, H head size, V vocabulary
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillP
 from llama_adapter.llm.runners.fused_step import FusedDecoder
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
-from llama_adapter.llm.runners.scoring import sum_scores
+from llama_adapter.llm.runners.scoring import logprobs, sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators
@@ -29,6 +29,10 @@ _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
 
 # Tokens (R, 1), positions (R,) -> the parts of a Prediction.
 DecodeProgram = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# Of a prefill: tokens (R or 1, S), the last place of each row (R,) -> the parts of a Prediction.
+# Of scoring: tokens, positions, mask, prefix k and v, rows, places and ids of targets -> (log-probabilities,).
+PromptProgram = Callable[..., tuple[Tensor, ...]]
 
 _Value = TypeVar("_Value")
 
@@ -121,21 +125,36 @@ class EagerRunner:
         self._place(prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        start = self._start
-        positions_1S = torch.arange(start, start + length, device=self._device)[None]
-        ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=self._device)
-        causal_11SP = ones_SP.tril(start)[None, None]
-        slots = slice(first_slot, first_slot + num_rows)
-        hidden_R1D = self._decoder(
-            self._padded(_one_for_all(prompts), num_rows=num_rows, width=length),
-            positions_1S,
-            causal_11SP,
-            Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots]),
-            self._cache.prefill_view(first_slot, num_rows),
-            places_B=self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows),
+        tokens = self._padded(_one_for_all(prompts), num_rows=num_rows, width=length)
+        program = self._prompt_program(
+            (len(tokens), num_rows, length, first_slot),
+            self._prefill_program(num_rows, length, first_slot),
+            num_tokens=num_rows * length,
         )
-        logits_RV, best_R = predict(self._decoder.logits(hidden_R1D[:, 0]))
+        places_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
+        logits_RV, best_R = program(tokens, places_R)
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
+
+    def _prefill_program(self, num_rows: int, length: int, first_slot: int) -> PromptProgram:
+        """A prefill of slots from `first_slot` on with prompts of `length` tokens. All its shapes are fixed."""
+        decoder, start = self._decoder, self._start
+        slots = slice(first_slot, first_slot + num_rows)
+        prefix = Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots])
+        view = self._cache.prefill_view(first_slot, num_rows)
+
+        def program(tokens: Tensor, places_R: Tensor) -> tuple[Tensor, Tensor]:
+            positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
+            ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
+            causal_11SP = ones_SP.tril(start)[None, None]
+            hidden_R1D = decoder(tokens, positions_1S, causal_11SP, prefix, view, places_B=places_R)
+            logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
+            return logits_RV, best_R
+
+        return program
+
+    def _prompt_program(self, key: Hashable, program: PromptProgram, *, num_tokens: int) -> PromptProgram:
+        """What runs in place of a program of whole prompts; `key` is what its shapes and addresses depend on."""
+        return program
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
@@ -160,13 +179,16 @@ class EagerRunner:
         """Predictions after the newest token of each running row and after each prompt. Only if `runs_mixed`."""
         raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
+    def _is_fused(self, num_rows: int) -> bool:
+        """Whether fused operators compute a step of so many rows."""
+        return self._fused is not None and num_rows <= self._fused.step.most_rows
+
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1. All its shapes are fixed."""
         decoder, store = self._decoder, self.operators.store
         layers = self._cache.layers(num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
-        fused = self._fused
-        if fused is not None and num_rows <= fused.step.most_rows:
+        if self._is_fused(num_rows) and (fused := self._fused) is not None:
             return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, layers, prefix)
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,13 +220,36 @@ class EagerRunner:
         prefix = Prefix(
             torch.cat([prefix.k for prefix in prefixes], dim=1), torch.cat([prefix.v for prefix in prefixes], dim=1)
         )
-        cache = NoCache(self._cache.past)
-        hidden_RSD = self._decoder(tokens_RS, positions_RS, mask_R1SP, prefix, cache)
         predictors = [(row, place) for row, layout in enumerate(layouts) for place in layout.predictors]
         num_targets = self._shapes.rows(len(predictors), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
         targets_T = self._column([token for layout in layouts for token in layout.targets], num_rows=num_targets)
-        return sum_scores(self._decoder.logits(hidden_RSD[rows_T, places_T]), targets_T, layouts)
+        program = self._prompt_program(
+            ("score", *tokens_RS.shape, *mask_R1SP.shape, num_rows, num_targets),
+            self._score_program(),
+            num_tokens=num_rows * width,
+        )
+        (per_token_T,) = program(tokens_RS, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
+        return sum_scores(per_token_T, layouts)
+
+    def _score_program(self) -> PromptProgram:
+        """Log-probabilities (T,) of target tokens of laid-out continuations."""
+        decoder, cache = self._decoder, NoCache(self._cache.past)
+
+        def program(
+            tokens_RS: Tensor,
+            positions_RS: Tensor,
+            mask_R1SP: Tensor,
+            k: Tensor,
+            v: Tensor,
+            rows_T: Tensor,
+            places_T: Tensor,
+            targets_T: Tensor,
+        ) -> tuple[Tensor]:
+            hidden_RSD = decoder(tokens_RS, positions_RS, mask_R1SP, Prefix(k, v), cache)
+            return (logprobs(decoder.logits(hidden_RSD[rows_T, places_T]), targets_T),)
+
+        return program
 
     @torch.inference_mode()
     def move(self, source: int, target: int, *, num_tokens: int) -> None:

@@ -1,7 +1,12 @@
-"""Decode steps as graphs: one compiled program for each number of rows and attended length. Prefill stays eager."""
+"""Programs as graphs: decode steps, one for each number of rows and attended length, and small programs of prompts.
+
+Programs of prompts stay eager on devices that compile each shape, and if they have so many tokens that the device, not
+the host, is the bottleneck.
+"""
 
 import contextlib
 import sys
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,16 +15,19 @@ from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.runners.eager import DecodeProgram, EagerRunner
+from llama_adapter.llm.runners.eager import DecodeProgram, EagerRunner, PromptProgram
 from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
 from llama_adapter.runtime.device_failures import explain_device_error
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices.repeated import RepeatedPrograms
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
 
 # Far more than the programs of one runner, which are doublings of rows times doublings of positions. torch's default
 # limit is 8; beyond it, programs run uncompiled or fail.
 _MAX_PROGRAMS = 256
+_MOST_TOKENS = 512  # of a prefill that is captured; an H100 computes a 7B with more tokens in the time of the launches
+_MOST_PROMPT_PROGRAMS = 64
 
 
 class GraphRunner(EagerRunner):
@@ -35,30 +43,42 @@ class GraphRunner(EagerRunner):
         shapes = BUCKETED if backend.capabilities.static_shapes else STEPPED
         super().__init__(decoder, config, backend=backend, operators=operators, shapes=shapes)
         self._programs: dict[tuple[int, int], DecodeProgram] = {}  # by rows and positions
+        self._prompt_programs = RepeatedPrograms(self._record, most=_MOST_PROMPT_PROGRAMS)
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
-        key = num_rows, length
+        # Fused steps read the positions on the device, so one program serves all lengths.
+        key = num_rows, 0 if self._is_fused(num_rows) else length
         if key not in self._programs:
             compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self.config.mode)
 
             def first_call(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-                prediction = self._compile_by_running(compiled, tokens_R1, positions_R, length=length)
+                what = f"a decode step of {num_rows} rows and {length} positions"
+                prediction: tuple[Tensor, Tensor] = self._compile_by_running(compiled, tokens_R1, positions_R, of=what)
                 self._programs[key] = compiled
                 return prediction
 
             return first_call
         return self._programs[key]
 
-    def _compile_by_running(
-        self, compiled: DecodeProgram, tokens_R1: Tensor, positions_R: Tensor, *, length: int
-    ) -> tuple[Tensor, Tensor]:
-        """Run a program for the first time, which compiles it.
+    def _prompt_program(self, key: Hashable, program: PromptProgram, *, num_tokens: int) -> PromptProgram:
+        if self._backend.capabilities.static_shapes or num_tokens > _MOST_TOKENS:
+            return program
+        return self._prompt_programs.find(key, program)
 
-        A failure is then due to the mode, not to the request.
-        """
+    def _record(self, program: PromptProgram) -> PromptProgram:
+        compiled = self._backend.compile(program, mode=self.config.mode)
+
+        def recorded(*inputs: Tensor) -> tuple[Tensor, ...]:
+            result: tuple[Tensor, ...] = self._compile_by_running(compiled, *inputs, of="a program of prompts")
+            return result
+
+        return recorded
+
+    def _compile_by_running(self, compiled: Callable[..., Any], *inputs: Tensor, of: str) -> Any:
+        """Run a program that its first call compiles. A failure is then due to the mode, not to the request."""
         try:
             with _many_programs():
-                return compiled(tokens_R1, positions_R)
+                return compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise errors of any class
@@ -66,8 +86,8 @@ class GraphRunner(EagerRunner):
                 raise  # the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(
-                f"{self._backend.name} cannot compile a decode step of {len(tokens_R1)} rows and {length} positions "
-                f"in mode `{self.config.mode}` ({type(error).__name__}: {reason})",
+                f"{self._backend.name} cannot compile {of} in mode `{self.config.mode}` "
+                f"({type(error).__name__}: {reason})",
                 hint="pass `--mode eager`",
             ) from error
 

@@ -22,7 +22,7 @@ from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import Prediction, predict
 from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
-from llama_adapter.llm.runners.scoring import sum_scores
+from llama_adapter.llm.runners.scoring import logprobs, sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import KINDS, Library
@@ -249,7 +249,7 @@ class NativeRunner(EagerRunner):
         portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
         logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
-        return sum_scores(logits_TV, targets_T, layouts)
+        return sum_scores(logprobs(logits_TV, targets_T), layouts)
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Keys or values of several pictures in the form that the kernels read. Raises ValueError for other shapes."""

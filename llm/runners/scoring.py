@@ -10,12 +10,17 @@ from torch import Tensor
 from llama_adapter.llm.runners.score_layout import ScoreLayout
 
 
-def sum_scores(logits_TV: Tensor, targets_T: Tensor, layouts: Sequence[ScoreLayout]) -> list[list[float]]:
-    """Log-probabilities of each layout's continuations, from float32 logits of all targets in turn.
+def logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """Log-probabilities (T,) of targets from float32 logits."""
+    return logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0]
+
+
+def sum_scores(per_token_T: Tensor, layouts: Sequence[ScoreLayout]) -> list[list[float]]:
+    """Log-probabilities of each layout's continuations, from those of all targets in turn.
 
     Targets after those of the layouts are padding.
     """
-    per_token_T = logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0].cpu()
     num_targets = sum(len(layout.targets) for layout in layouts)
-    parts = iter(torch.split(per_token_T[:num_targets], [length for layout in layouts for length in layout.lengths]))
+    on_host_T = per_token_T[:num_targets].cpu()
+    parts = iter(torch.split(on_host_T, [length for layout in layouts for length in layout.lengths]))
     return [[float(next(parts).sum()) for _ in layout.lengths] for layout in layouts]

@@ -24,8 +24,13 @@ def can_compute(precision: Precision, *, capability: tuple[int, int], wanted: Op
     if wanted == "aten":
         return False
     if wanted == "w8a8" and precision == "int8":
-        return capability >= (7, 5) and torch._C._dispatch_has_kernel_for_dispatch_key("aten::_int_mm", "CUDA")
+        return capability >= (7, 5) and _has_integer_product()
     return has_kernels(capability)
+
+
+def _has_integer_product() -> bool:
+    """Whether this build of torch has the operator for CUDA."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_int_mm", "CUDA"))
 
 
 def build_linear(linear: nn.Linear, precision: Precision, *, wanted: OperatorChoice) -> nn.Module | None:

@@ -44,7 +44,10 @@ class Tape(TorchDispatchMode):
         if func._schema.is_mutable:
             self.steps.append(lambda: func(*args, **kwargs))
             return args[0]
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except IndexError:  # of a place that is not computed yet; only the shape of the result matters here
+            result = func(*pytree.tree_map_only(Tensor, _zeros_for_places, args), **kwargs)
         given = {tensor.untyped_storage().data_ptr() for tensor in tensors_of((args, kwargs))}
         made = [tensor for tensor in tensors_of(result) if tensor.untyped_storage().data_ptr() not in given]
         if made:
@@ -58,6 +61,10 @@ class Tape(TorchDispatchMode):
 
             self.steps.append(again)
         return result
+
+
+def _zeros_for_places(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.dtype == torch.int64 else tensor
 
 
 class FakeGraph:

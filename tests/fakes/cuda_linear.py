@@ -1,75 +1,102 @@
-"""torch's CUDA operators for weights of 8 and 4 bits, simulated on the CPU with the same checks of arguments.
+"""A GPU's operators for a simulated GPU: the calls of Triton kernels and torch's product of 8-bit integers.
 
-Written from aten/src/ATen/native/cuda/int8mm.cu, int4mm.cu and Blas.cpp. Weights of 4 bits have the layout of the
-tensor cores' m16n8k16: an int32 holds eight inputs of one output, from two tiles.
+They compute with plain torch what tests/runtime/devices/test_triton.py shows that the kernels compute. `_int_mm` checks
+its arguments as aten/src/ATen/native/cuda/Blas.cpp does.
 """
 
-# M rows, N outputs, K inputs; t lane of a warp
+# R rows, K inputs, N outputs
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from llama_adapter.runtime import operators
+from llama_adapter.runtime.devices import triton_calls
+from llama_adapter.runtime.devices.triton_calls import Weights
+from llama_adapter.runtime.operators import Hidden
+from llama_adapter.runtime.schemes.int4 import GROUP, MIDDLE
 
 
 class LinearOps:
-    """Counts calls by operator; `install` puts the fakes in place of torch's operators."""
+    """Counts calls by operator; `install` puts the fakes in place."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        self._widened: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the packed weight; unpacking is slow
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("_weight_int8pack_mm", "_convert_weight_to_int4pack", "_weight_int4pack_mm", "_int_mm"):
-            patch.setattr(torch, name, getattr(self, name))
-        patch.setattr("llama_adapter.runtime.devices.cuda_linear._has_kernel", lambda name: hasattr(self, name))
+        patch.setattr(torch, "_int_mm", self._int_mm)
+        patch.setattr("llama_adapter.runtime.devices.cuda_linear._has_integer_product", lambda: True)
+        for name in ("linear", "widen", "rotate", "swiglu"):
+            patch.setattr(triton_calls, name, getattr(self, name))
+        patch.setattr(triton_calls.Step, "embed", self.embed)
+        patch.setattr(triton_calls.Step, "attend", self.attend)
 
-    def _weight_int8pack_mm(self, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-        self.calls["_weight_int8pack_mm"] += 1
-        assert (x.dim(), weight.dim(), scale.dim()) == (2, 2, 1)
-        assert x.shape[1] == weight.shape[1]
-        assert len(weight) == len(scale)
-        assert weight.dtype == torch.int8
-        assert x.is_contiguous(), "the kernel reads it by address"
-        return (x.float() @ weight.float().T * scale.float()).to(x.dtype)
+    def linear(
+        self,
+        x_RK: Tensor,
+        weights: Weights,
+        *,
+        norm: Tensor | None = None,
+        sums_RB: Tensor | None = None,
+        eps: float = 0.0,
+        swiglu: bool = False,
+        residual_RN: Tensor | None = None,
+        with_sums: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Hidden:
+        self.calls[f"linear of {weights.bits} bits"] += 1
+        assert x_RK.is_contiguous()
+        assert x_RK.dtype in triton_calls.HALVES
+        assert (norm is None) == (sums_RB is None)
+        if norm is not None:
+            x_RK = operators.rms_norm(x_RK, norm, eps)
+        bias_N = None if weights.bias is None else weights.bias.float()
+        out_RN = F.linear(x_RK.float(), widened(weights), bias_N)
+        out_RN = operators.swiglu(out_RN) if swiglu else out_RN
+        out_RN = out_RN if residual_RN is None else out_RN + residual_RN.float()
+        out_RN = out_RN.to(dtype or x_RK.dtype)
+        return Hidden(out_RN, out_RN.float().square().sum(1, keepdim=True) if with_sums else out_RN)
 
-    def _convert_weight_to_int4pack(self, weight: Tensor, inner_tiles: int) -> Tensor:
-        assert weight.dim() == 2
-        assert weight.dtype == torch.uint8
-        assert weight.is_contiguous()
-        assert inner_tiles in (2, 4, 8)
-        num_outputs, num_inputs = len(weight), weight.shape[1] * 2
-        assert num_inputs % (16 * inner_tiles) == 0
-        codes = torch.stack([weight >> 4, weight & 15], dim=-1).flatten(1).long()  # the high half is the even input
-        # (N / 8, 8, K / (16 I), I / 2, tile, half of the tile, t % 4, of a byte)
-        parts = codes.view(num_outputs // 8, 8, num_inputs // (16 * inner_tiles), inner_tiles // 2, 2, 2, 4, 2)
-        parts = parts.permute(0, 2, 1, 6, 3, 7, 4, 5)
-        shifts = torch.arange(0, 32, 4).view(2, 2, 2)
-        words = (parts << shifts).sum((-1, -2, -3))  # (N / 8, K / (16 I), 8, 4, I / 2)
-        return words.flatten(2, 3).to(torch.int32)
+    def widen(self, weights: Weights, dtype: torch.dtype) -> Tensor:
+        self.calls[f"widen {weights.bits} bits"] += 1
+        return widened(weights).to(dtype)
 
-    def _weight_int4pack_mm(self, x: Tensor, packed: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
-        self.calls["_weight_int4pack_mm"] += 1
-        assert x.dtype == torch.bfloat16
-        assert x.dim() == 2
-        assert x.is_contiguous()
-        assert packed.dtype == torch.int32
-        assert packed.dim() == 4
-        assert packed.is_contiguous()
-        inner_tiles, num_inputs, num_outputs = packed.shape[3] * 2, x.shape[1], len(packed) * 8
-        assert inner_tiles in (2, 4, 8)
-        assert packed.shape[1] == num_inputs // (16 * inner_tiles)
-        assert packed.shape[2] == 32
-        assert group in (32, 64, 128, 256)
-        assert num_inputs % group == 0
-        assert scales_and_zeros.shape == (num_inputs // group, num_outputs, 2)
-        assert scales_and_zeros.dtype == torch.bfloat16, "read as such, unchecked"
-        if id(packed) not in self._widened:
-            scale, zero = scales_and_zeros.float().repeat_interleave(group, 0).unbind(-1)
-            weight = (codes_of(packed).float() - 8) * scale.T + zero.T
-            self._widened[id(packed)] = packed, weight.bfloat16().float()  # in bfloat16, as the tensor cores receive it
-        return (x.float() @ self._widened[id(packed)][1].T).bfloat16()
+    def rotate(self, x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
+        assert x_BSNH.stride()[2:] == (x_BSNH.shape[-1], 1), "heads of a token are adjacent"
+        return operators.rotate(x_BSNH, x_BSNH, cos_BS1H, sin_BS1H)[0].contiguous()
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
+        return operators.swiglu(gate_up.float()).to(gate_up.dtype)
+
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
+        x_RD = table_VD[tokens_R]
+        return Hidden(x_RD, x_RD.float().square().sum(1, keepdim=True))
+
+    def attend(
+        self,
+        qkv: Tensor,
+        table: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        positions_R: Tensor,
+        prefix: Any,
+    ) -> Tensor:
+        self.calls["attend"] += 1
+        num_rows, num_heads, num_places, head_dim = cache[0].shape
+        q, k, v = qkv.view(num_rows, 1, 3, num_heads, head_dim).unbind(2)
+        cos, sin = (part[positions_R][:, None, None] for part in table)
+        q, k = operators.rotate(q, k, cos, sin)
+        for whole, new in zip(cache, (k, v), strict=True):
+            operators.store(whole, positions_R, new.transpose(1, 2))
+        mask = (torch.arange(num_places) <= positions_R[:, None])[:, None, None]
+        q = q.transpose(1, 2)
+        heads = operators.causal_attention(q, *cache, mask)
+        heads = heads if prefix is None else heads + operators.adapter_attention(q, *prefix)
+        return heads.transpose(1, 2).flatten(1)
 
     def _int_mm(self, first: Tensor, second: Tensor) -> Tensor:
         self.calls["_int_mm"] += 1
@@ -80,9 +107,12 @@ class LinearOps:
         return first.int() @ second.int()
 
 
-def codes_of(packed: Tensor) -> Tensor:
-    """Packed weights -> codes 0..15 (N, K)."""
-    words = packed.long().unflatten(2, (8, 4))[..., None, None, None]
-    parts = (words >> torch.arange(0, 32, 4).view(2, 2, 2)) & 15  # as in the packing, in its permuted order
-    codes = parts.permute(0, 2, 1, 4, 6, 7, 3, 5)
-    return codes.reshape(len(packed) * 8, -1)
+def widened(weights: Weights) -> Tensor:
+    """Weights as float32 (N, K)."""
+    if weights.bits == 16:
+        return weights.weight.float()
+    assert weights.scale is not None
+    if weights.bits == 8:
+        return weights.weight.float() * weights.scale[:, None]
+    codes_NK = torch.cat([weights.weight & 15, weights.weight >> 4], dim=1).float()
+    return (codes_NK - MIDDLE) * weights.scale.float().repeat_interleave(GROUP, dim=1)

@@ -8,6 +8,7 @@ import torch
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
+from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.runtime.devices import CpuBackend, resolve_mode
 from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
@@ -71,8 +72,11 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
 
     assert resolve_mode("graph", backend=backend) == resolve_mode("cuda_graph", backend=backend) == "cuda_graph"
     assert backend.capabilities.queued
-    assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager") is FUSED
+    assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager").name == "triton"
+    assert backend.choose_operators(CONFIG, dtype=torch.float32, wanted="auto", mode="eager") is FUSED
     assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="aten", mode="eager") is ATEN
+    cuda.capability = (7, 5)
+    assert CudaBackend(0).choose_operators(CONFIG, dtype=torch.float16, wanted="auto", mode="eager") is FUSED
     with pytest.raises(DeviceError, match="has no mode `inductor`"):
         backend.compile(lambda: None, mode="inductor")
 
@@ -98,6 +102,31 @@ def test_recorded_steps_answer_as_eager_ones(cuda: FakeCuda) -> None:
     (pool,) = cuda.pools  # one pool for all graphs
     assert pool.num_replays > 2 * cuda.num_captures()
     assert set(cuda.warm_up_streams).isdisjoint({cuda.main})
+
+
+def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) -> None:
+    state = toy_decoder(WIDE).state_dict()
+    graphs = open_runner(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_runner(WIDE, state, backend=CpuBackend(), num_slots=3, operators="aten")
+    visual_query = torch.randn(3, WIDE.num_queries, WIDE.dim, generator=torch.Generator().manual_seed(0))
+    prefixes = [runner.project_prefix(visual_query) for runner in (graphs, plain)]
+    prompts = [toy_prompts(6, longest=30)[start : start + 2] for start in (0, 2, 4, 0)]
+    for prompts_2, number in zip(prompts, (0, 1, 1, 1), strict=True):
+        same = [[*prompt, *[3] * (32 - len(prompt))] for prompt in prompts_2]
+        both = [
+            runner.prefill(same, prefix[:2], first_slot=0)
+            for runner, prefix in zip((graphs, plain), prefixes, strict=True)
+        ]
+        torch.testing.assert_close(both[0].logits_RV, both[1].logits_RV, atol=1e-5, rtol=1e-5)
+        assert cuda.num_captures() == number
+    plan = ScorePlan([0, 1], prompts[0], [[[5, 6], [7]]] * 2, prefixes[0][:2])
+    first, second = graphs.score(plan), graphs.score(plan)
+
+    assert cuda.num_captures() == 2
+    assert second == [pytest.approx(scores, abs=1e-5) for scores in first]
+    assert second == [
+        pytest.approx(scores, abs=1e-5) for scores in plain.score(replace(plan, prefixes=prefixes[1][:2]))
+    ]
 
 
 def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:

@@ -1,6 +1,7 @@
 """The encoder run by torch, on any device. On the host, the number of pictures per call suits the caches."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -8,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.devices.repeated import RepeatedPrograms, TensorProgram
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import HostEncoder
 
 CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE_BYTES: Final = 16 << 20  # used if the system does not state it
+_MOST_PROGRAMS: Final = 64  # recorded, one for each number of pictures
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -22,7 +25,7 @@ class TorchVisionBackend:
 
     With `batch_sizes`, in ascending order, a batch is padded to the next of these sizes, for devices on which each new
     shape costs time. Calls have at most `largest_batch` pictures. None means all at once; on the host, it means a
-    number that suits the caches.
+    number that suits the caches. With `record`, a number of pictures that occurs again is recorded as a graph by it.
     """
 
     def __init__(
@@ -32,10 +35,12 @@ class TorchVisionBackend:
         device: torch.device,
         batch_sizes: tuple[int, ...] | None = None,
         largest_batch: int | None = None,
+        record: Callable[[TensorProgram], TensorProgram] | None = None,
     ) -> None:
         self.name, self.image_size = "torch", encoder.config.clip.image_size
         self.batch_sizes = batch_sizes or ()
         self._device, self._largest_batch = device, largest_batch
+        self._programs = None if record is None else RepeatedPrograms(record, most=_MOST_PROGRAMS)
         self.module: nn.Module = encoder.to(device)  # the caller may convert its weights to a device's layout
         if device.type == "cpu":
             self.module = HostEncoder(encoder)
@@ -53,8 +58,17 @@ class TorchVisionBackend:
             pixels_BHWC = np.concatenate([pixels_BHWC, np.repeat(pixels_BHWC[-1:], size - num_pictures, axis=0)])
         sizes = even_batches(size, largest=self._largest_batch or max(size, 1))
         batches = np.split(pixels_BHWC, np.cumsum(sizes)[:-1])
-        queries = [self.module(torch.from_numpy(batch_BHWC).to(self._device)) for batch_BHWC in batches]
+        queries = [self._run(torch.from_numpy(batch_BHWC).to(self._device)) for batch_BHWC in batches]
         return (queries[0] if len(queries) == 1 else torch.cat(queries))[:num_pictures]
+
+    def _run(self, pixels_BHWC: Tensor) -> Tensor:
+        if self._programs is None:
+            visual_query_BQD: Tensor = self.module(pixels_BHWC)
+            return visual_query_BQD
+        program = self._programs.find(len(pixels_BHWC), lambda pixels_BHWC: (self.module(pixels_BHWC),))
+        (shared_BQD,) = program(pixels_BHWC)
+        copied_BQD: Tensor = shared_BQD.clone()  # the next graph may overwrite it
+        return copied_BQD
 
     def close(self) -> None:
         return

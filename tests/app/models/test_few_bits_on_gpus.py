@@ -45,9 +45,9 @@ def widened(precision: str) -> tuple[list[str], list[list[float]]]:
 @pytest.mark.parametrize(
     ("precision", "operators", "mode", "used", "tolerance"),
     [
-        ("int8", "auto", "cuda_graph", {"_weight_int8pack_mm"}, 0.2),
+        ("int8", "auto", "cuda_graph", {"linear of 8 bits", "widen 8 bits", "attend"}, 0.2),
         ("int8", "w8a8", "eager", {"_int_mm"}, 0.4),
-        ("int4", "auto", "eager", {"_weight_int4pack_mm"}, 0.2),
+        ("int4", "auto", "eager", {"linear of 4 bits", "widen 4 bits", "attend"}, 0.2),
     ],
 )
 @pytest.mark.proves("int8 weights", "CUDA")

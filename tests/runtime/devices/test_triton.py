@@ -1,0 +1,201 @@
+"""Triton kernels compute what plain torch does: on a GPU if there is one, else in Triton's interpreter."""
+
+# R rows, K inputs, N outputs
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llama_adapter.runtime import operators
+from llama_adapter.runtime.devices import triton_calls
+from llama_adapter.runtime.devices.cuda_linear import build_linear
+from llama_adapter.runtime.devices.triton_calls import Blocks, Step, Weights, linear, pack4, widen
+from llama_adapter.runtime.schemes import int4, int8
+from llama_adapter.runtime.schemes.layers import store_parts
+from llama_adapter.runtime.schemes.scheme import find_scheme
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
+EPS = 1e-6
+HEADS, HEAD_DIM = 3, 32
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def weights_of(bits: int, num_outputs: int, num_inputs: int, *, dtype: torch.dtype) -> tuple[Weights, Tensor]:
+    """Weights with a bias, and their values in float32."""
+    weight = normal(num_outputs, num_inputs).cpu() / num_inputs**0.5
+    bias = normal(num_outputs, dtype=dtype, seed=1)
+    if bits == 16:
+        stored = weight.to(DEVICE, dtype)
+        return Weights(16, stored, None, bias), stored.float()
+    if bits == 8:
+        parts = int8.SCHEME.quantise(weight)
+        stored, scale = parts[""], parts[int8.SCALE]
+        return Weights(8, stored.to(DEVICE), scale.to(DEVICE), bias), int8.SCHEME.dequantise(parts).to(DEVICE)
+    parts = int4.SCHEME.quantise(weight)
+    stored, scale = pack4(parts[""], parts[int4.SCALE])
+    return Weights(4, stored.to(DEVICE), scale.to(DEVICE), bias), int4.SCHEME.dequantise(parts).to(DEVICE)
+
+
+def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the relative error is one of rounding the results, and for 4 bits the products' scales, to `dtype`."""
+    error = (found.double() - expected.double()).norm() / expected.double().norm()
+    return bool(error < (4e-4 if dtype == torch.float16 else 4e-3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), [(1, 192, 80), (16, 128, 48), (20, 192, 80)])
+def test_a_product_with_norm_activation_and_residual(
+    bits: int, with_swiglu: bool, num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
+) -> None:
+    weights, wide_NK = weights_of(bits, num_outputs, num_inputs, dtype=dtype)
+    x_RK, norm = normal(num_rows, num_inputs, dtype=dtype, seed=2), normal(num_inputs, dtype=dtype, seed=3)
+    residual = normal(num_rows, num_outputs // (1 + with_swiglu), dtype=dtype, seed=4)
+    sums = x_RK.float().square().unflatten(1, (2, -1)).sum(-1).contiguous()
+
+    found = linear(
+        x_RK, weights, norm=norm, sums_RB=sums, eps=EPS, swiglu=with_swiglu, residual_RN=residual, with_sums=True
+    )
+
+    assert weights.bias is not None
+    expected = operators.rms_norm(x_RK, norm, EPS).float() @ wide_NK.T + weights.bias.float()
+    expected = operators.swiglu(expected) if with_swiglu else expected
+    assert near(found.x, expected + residual.float(), dtype)
+    torch.testing.assert_close(found.sums.sum(1), found.x.float().square().sum(1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_programs_that_share_a_block_give_the_same_product_each_time(
+    bits: int, with_swiglu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.float16
+    weights, wide_NK = weights_of(bits, 80, 576, dtype=dtype)
+    x_RK = normal(5, 576, dtype=dtype, seed=2)
+
+    monkeypatch.setattr(triton_calls, "_LEAST_STEPS", 1)
+
+    found = [
+        linear(x_RK, weights, swiglu=with_swiglu, blocks=Blocks(16, 32, 64, 4, 2, programs=programs)).x
+        for programs in (1, 9, 9, 5)
+    ]
+
+    assert weights.bias is not None
+    expected = x_RK.float() @ wide_NK.T + weights.bias.float()
+    assert all(near(each, operators.swiglu(expected) if with_swiglu else expected, dtype) for each in found)
+    assert torch.equal(found[1], found[2])
+    assert not bool(triton_calls._tickets(x_RK.device).any())
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_steps", "splits"),
+    [(400, 99, 1), (192, 99, 1), (96, 99, 2), (24, 99, 8), (24, 16, 4), (2, 3, 1)],
+)
+def test_few_blocks_are_shared_if_each_program_keeps_some_steps(num_blocks: int, num_steps: int, splits: int) -> None:
+    assert triton_calls._choose_splits(num_blocks, num_steps, programs=192) == splits
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_row_is_the_same_alone_and_in_a_batch(bits: int) -> None:
+    weights, _ = weights_of(bits, 80, 192, dtype=torch.float16)
+    x_RK = normal(16, 192, dtype=torch.float16, seed=2)
+    whole = linear(x_RK, weights).x
+
+    assert all(torch.equal(linear(x_RK[:count], weights).x, whole[:count]) for count in (1, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_widened_weights_are_those_of_the_scheme(bits: int, dtype: torch.dtype) -> None:
+    weights, wide_NK = weights_of(bits, 40, 192, dtype=dtype)
+
+    assert torch.equal(widen(weights, dtype), wide_NK.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_prefix", [True, False])
+def test_attention_of_a_step(with_prefix: bool, dtype: torch.dtype) -> None:
+    num_rows, num_places, num_queries = 3, 100, 5
+    positions = torch.tensor([5, 0, 97], device=DEVICE)
+    qkv = normal(num_rows, 3 * HEADS * HEAD_DIM, dtype=dtype)
+    k, v = (normal(num_rows, HEADS, num_places, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
+    prefix = [normal(num_rows, HEADS, num_queries, HEAD_DIM, dtype=dtype, seed=seed) for seed in (3, 4)]
+    cos, sin = (part.to(DEVICE) for part in operators.rotary_table(HEAD_DIM, num_positions=num_places, theta=1e4))
+
+    expected_k, expected_v = k.clone(), v.clone()
+    q_R1NH, k_R1NH, v_R1NH = qkv.view(num_rows, 1, 3, HEADS, HEAD_DIM).unbind(2)
+    q_R1NH, k_R1NH = operators.rotate(q_R1NH, k_R1NH, cos[positions][:, None, None], sin[positions][:, None, None])
+    operators.store(expected_k, positions, k_R1NH.transpose(1, 2))
+    operators.store(expected_v, positions, v_R1NH.transpose(1, 2))
+    q_RN1H = q_R1NH.transpose(1, 2).float()
+    mask = (torch.arange(num_places, device=DEVICE) <= positions[:, None])[:, None, None]
+    expected = operators.causal_attention(q_RN1H, expected_k.float(), expected_v.float(), mask)
+    if with_prefix:
+        expected += operators.adapter_attention(q_RN1H, *(part.float() for part in prefix))
+
+    found = Step().attend(qkv, (cos, sin), (k, v), positions, (prefix[0], prefix[1]) if with_prefix else None)
+
+    assert near(found, expected.transpose(1, 2).flatten(1), dtype)
+    torch.testing.assert_close(k.float(), expected_k.float(), atol=0.02, rtol=0.01)
+    assert torch.equal(v, expected_v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("table_rows", [1, 2])
+def test_rotary_positions_and_swiglu(table_rows: int, dtype: torch.dtype) -> None:
+    qkv = normal(2, 5, 3 * HEADS * HEAD_DIM, dtype=dtype).unflatten(-1, (3, HEADS, HEAD_DIM))
+    q_BSNH, k_BSNH, _ = qkv.unbind(2)
+    cos, sin = operators.rotary_table(HEAD_DIM, num_positions=9, theta=1e4)
+    cos, sin = (
+        torch.stack([part[row : row + 5] for row in range(table_rows)])[:, :, None].to(DEVICE) for part in (cos, sin)
+    )
+    limits = {"atol": 0.02, "rtol": 0.01} if dtype == torch.bfloat16 else {"atol": 0.003, "rtol": 0.002}
+    expected = operators.rotate(q_BSNH, k_BSNH, cos, sin)
+
+    for x, each in zip((q_BSNH, k_BSNH), expected, strict=True):
+        torch.testing.assert_close(triton_calls.rotate(x, cos, sin), each, **limits)
+    gate_up = normal(2, 3, 80, dtype=dtype)
+    torch.testing.assert_close(triton_calls.swiglu(gate_up), operators.swiglu(gate_up.float()).to(dtype), **limits)
+
+
+def test_embeddings_and_the_sums_of_their_squares() -> None:
+    table, tokens = normal(7, 1100, dtype=torch.float16), torch.tensor([3, 0, 3], device=DEVICE)
+    hidden = Step().embed(tokens, table)
+
+    assert torch.equal(hidden.x, table[tokens])
+    torch.testing.assert_close(hidden.sums[:, 0], table[tokens].float().square().sum(1), atol=0.01, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (200,)])
+@pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])
+def test_a_layer_computes_what_its_scheme_says(precision: str, bits: int, shape: tuple[int, ...], bias: bool) -> None:
+    scheme = find_scheme(precision)  # type: ignore[arg-type]
+    layer = nn.Linear(192, 80, bias=bias).half().requires_grad_(False)
+    parts = scheme.quantise(normal(80, 192).cpu() / 14)
+    store_parts(layer, parts)
+    built = build_linear(layer.to(DEVICE), precision, wanted="auto")  # type: ignore[arg-type]
+    for dtype in (torch.float16, torch.float32):
+        x = normal(*shape, 192, dtype=dtype, seed=2)
+        assert built is not None
+        if built.bias is not None:
+            built.bias = built.bias.to(dtype)
+        out = built(x)
+
+        wide = scheme.dequantise(parts).to(DEVICE)
+        bias_N = None if built.bias is None else built.bias.float()
+        assert (out.dtype, out.shape) == (dtype, (*shape, 80))
+        assert near(out, F.linear(x.float(), wide, bias_N), torch.float16)
+
+
+def test_sizes_that_no_kernel_takes_are_left() -> None:
+    layer = nn.Linear(96, 80)
+    store_parts(layer, int4.SCHEME.quantise(layer.weight.detach()))
+
+    assert build_linear(layer, "int4", wanted="auto") is None
