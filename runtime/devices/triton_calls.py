@@ -61,17 +61,13 @@ class Blocks:
     inputs: int
     warps: int
     stages: int
-    programs: int = 1  # wanted; with fewer blocks, several programs share the inputs of each
 
 
 _BLOCKS = {  # by bits; the smallest that holds all rows is used, else the last one
-    _FLOAT: (Blocks(16, 16, 256, 2, 4, 192),),
-    8: (Blocks(16, 32, 128, 4, 5, 192), Blocks(32, 32, 128, 4, 5, 192), Blocks(64, 64, 128, 4, 4)),
-    4: (Blocks(16, 64, 128, 4, 3, 192), Blocks(32, 64, 128, 4, 3, 192), Blocks(64, 64, 64, 4, 3)),
+    _FLOAT: (Blocks(16, 16, 256, 2, 4),),
+    8: (Blocks(16, 32, 256, 4, 4), Blocks(32, 32, 128, 4, 5), Blocks(64, 64, 128, 4, 4)),
+    4: (Blocks(16, 64, 128, 4, 3), Blocks(32, 64, 128, 4, 3), Blocks(64, 64, 64, 4, 3)),
 }
-_LEAST_STEPS = 4  # of a program's loop over its inputs
-_MOST_SPLITS = 8
-_MOST_SHARED_BLOCKS = 1024
 
 
 @functools.cache
@@ -108,15 +104,7 @@ def linear(
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
     out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
     out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else out_RN
-    row_blocks = triton.cdiv(num_rows, blocks.rows)
-    num_steps = triton.cdiv(weights.weight.shape[1], block_in)
-    splits = _choose_splits(num_blocks * row_blocks, num_steps, programs=blocks.programs)
-    parts = tickets = out_RN
-    if splits > 1:
-        num_parts = num_blocks * row_blocks * splits * 2 * blocks.outputs * blocks.rows
-        parts = x_RK.new_empty(num_parts, dtype=torch.float32)
-        tickets = _tickets(x_RK.device)
-    kernels.linear[num_blocks, row_blocks, splits](
+    kernels.linear[num_blocks, triton.cdiv(num_rows, blocks.rows)](
         x_RK,
         _or(norm, x_RK),
         _or(sums_RB, x_RK),
@@ -126,8 +114,6 @@ def linear(
         _or(residual_RN, x_RK),
         out_RN,
         out_sums_RB,
-        parts,
-        tickets,
         num_rows,
         num_outputs,
         num_inputs,
@@ -141,7 +127,6 @@ def linear(
         SUMS=with_sums,
         EVEN=num_inputs % block_in == 0,
         ASSEMBLY=_has_assembly(x_RK.device),
-        SPLITS=splits,
         BLOCK_ROWS=blocks.rows,
         BLOCK_OUT=blocks.outputs,
         BLOCK_IN=block_in,
@@ -154,23 +139,6 @@ def linear(
 def _choose_blocks(bits: int, num_rows: int) -> Blocks:
     *smaller, largest = _BLOCKS[bits]
     return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
-
-
-def _choose_splits(num_blocks: int, num_steps: int, *, programs: int) -> int:
-    """Programs for each block: a power of two, so that there are enough programs and each has enough steps."""
-    splits = 1
-    while splits < _MOST_SPLITS and num_blocks * splits < programs and num_steps >= 2 * splits * _LEAST_STEPS:
-        splits *= 2
-    return splits
-
-
-@functools.cache
-def _tickets(device: torch.device) -> Tensor:
-    """Counters of the programs that have finished their part of a block; 0 between products.
-
-    They are shared by all products on a device, which run one after the other in one stream.
-    """
-    return torch.zeros(_MOST_SHARED_BLOCKS, dtype=torch.int32, device=device)
 
 
 def _or(value: Tensor | None, other: Tensor) -> Tensor:
