@@ -23,7 +23,7 @@ from llama_adapter.app.cli.values import parse_text, settings, value_of
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.measuring.report import Report, Tally
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.parallel.launch import launched_follower
 from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
@@ -211,7 +211,8 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         "choices": options.choices,
         "max_new_tokens": sampling.max_new_tokens,
     }
-    warm_up = captioner.generate(pictures[: options.batch_size], **asked)
+    for _ in range(1 if captioner.info.mode in PLAIN_MODES else 2):  # prompts are recorded second
+        warm_up = captioner.generate(pictures[: options.batch_size], **asked)
     clock, tally, total_s = captioner.profile_clock(), Tally(), 0.0
     for trial in range(options.trials):
         started = time.perf_counter()

@@ -64,7 +64,7 @@ def assemble_parts(
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
-    mode = resolve_mode(spec.mode, backend=backend)
+    mode = resolve_mode(spec.mode, backend=backend, num_ranks=spec.tensor_parallel)
     check_asked_precision(spec, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     identity: str | None = None

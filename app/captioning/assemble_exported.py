@@ -121,6 +121,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         vision=spec.vision_kind,
         device=("cpu" if spec.device == AUTO else spec.device) if runtime is None else runtime.device,
         dtype=card.dtype,
+        mode="eager",
         batch_size=num_slots,
         context=config.context,
         channel_order="bgr" if card.channel_order == "bgr" else "rgb",

@@ -27,6 +27,7 @@ from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text
 from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.spec import (
+    PLAIN_MODES,
     BatchSize,
     CaptionerSpec,
     ModelInfo,
@@ -194,7 +195,8 @@ class Captioner:
             dtype: `"auto"` (default: the dtype that the device computes best), `"float32"`, `"bfloat16"` or
                 `"float16"`, or a `torch.dtype`.
             precision: of the weights of linear layers, `"float"`, `"int8"` or `"int4"`. Default: as stored.
-            mode: `"eager"` (default), `"graph"`, or the name of one of the device's graph modes.
+            mode: `"auto"` (default: the graph mode of a GPU, else eager), `"eager"`, `"graph"`, or the name of one of
+                the device's graph modes.
             operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
                 rounds the inputs of linear layers to 8 bits too.
             tensor_parallel: ranks that share the decoder, each a process with its own device. Default: 1. They are
@@ -233,6 +235,11 @@ class Captioner:
     def batch_size(self) -> int:
         """Questions answered together. An out-of-memory error reduces it."""
         return self._engine.num_slots
+
+    @property
+    def compiles_slowly(self) -> bool:
+        """Whether each new shape of a program is compiled for long, so that even a few pictures need a warm-up."""
+        return self.info.mode not in PLAIN_MODES and self._backend.capabilities.static_shapes
 
     @property
     def image_size(self) -> int:

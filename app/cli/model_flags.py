@@ -89,7 +89,10 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
             "--mode",
             metavar="M",
             default=SPEC.mode,
-            help=default("eager, graph, or a graph mode of the device by name"),
+            help=default(
+                "eager, graph, or a graph mode of the device by name; auto: the graph mode of a device that records "
+                "quickly, else eager"
+            ),
         )
     compute.add_argument(
         "--operators",

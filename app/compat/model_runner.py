@@ -22,11 +22,12 @@ from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.compat import model_runner_settings
 from llama_adapter.app.models.models_by_name import find_model, model_settings
+from llama_adapter.app.models.spec import AUTO, PLAIN_MODES
 from llama_adapter.app.reading.reader import PictureReading
 from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.devices import EAGER, open_backend
+from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.errors import PictureError
 
@@ -62,7 +63,7 @@ class ModelRunner:
         }
         self.model_name = runner_settings.get("model_name", "default_model_name")
         self.model_path = path
-        self.execute_mode: str = self.settings.get("mode", EAGER)
+        self.execute_mode: str = self.settings.get("mode", AUTO)  # `init_model` resolves it
         self.input_max_len: int = imported.get("max_prompt_tokens", 1024)
         self.max_new_tokens: int = imported.get("max_new_tokens", 32)
         config = runner_settings.get("model_config") or {}
@@ -87,7 +88,8 @@ class ModelRunner:
         self.cast_format()
         self.model = Captioner.load(**self.settings)
         self.init_tokenizer()
-        if self.execute_mode != EAGER:
+        self.execute_mode = self.model.info.mode
+        if self.execute_mode not in PLAIN_MODES:
             self.graph_compile()
 
     def cast_format(self) -> None:

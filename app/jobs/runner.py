@@ -12,7 +12,7 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
 from llama_adapter.app.measuring.report import Report, Tally
-from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.reading.isolated import open_reader
 
 
@@ -82,7 +82,7 @@ class LocalRunner:
         say: Callable[[str], None],
         stop: Callable[[], bool],
     ) -> Generator[Event]:
-        """See `Runner`. Compiles the programs of graph modes before it returns."""
+        """See `Runner`. Compiles the programs of slow graph modes before it returns."""
         self._say = say
         self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, self._captioner)) is not None:
@@ -128,12 +128,13 @@ def check_questions(job: Job, captioner: Captioner) -> None:
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:
-    """Compile the programs of a graph mode, so that the first picture does not wait.
+    """Compile the programs of a slow graph mode, so that the first picture does not wait.
 
-    Returns a note on their number and time, or None if nothing is compiled.
+    Other devices record a program when it first occurs, so a job of few pictures records few. Returns a note on number
+    and time of the programs, or None if nothing is compiled.
     """
     question = job.questions[0]
-    if captioner.info.mode in PLAIN_MODES or question.task.continuations:
+    if not captioner.compiles_slowly or question.task.continuations:
         return None
     prompt = question.prompt(captioner.info.default_prompt)
     done = captioner.warm_up(prompt, max_new_tokens=job.sampling.max_new_tokens)

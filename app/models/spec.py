@@ -22,7 +22,7 @@ BatchSize = int | Literal["auto"]
 
 EXPORTED: Final = "exported"  # the mode of an exported decoder
 PLAIN_MODES: Final = ("eager", EXPORTED)  # modes in which nothing is compiled before the first picture
-AUTO: Final = "auto"  # a device, dtype or batch size that is chosen when the model is loaded
+AUTO: Final = "auto"  # a device, dtype, mode or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_READER: Final[ReaderKind] = "process"
 DEFAULT_PICTURE_TIMEOUT_S = 60.0  # per picture; long enough for slow disks and networks
@@ -32,8 +32,8 @@ DEFAULT_PICTURE_TIMEOUT_S = 60.0  # per picture; long enough for slow disks and 
 class CaptionerSpec:
     """Model, device and limits. Without `model` and `llama_dir`, the model is the embedded one.
 
-    In the spec of a loaded captioner, no device, dtype or batch size is "auto". Raises ValueError for values out of
-    range and for fields that exclude each other.
+    In the spec of a loaded captioner, no device, dtype, mode or batch size is "auto". Raises ValueError for values out
+    of range and for fields that exclude each other.
     """
 
     model: str | None = None  # a bundle
@@ -59,7 +59,7 @@ class CaptionerSpec:
     device: str = AUTO  # the first accelerator, or the CPU
     dtype: str = AUTO  # the best dtype for the device, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
-    mode: str = "eager"  # or a graph mode of the device
+    mode: str = AUTO  # eager or a graph mode of the device; auto: the graph mode of a device that records quickly
     operators: OperatorChoice = "auto"
     tensor_parallel: int = 1  # ranks that share the decoder, each a process with its own device
     parallel_timeout: float = 60.0  # seconds that a rank waits for the others in a step
@@ -141,7 +141,7 @@ class CaptionerSpec:
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
             raise ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
         if self.decoder is not None and (
-            self.precision is not None or self.mode != "eager" or self.operators != "auto"
+            self.precision is not None or self.mode not in (AUTO, "eager") or self.operators != "auto"
         ):
             raise ValueError("precision, mode and operators of an exported decoder are those of its export")
         precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
@@ -151,7 +151,7 @@ class CaptionerSpec:
             raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
         if self.tensor_parallel > 1 and self.decoder is not None:
             raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
-        if self.tensor_parallel > 1 and self.mode != "eager":
+        if self.tensor_parallel > 1 and self.mode not in (AUTO, "eager"):
             raise ValueError(
                 f"tensor_parallel goes with mode eager, and it is {self.mode}: no graph holds the sums over ranks. "
                 "Pass mode eager, or one rank"

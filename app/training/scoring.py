@@ -75,6 +75,7 @@ def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
         CaptionerSpec(),
         device=spec.device,
         dtype=dtype_name(model.dtype),
+        mode="eager",  # graphs need memory that the plan of a training does not contain
         context=model.decoder_config.context,
         exif=spec.exif,
         reading=spec.reading,

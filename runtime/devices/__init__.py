@@ -86,14 +86,17 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
     return DTYPES[name]
 
 
-def resolve_mode(name: str, *, backend: Backend) -> str:
+def resolve_mode(name: str, *, backend: Backend, num_ranks: int = 1) -> str:
     """The mode of the decoder's steps on `backend`: `eager` or a graph mode; `graph` selects its first graph mode.
 
-    Raises DeviceError if the device does not have the mode.
+    `auto` selects it too if the device records a program in milliseconds, and `eager` if it compiles each shape or if
+    several ranks share the decoder. Raises DeviceError if the device does not have the mode.
     """
+    modes = backend.capabilities.graph_modes
+    if name == "auto":
+        return modes[0] if modes and not backend.capabilities.static_shapes and num_ranks == 1 else EAGER
     if name == EAGER:
         return name
-    modes = backend.capabilities.graph_modes
     if name == "graph" and modes:
         return modes[0]
     mode = _MODE_ALIASES.get(name, name)

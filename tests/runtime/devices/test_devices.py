@@ -8,7 +8,16 @@ import torch
 
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices import Backend, CpuBackend, accelerator_kind, cpu, open_backend, open_best
+from llama_adapter.runtime.devices import (
+    Backend,
+    Capabilities,
+    CpuBackend,
+    accelerator_kind,
+    cpu,
+    open_backend,
+    open_best,
+    resolve_mode,
+)
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError
 
@@ -65,6 +74,28 @@ def test_the_kind_of_accelerator_is_what_is_installed(monkeypatch: pytest.Monkey
     assert accelerator_kind() == "npu"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert accelerator_kind() == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("graph_modes", "static_shapes", "num_ranks", "expected"),
+    [
+        (("recorded", "other"), False, 1, "recorded"),
+        (("recorded",), False, 2, "eager"),  # no graph holds the sums over ranks
+        (("compiled",), True, 1, "eager"),  # each shape would be compiled first
+        ((), False, 1, "eager"),
+    ],
+)
+def test_auto_is_the_mode_of_graphs_that_are_recorded_quickly(
+    graph_modes: tuple[str, ...], static_shapes: bool, num_ranks: int, expected: str
+) -> None:
+    has = Capabilities(dtypes=("float32",), graph_modes=graph_modes, static_shapes=static_shapes)
+    backend: Any = SimpleNamespace(name="toy:0", capabilities=has)
+
+    assert resolve_mode("auto", backend=backend, num_ranks=num_ranks) == expected
+    assert resolve_mode("eager", backend=backend) == "eager"
+    for mode in graph_modes:
+        assert resolve_mode(mode, backend=backend) == mode
+        assert resolve_mode("graph", backend=backend) == graph_modes[0]
 
 
 @pytest.mark.parametrize("name", ["gpu", "npu:x", "npu0", "cuda:99", "", "cpu:1", "npu:"])
