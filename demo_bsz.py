@@ -211,7 +211,8 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         "choices": options.choices,
         "max_new_tokens": sampling.max_new_tokens,
     }
-    for _ in range(1 if captioner.info.mode in PLAIN_MODES else 2):  # prompts are recorded second
+    # Graphs of prompts and pictures are recorded when their shape occurs for the second time.
+    for _ in range(1 if captioner.info.mode in PLAIN_MODES else 2):
         warm_up = captioner.generate(pictures[: options.batch_size], **asked)
     clock, tally, total_s = captioner.profile_clock(), Tally(), 0.0
     for trial in range(options.trials):
