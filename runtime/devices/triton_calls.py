@@ -87,7 +87,6 @@ def linear(
     residual_RN: Tensor | None = None,
     with_sums: bool = False,
     dtype: torch.dtype | None = None,
-    blocks: Blocks | None = None,
 ) -> Hidden:
     """x W^T + bias, and with `with_sums` the sums of its squares. x is bfloat16 or float16, and contiguous.
 
@@ -96,7 +95,7 @@ def linear(
     """
     num_rows, num_inputs = len(x_RK), weights.num_inputs
     num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
-    blocks = blocks or _choose_blocks(weights.bits, num_rows)
+    blocks = choose_blocks(weights.bits, num_rows)
     block_in = blocks.inputs
     if weights.bits == 4:
         while num_inputs // 2 % block_in:
@@ -136,7 +135,8 @@ def linear(
     return Hidden(out_RN, out_sums_RB)
 
 
-def _choose_blocks(bits: int, num_rows: int) -> Blocks:
+def choose_blocks(bits: int, num_rows: int) -> Blocks:
+    """The blocks of a product with so many rows."""
     *smaller, largest = _BLOCKS[bits]
     return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
 
