@@ -11,7 +11,7 @@ from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.runtime.devices import CpuBackend, resolve_mode
-from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
+from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
@@ -68,7 +68,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
 
 
 def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> None:
-    backend = CudaBackend(0)
+    backend = HostCuda()
 
     assert resolve_mode("graph", backend=backend) == resolve_mode("cuda_graph", backend=backend) == "cuda_graph"
     assert backend.capabilities.queued
@@ -76,7 +76,7 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
     assert backend.choose_operators(CONFIG, dtype=torch.float32, wanted="auto", mode="eager") is FUSED
     assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="aten", mode="eager") is ATEN
     cuda.capability = (7, 5)
-    assert CudaBackend(0).choose_operators(CONFIG, dtype=torch.float16, wanted="auto", mode="eager") is FUSED
+    assert HostCuda().choose_operators(CONFIG, dtype=torch.float16, wanted="auto", mode="eager").name == "sdpa"
     with pytest.raises(DeviceError, match="has no mode `inductor`"):
         backend.compile(lambda: None, mode="inductor")
 
