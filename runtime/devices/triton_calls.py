@@ -140,7 +140,7 @@ def linear(
 
 def _run(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **sizes: Any) -> None:
     """Launch a kernel on the device of its first argument; by itself, Triton launches on the current device."""
-    with torch.cuda.device_of(first):
+    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         kernel[grid](first, *arguments, **sizes)
 
 
