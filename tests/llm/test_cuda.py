@@ -129,6 +129,16 @@ def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) ->
     ]
 
 
+def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = WIDE.num_layers * WIDE.dim * (4 * WIDE.dim + 3 * WIDE.ffn_dim)
+    monkeypatch.setattr("llama_adapter.llm.runners.graph._MOST_WORK", 2 * 16 * weights)
+    runner = open_runner(WIDE, toy_decoder(WIDE).state_dict(), backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    prefix = runner.empty_prefix()
+    for num_rows, num_captures in ((3, 0), (3, 0), (2, 0), (2, 1)):
+        runner.prefill([[3 + row] * 16 for row in range(num_rows)], [prefix] * num_rows, first_slot=0)
+        assert cuda.num_captures() == num_captures
+
+
 def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
     runner = open_runner(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
     done = runner.warm_up(prompt_tokens=20, new_tokens=44)
