@@ -26,8 +26,8 @@ from llama_adapter.runtime.operators import ATEN, Operators
 # Far more than the programs of one runner, which are doublings of rows times doublings of positions. torch's default
 # limit is 8; beyond it, programs run uncompiled or fail.
 _MAX_PROGRAMS = 256
-# Tokens times weights of the layers, of prompts that are captured: 500 tokens of a 7B. An H100 computes longer at more of
-# them than the host needs to launch the operators.
+# Tokens times weights of the layers, of prompts that are captured: 500 tokens of a 7B. With more of them, an H100
+# computes longer than the host needs to launch the operators.
 _MOST_WORK = 3.3e12
 _MOST_PROMPT_PROGRAMS = 64
 
