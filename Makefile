@@ -54,7 +54,7 @@ arm arm-short: .venv/.installed-dev
 # TEST_DEVICE=cpu, the same tests are tried without a GPU.
 cuda: .venv/.installed-dev
 	$(BIN)/python -m tests.cuda.device
-	$(PYTEST) tests/cuda
+	$(PYTEST) tests/cuda tests/runtime/devices/test_triton.py
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

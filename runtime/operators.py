@@ -187,6 +187,7 @@ class Operators:
     adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     store: StoreFunction
     step: StepOperators | None = None
+    note: str = ""  # for the user, if better operators should be there and are not
 
 
 ATEN = Operators(

@@ -98,8 +98,9 @@ def place_model(
             mode=mode,
         )
     lead = lead or (lambda decoder, runner: runner)
+    note = "; ".join(filter(None, (note, decoder.operators.note)))
     if not is_auto:
-        return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision)
+        return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision, note=note)
     runner = lead(decoder, _halving(decoder.runner, num_rows, backend=backend, setting=setting))
     if vision is not None:
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)

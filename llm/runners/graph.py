@@ -26,7 +26,9 @@ from llama_adapter.runtime.operators import ATEN, Operators
 # Far more than the programs of one runner, which are doublings of rows times doublings of positions. torch's default
 # limit is 8; beyond it, programs run uncompiled or fail.
 _MAX_PROGRAMS = 256
-_MOST_TOKENS = 512  # of a prefill that is captured; an H100 computes a 7B with more tokens in the time of the launches
+# Tokens times weights of the layers, of prompts that are captured: 500 tokens of a 7B. With more of them, an H100
+# computes longer than the host needs to launch the operators.
+_MOST_WORK = 3.3e12
 _MOST_PROMPT_PROGRAMS = 64
 
 
@@ -43,6 +45,8 @@ class GraphRunner(EagerRunner):
         shapes = BUCKETED if backend.capabilities.static_shapes else STEPPED
         super().__init__(decoder, config, backend=backend, operators=operators, shapes=shapes)
         self._programs: dict[tuple[int, int], DecodeProgram] = {}  # by rows and positions
+        sizes = config.decoder
+        self._num_weights = sizes.num_layers * sizes.dim * (4 * sizes.attention_dim + 3 * sizes.ffn_dim)
         self._prompt_programs = RepeatedPrograms(self._record, most=_MOST_PROMPT_PROGRAMS)
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
@@ -61,7 +65,7 @@ class GraphRunner(EagerRunner):
         return self._programs[key]
 
     def _prompt_program(self, key: Hashable, program: PromptProgram, *, num_tokens: int) -> PromptProgram:
-        if self._backend.capabilities.static_shapes or num_tokens > _MOST_TOKENS:
+        if self._backend.capabilities.static_shapes or num_tokens * self._num_weights > _MOST_WORK:
             return program
         return self._prompt_programs.find(key, program)
 

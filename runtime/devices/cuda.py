@@ -6,6 +6,7 @@ In half types the operators are Triton kernels (triton_calls.py), else plain tor
 # B rows, S step tokens, N heads, H head size
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +24,7 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
-from llama_adapter.runtime.devices.cuda_linear import build_linear, can_compute, has_kernels
+from llama_adapter.runtime.devices.cuda_linear import build_linear, has_integer_product, kernels_fault
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -61,8 +62,12 @@ class CudaBackend:
             collectives="nccl",
         )
         self._capability = torch.cuda.get_device_capability(self.device)
-        self._has_kernels = has_kernels(self._capability)
         self._graphs = CudaGraphs(self.device)
+
+    @functools.cached_property
+    def kernels_fault(self) -> str:
+        """Why the Triton kernels cannot run; empty if they can. The first call compiles one."""
+        return kernels_fault(self.device, self._capability)
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -91,7 +96,12 @@ class CudaBackend:
         if wanted == "aten":
             return ATEN
         is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
-        return triton_operators() if self._has_kernels and dtype != torch.float32 and is_power_of_two else FUSED
+        if dtype == torch.float32 or not is_power_of_two:
+            return FUSED
+        if self.kernels_fault:
+            note = f"torch computes in place of the Triton kernels, which cannot run here: {self.kernels_fault}"
+            return dataclasses.replace(FUSED, note=note)
+        return triton_operators()
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         dtype = float_type(module)
@@ -104,9 +114,11 @@ class CudaBackend:
         dequantise_linears(module)
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
-        if precision == FLOAT:
-            return True
-        return can_compute(precision, capability=self._capability, wanted=wanted)
+        if precision == FLOAT or wanted == "aten":
+            return precision == FLOAT
+        if wanted == "w8a8" and precision == "int8":
+            return self._capability >= (7, 5) and has_integer_product()
+        return not self.kernels_fault
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return ""

@@ -1,4 +1,7 @@
-"""Linear layers with 8-bit and 4-bit weights on NVIDIA GPUs: Triton kernels, and torch's product of 8-bit integers."""
+"""Linear layers with 8-bit and 4-bit weights on NVIDIA GPUs: Triton kernels, and torch's product of 8-bit integers.
+
+This module does not import triton, which older GPUs do without.
+"""
 
 # R rows, K inputs, N outputs
 
@@ -14,22 +17,28 @@ from llama_adapter.runtime.schemes.layers import WEIGHT
 _LEAST_ROWS = 32  # `_int_mm` needs at least 17
 
 
-def has_kernels(capability: tuple[int, int]) -> bool:
-    """Whether the Triton kernels run on a GPU of this compute capability: from Ampere on."""
-    return capability >= (8, 0) and importlib.util.find_spec("triton") is not None
+def kernels_fault(device: torch.device, capability: tuple[int, int]) -> str:
+    """Why the Triton kernels cannot run on a GPU; empty if they can.
+
+    One of them is run, because Triton needs a C compiler and Python's headers.
+    """
+    if torch.version.hip is not None:
+        return "they are written for NVIDIA GPUs"
+    if capability < (8, 0):
+        return f"compute capability {'.'.join(map(str, capability))} is below 8.0"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        from llama_adapter.runtime.devices.triton_calls import swiglu
+
+        swiglu(torch.zeros(1, 2, dtype=torch.float16, device=device))
+    except Exception as error:  # compilers raise errors of any class
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ""
 
 
-def can_compute(precision: Precision, *, capability: tuple[int, int], wanted: OperatorChoice) -> bool:
-    """Whether a GPU of this compute capability has operators for these weights."""
-    if wanted == "aten":
-        return False
-    if wanted == "w8a8" and precision == "int8":
-        return capability >= (7, 5) and _has_integer_product()
-    return has_kernels(capability)
-
-
-def _has_integer_product() -> bool:
-    """Whether this build of torch has the operator for CUDA."""
+def has_integer_product() -> bool:
+    """Whether this build of torch has the product of 8-bit integers that `RoundedLinear` needs."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_int_mm", "CUDA"))
 
 

@@ -117,7 +117,7 @@ def choose(
 
     Never raises. If there is no fused operator, for example in an older torch_npu, plain torch computes.
     """
-    chosen: dict[str, Callable[..., Any]] = {}
+    chosen: dict[str, Any] = {}
     choices = []
     for fused in FUSED:
         objection = _objection(fused, family, sizes, dtype, torch_npu=torch_npu, wanted=wanted, in_graph=in_graph)

@@ -13,6 +13,7 @@ This module imports triton through triton_kernels.py, so it is imported inside f
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -87,7 +88,6 @@ def linear(
     residual_RN: Tensor | None = None,
     with_sums: bool = False,
     dtype: torch.dtype | None = None,
-    blocks: Blocks | None = None,
 ) -> Hidden:
     """x W^T + bias, and with `with_sums` the sums of its squares. x is bfloat16 or float16, and contiguous.
 
@@ -96,7 +96,7 @@ def linear(
     """
     num_rows, num_inputs = len(x_RK), weights.num_inputs
     num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
-    blocks = blocks or _choose_blocks(weights.bits, num_rows)
+    blocks = choose_blocks(weights.bits, num_rows)
     block_in = blocks.inputs
     if weights.bits == 4:
         while num_inputs // 2 % block_in:
@@ -104,7 +104,9 @@ def linear(
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
     out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
     out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else out_RN
-    kernels.linear[num_blocks, triton.cdiv(num_rows, blocks.rows)](
+    _run(
+        kernels.linear,
+        (num_blocks, triton.cdiv(num_rows, blocks.rows)),
         x_RK,
         _or(norm, x_RK),
         _or(sums_RB, x_RK),
@@ -136,7 +138,14 @@ def linear(
     return Hidden(out_RN, out_sums_RB)
 
 
-def _choose_blocks(bits: int, num_rows: int) -> Blocks:
+def _run(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **sizes: Any) -> None:
+    """Launch a kernel on the device of its first argument; by itself, Triton launches on the current device."""
+    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+        kernel[grid](first, *arguments, **sizes)
+
+
+def choose_blocks(bits: int, num_rows: int) -> Blocks:
+    """The blocks of a product with so many rows."""
     *smaller, largest = _BLOCKS[bits]
     return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
 
@@ -191,7 +200,7 @@ class Step:
         num_rows, width = len(tokens_R), table_VD.shape[1]
         out_RD = table_VD.new_empty(num_rows, width)
         sums_R1 = table_VD.new_empty(num_rows, 1, dtype=torch.float32)
-        kernels.embed[(num_rows,)](tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS)
+        _run(kernels.embed, (num_rows,), tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS)
         return Hidden(out_RD, sums_R1)
 
     def project(
@@ -234,7 +243,9 @@ class Step:
         out = qkv.new_empty(num_rows, num_heads * head_dim)
         adapter_k, adapter_v = (k_cache, v_cache) if prefix is None else prefix
         num_queries = 0 if prefix is None else adapter_k.shape[-2]
-        kernels.attention[num_rows, num_heads](
+        _run(
+            kernels.attention,
+            (num_rows, num_heads),
             qkv,
             *table,
             k_cache,
@@ -260,11 +271,11 @@ def widen(weights: Weights, dtype: torch.dtype) -> Tensor:
     num_outputs, num_inputs = weights.num_outputs, weights.num_inputs
     out_NK = weights.weight.new_empty(num_outputs, num_inputs, dtype=dtype)
     if weights.bits == 8:
-        grid = num_outputs, triton.cdiv(num_inputs, _ELEMENTS)
-        kernels.widen8[grid](weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
+        kernel, num_columns = kernels.widen8, num_inputs
     else:
-        grid = num_outputs, triton.cdiv(num_inputs // 2, _ELEMENTS)
-        kernels.widen4[grid](weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
+        kernel, num_columns = kernels.widen4, num_inputs // 2
+    grid = num_outputs, triton.cdiv(num_columns, _ELEMENTS)
+    _run(kernel, grid, weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
     return out_NK
 
 
@@ -273,7 +284,9 @@ def rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
     num_rows, num_tokens, num_heads, head_dim = x_BSNH.shape
     out_BSNH = torch.empty(x_BSNH.shape, dtype=x_BSNH.dtype, device=x_BSNH.device)
     block = min(triton.next_power_of_2(num_heads), 16)
-    kernels.rotate[num_rows * num_tokens, triton.cdiv(num_heads, block)](
+    _run(
+        kernels.rotate,
+        (num_rows * num_tokens, triton.cdiv(num_heads, block)),
         x_BSNH,
         cos_BS1H,
         sin_BS1H,
@@ -294,7 +307,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     num_rows = out.numel() // width
-    kernels.swiglu[num_rows, triton.cdiv(width, _ELEMENTS)](gate_up, out, width, BLOCK=_ELEMENTS)
+    _run(kernels.swiglu, (num_rows, triton.cdiv(width, _ELEMENTS)), gate_up, out, width, BLOCK=_ELEMENTS)
     return out
 
 

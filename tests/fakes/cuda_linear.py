@@ -29,7 +29,7 @@ class LinearOps:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, "_int_mm", self._int_mm)
-        patch.setattr("llama_adapter.runtime.devices.cuda_linear._has_integer_product", lambda: True)
+        patch.setattr("llama_adapter.runtime.devices.cuda.has_integer_product", lambda: True)
         for name in ("linear", "widen", "rotate", "swiglu"):
             patch.setattr(triton_calls, name, getattr(self, name))
         patch.setattr(triton_calls.Step, "embed", self.embed)

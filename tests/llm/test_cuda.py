@@ -11,7 +11,7 @@ from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.runtime.devices import CpuBackend, resolve_mode
-from llama_adapter.runtime.devices.cuda import FUSED, CudaBackend, CudaGraphs
+from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
@@ -68,7 +68,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
 
 
 def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> None:
-    backend = CudaBackend(0)
+    backend = HostCuda()
 
     assert resolve_mode("graph", backend=backend) == resolve_mode("cuda_graph", backend=backend) == "cuda_graph"
     assert backend.capabilities.queued
@@ -76,7 +76,7 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
     assert backend.choose_operators(CONFIG, dtype=torch.float32, wanted="auto", mode="eager") is FUSED
     assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="aten", mode="eager") is ATEN
     cuda.capability = (7, 5)
-    assert CudaBackend(0).choose_operators(CONFIG, dtype=torch.float16, wanted="auto", mode="eager") is FUSED
+    assert HostCuda().choose_operators(CONFIG, dtype=torch.float16, wanted="auto", mode="eager").name == "sdpa"
     with pytest.raises(DeviceError, match="has no mode `inductor`"):
         backend.compile(lambda: None, mode="inductor")
 
@@ -127,6 +127,16 @@ def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) ->
     assert second == [
         pytest.approx(scores, abs=1e-5) for scores in plain.score(replace(plan, prefixes=prefixes[1][:2]))
     ]
+
+
+def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = WIDE.num_layers * WIDE.dim * (4 * WIDE.dim + 3 * WIDE.ffn_dim)
+    monkeypatch.setattr("llama_adapter.llm.runners.graph._MOST_WORK", 2 * 16 * weights)
+    runner = open_runner(WIDE, toy_decoder(WIDE).state_dict(), backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    prefix = runner.empty_prefix()
+    for num_rows, num_captures in ((3, 0), (3, 0), (2, 0), (2, 1)):
+        runner.prefill([[3 + row] * 16 for row in range(num_rows)], [prefix] * num_rows, first_slot=0)
+        assert cuda.num_captures() == num_captures
 
 
 def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:

@@ -15,6 +15,7 @@ from llama_adapter.vision.backends.torch import (
     even_batches,
     last_cache_bytes,
 )
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.exported import embedded_encoder, sample_pixels
 
 CPU = torch.device("cpu")
@@ -55,6 +56,25 @@ def test_many_pictures_are_encoded_in_calls_of_even_size_and_stay_in_order() -> 
 
     assert given == [3, 2, 2]
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_a_number_of_pictures_that_occurs_again_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    gpu, encoder = HostCuda(), embedded_encoder()
+    plain = TorchVisionBackend(encoder, device=CPU, largest_batch=7)
+    recording = TorchVisionBackend(
+        encoder, device=CPU, largest_batch=7, record=lambda program: gpu.compile(program, mode="cuda_graph")
+    )
+    pixels = np.ascontiguousarray(sample_pixels()[:7])
+    encoded = []
+    for part, num_captures in (((0, 2), 0), ((2, 5), 0), ((2, 4), 1), ((4, 6), 1), ((3, 6), 2), ((5, 7), 2)):
+        chosen = pixels[slice(*part)]
+        encoded.append((recording.encode(chosen), plain.encode(chosen)))
+        assert cuda.num_captures() == num_captures
+
+    for ours, expected in encoded:  # later graphs have not changed earlier results
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_no_pictures_give_no_visual_queries() -> None:

@@ -64,6 +64,22 @@ def test_answers_are_those_of_widened_weights(
         assert ours == pytest.approx(theirs, abs=tolerance)
 
 
+def test_a_gpu_without_a_compiler_computes_with_torch_and_a_note_says_why(
+    ops: LinearOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(gate_up: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr("llama_adapter.runtime.devices.triton_calls.swiglu", broken)
+    captioner = Captioner.load(dtype="bfloat16", batch_size=8, device="cuda:0", precision="int8")
+
+    assert [answer.text for answer in captioner.generate(SAMPLES)] == widened("int8")[0]
+    assert ops.calls == {}
+    fault = "torch computes in place of the Triton kernels, which cannot run here: Failed to find C compiler."
+    assert fault in captioner.info.notes
+    assert any(note.startswith("8-bit weights are widened to bfloat16 here") for note in captioner.info.notes)
+
+
 def test_rounding_inputs_needs_8_bit_weights(ops: LinearOps) -> None:
     with pytest.raises(UsageError, match="needs 8-bit weights, and those of the model are float"):
         Captioner.load(operators="w8a8", device="cuda:0")

@@ -1,11 +1,13 @@
 """Layers of 8 and 4 bits on a simulated NVIDIA GPU: which kind of layer computes, and products of 8-bit integers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.devices.cuda import FUSED
 from llama_adapter.runtime.devices.cuda_linear import RoundedLinear, build_linear
 from llama_adapter.runtime.devices.triton_calls import PackedLinear
 from llama_adapter.runtime.schemes import Precision
@@ -13,6 +15,7 @@ from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
+from tests.llm.toys import CONFIG
 
 NUM_INPUTS, NUM_OUTPUTS = 192, 80
 
@@ -120,10 +123,33 @@ def test_a_gpu_computes_with_the_weights_that_its_operators_take(
     assert HostCuda().refusal(precision, wanted=wanted) == ""
 
 
-def test_without_triton_weights_are_widened(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for precision in ("int8", "int4"):
-        assert not HostCuda().computes_in(precision, torch.bfloat16)
+def broken(gate_up: Tensor) -> Tensor:
+    raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nmore")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fault"),
+    [
+        ("importlib.util.find_spec", lambda name: None, "triton is not installed"),
+        ("torch.version.hip", "6.4", "they are written for NVIDIA GPUs"),
+        (
+            "llama_adapter.runtime.devices.triton_calls.swiglu",
+            broken,
+            "Failed to find C compiler. Please specify via CC environment variable.",
+        ),
+    ],
+)
+def test_without_kernels_torch_computes_with_widened_weights(
+    place: str, value: Any, fault: str, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, value)
+    gpu = HostCuda()
+
+    assert gpu.kernels_fault == fault
+    assert not any(gpu.computes_in(precision, torch.bfloat16) for precision in ("int8", "int4"))
+    operators = gpu.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager")
+    assert operators == replace(FUSED, note=operators.note)
+    assert operators.note == f"torch computes in place of the Triton kernels, which cannot run here: {fault}"
 
 
 def test_layers_are_replaced_one_by_one_and_others_widened(cuda: FakeCuda, ops: LinearOps) -> None:

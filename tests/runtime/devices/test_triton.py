@@ -2,6 +2,12 @@
 
 # R rows, K inputs, N outputs
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -168,3 +174,25 @@ def test_sizes_that_no_kernel_takes_are_left() -> None:
     store_parts(layer, int4.SCHEME.quantise(layer.weight.detach()))
 
     assert build_linear(layer, "int4", wanted="auto") is None
+
+
+# Bytes of shared memory that a program may use: A100; GeForce RTX 40, as also RTX 30; H100.
+SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "half"), [(80, "fp16"), (89, "bf16"), (90, "bf16")])
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: int, half: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.devices.compile_triton", str(capability), half],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+
+    found: dict[str, int] = json.loads(done.stdout)
+    assert len(found) > 20
+    assert {name: size for name, size in found.items() if size > SHARED[capability]} == {}
