@@ -22,6 +22,7 @@ from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.repeated import RepeatedPrograms
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.problems import is_out_of_memory
 
 # Far more than the programs of one runner, which are doublings of rows times doublings of positions. torch's default
 # limit is 8; beyond it, programs run uncompiled or fail.
@@ -83,11 +84,9 @@ class GraphRunner(EagerRunner):
         try:
             with _many_programs():
                 return compiled(*inputs)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # compilers raise errors of any class
-            if explain_device_error(str(error)) is not None:
-                raise  # the device itself failed
+            if is_out_of_memory(error) or explain_device_error(str(error)) is not None:
+                raise  # fewer rows may help, or the device itself failed
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(
                 f"{self._backend.name} cannot compile {of} in mode `{self.config.mode}` "
