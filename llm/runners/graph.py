@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
