@@ -176,12 +176,13 @@ def test_sizes_that_no_kernel_takes_are_left() -> None:
     assert build_linear(layer, "int4", wanted="auto") is None
 
 
-# Bytes of shared memory that a program may use: A100; GeForce RTX 40, as also RTX 30; H100.
-SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+# Bytes of shared memory that a program may use. Programs for an A100 are also those of GeForce RTX 30 and 40, which have
+# less than an A100; then an H100.
+SHARED = {80: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "half"), [(80, "fp16"), (89, "bf16"), (90, "bf16")])
+@pytest.mark.parametrize(("capability", "half"), [(80, "fp16"), (90, "bf16")])
 def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: int, half: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
