@@ -176,8 +176,8 @@ def test_sizes_that_no_kernel_takes_are_left() -> None:
     assert build_linear(layer, "int4", wanted="auto") is None
 
 
-# Bytes of shared memory that a program may use. Programs for an A100 are also those of GeForce RTX 30 and 40, which have
-# less than an A100; then an H100.
+# Bytes of shared memory that a program may use. What is compiled for an A100 also runs on GeForce RTX 30 and 40, which
+# have less. Then an H100.
 SHARED = {80: 99 << 10, 90: 227 << 10}
 
 
