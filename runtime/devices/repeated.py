@@ -13,18 +13,12 @@ class RepeatedPrograms:
 
     def __init__(self, record: Callable[[TensorProgram], TensorProgram], *, most: int) -> None:
         self._record, self._most = record, most
-        self._programs: dict[Hashable, TensorProgram | None] = {}  # None: has occurred once
-
-    def __len__(self) -> int:
-        return sum(program is not None for program in self._programs.values())
+        self._seen: set[Hashable] = set()
+        self._recorded: dict[Hashable, TensorProgram] = {}
 
     def find(self, key: Hashable, program: TensorProgram) -> Callable[..., Any]:
         """What runs in place of `program`: the program itself, or its recording."""
-        if key not in self._programs:
-            if len(self._programs) < self._most:
-                self._programs[key] = None
-            return program
-        recorded = self._programs[key]
-        if recorded is None:
-            recorded = self._programs[key] = self._record(program)
-        return recorded
+        if key in self._seen and key not in self._recorded and len(self._recorded) < self._most:
+            self._recorded[key] = self._record(program)
+        self._seen.add(key)
+        return self._recorded.get(key, program)
