@@ -123,6 +123,11 @@ class Layer(nn.Module):
         return out
 
 
+def linears_of(layer: Layer) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
+    """The linear layers in order: q, k and v; output; gate and up; down."""
+    return layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
+
+
 class LlamaAdapterDecoder(nn.Module):
     """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention.
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from llama_adapter.llm.model.kv import LayerViews
-from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.sampler import predict
 from llama_adapter.runtime.operators import StepOperators
@@ -22,7 +22,7 @@ class FusedDecoder:
     def __init__(self, decoder: LlamaAdapterDecoder, step: StepOperators) -> None:
         self.decoder, self.step = decoder, step
         self.layers: Sequence[tuple[Any, ...]] = [
-            tuple(map(step.weights, _linears(layer)))  # type: ignore[arg-type]
+            tuple(map(step.weights, linears_of(layer)))  # type: ignore[arg-type]
             for layer in decoder.layers
         ]
         self.head = step.weights(decoder.head)
@@ -53,7 +53,3 @@ class FusedDecoder:
         logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=dtype)
         prediction = predict(logits_RV)
         return prediction.logits_RV, prediction.best_R
-
-
-def _linears(layer: Layer) -> tuple[Any, ...]:
-    return layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down

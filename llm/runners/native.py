@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
@@ -40,7 +40,7 @@ _MAX_TOKENS = 2048  # most tokens of one call; more would need memory without be
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
     """Whether the kernels can run this decoder, whose linear layers must already be prepared."""
     config = decoder.config
-    linears = [module for layer in decoder.layers for module in _linears(layer)]  # type: ignore[arg-type]
+    linears = [module for layer in decoder.layers for module in linears_of(layer)]  # type: ignore[arg-type]
     return (
         all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
         and decoder.embedding.weight.dtype in (torch.float32, torch.bfloat16)
@@ -48,10 +48,6 @@ def can_run(decoder: LlamaAdapterDecoder) -> bool:
         and config.head_dim <= 16 * _LANES
         and config.ffn_dim % _BLOCK == 0
     )
-
-
-def _linears(layer: Layer) -> tuple[torch.nn.Module, ...]:
-    return layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
 
 
 @dataclass(slots=True)
@@ -136,7 +132,7 @@ class NativeRunner(EagerRunner):
         )
 
     def _describe_layer(self, layer: Layer) -> LayerStruct:
-        qkv, out, gate_up, down = map(_native, _linears(layer))
+        qkv, out, gate_up, down = map(_native, linears_of(layer))
         width = gate_up.out_features // 2
         return LayerStruct(
             attention_norm=self._floats(layer.attention_norm.weight),
