@@ -15,12 +15,8 @@ from llama_adapter.runtime.devices import triton_kernels as kernels
 from llama_adapter.runtime.devices.triton_calls import choose_blocks
 
 ALIGNED = ("num_inputs", "num_outputs", "slot_stride", "head_stride", "adapter_stride", "width")
-FLAGS: list[dict[str, bool]] = [
-    {"NORM": True, "SWIGLU": True},
-    {"RESIDUAL": True, "SUMS": True},
-    {"SWIGLU": True},
-    {"RESIDUAL": True, "EVEN": False},
-]
+STEP: list[dict[str, bool]] = [{"NORM": True, "SWIGLU": True}, {"RESIDUAL": True, "SUMS": True, "EVEN": False}]
+MANY_ROWS: list[dict[str, bool]] = [{"SWIGLU": True}]
 
 
 def shared_bytes(kernel: Any, capability: int, types: dict[str, str], sizes: dict[str, Any], **options: int) -> int:
@@ -42,9 +38,7 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
     stored = {16: (pointer, pointer), 8: ("*i8", "*fp32"), 4: ("*u8", "*fp16")}
     for bits, (weight, scale) in stored.items():
         for blocks in dict.fromkeys(choose_blocks(bits, rows) for rows in (1, 17, 33)):
-            for flags in FLAGS:
-                if (bits == 4 and "EVEN" in flags) or (blocks.rows > 16 and "NORM" in flags):
-                    continue
+            for flags in STEP if blocks.rows == 16 else MANY_ROWS:
                 types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
                 types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": number}
                 sizes = {"BITS": bits, "ASSEMBLY": capability >= 90, "BIAS": True}
