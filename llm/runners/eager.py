@@ -179,16 +179,16 @@ class EagerRunner:
         """Predictions after the newest token of each running row and after each prompt. Only if `runs_mixed`."""
         raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
-    def _is_fused(self, num_rows: int) -> bool:
-        """Whether fused operators compute a step of so many rows."""
-        return self._fused is not None and num_rows <= self._fused.step.most_rows
+    def _fused_decoder(self, num_rows: int) -> FusedDecoder | None:
+        """The fused operators, if they compute a step of so many rows."""
+        return self._fused if self._fused is not None and num_rows <= self._fused.step.most_rows else None
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1. All its shapes are fixed."""
         decoder, store = self._decoder, self.operators.store
         layers = self._cache.layers(num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
-        if self._is_fused(num_rows) and (fused := self._fused) is not None:
+        if (fused := self._fused_decoder(num_rows)) is not None:
             return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, layers, prefix)
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:

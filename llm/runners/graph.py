@@ -51,7 +51,7 @@ class GraphRunner(EagerRunner):
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         # Fused steps read the positions on the device, so one program serves all lengths.
-        key = num_rows, 0 if self._is_fused(num_rows) else length
+        key = num_rows, length if self._fused_decoder(num_rows) is None else 0
         if key not in self._programs:
             compiled = self._backend.compile(super()._decode_program(num_rows, length), mode=self.config.mode)
 
