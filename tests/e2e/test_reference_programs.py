@@ -100,7 +100,10 @@ def test_the_evaluation(captioner: Captioner, llama_dir: Path, tmp_path: Path, m
 
 
 # `launch` gives the page to a client and does not wait for users.
+# It ends without Python's finalisation, which aborts now and then ("terminate called without an active exception") if
+# a daemon thread of Gradio's client or server is in C++ code.
 ASK_THE_PAGE = """
+import os
 import sys
 import gradio
 from gradio_client import Client, handle_file
@@ -115,7 +118,10 @@ def launch_and_ask(page):
     page.close(verbose=False)
 
 gradio.Blocks.launch = launch_and_ask
-sys.exit(main())
+code = main()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)
 """
 
 
