@@ -23,6 +23,14 @@ def tells_shortage(text: str) -> bool:
     return any(words in text for words in _SHORTAGES) or text.strip() in _SHORTAGES_OF_ONEDNN
 
 
+def is_failed_device(text: str) -> bool:
+    """Whether an error's text says that a device failed while it computed, not that a program cannot be compiled.
+
+    The errors of CUDA that a capture causes name it, for example "operation not permitted when stream is capturing".
+    """
+    return explain_device_error(text) is not None or ("CUDA error: " in text and "captur" not in text)
+
+
 LOOK = "`npu-smi info` shows the device's health and its processes, and the newest log under ~/ascend/log its messages"
 
 

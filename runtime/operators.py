@@ -119,10 +119,13 @@ def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
 
 
 class Hidden(NamedTuple):
-    """Hidden states of one token of each row, (R, D), and float32 sums of their squares, (R, parts), for a norm."""
+    """Hidden states of one token of each row, (R, D), and float32 sums of their squares, (R, parts), for a norm.
+
+    `sums` is None if the next operators do not read them.
+    """
 
     x: Tensor
-    sums: Tensor
+    sums: Tensor | None
 
 
 class StepOperators(Protocol):

@@ -5,7 +5,6 @@ If memory runs out later, app/models/oom_retry.py reduces the rows.
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -25,6 +24,7 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
+from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -184,7 +184,7 @@ def place_encoder(
         encoder_from_state(config, state),
         device=backend.device,
         batch_sizes=_batch_sizes(num_rows, backend),
-        record=partial(backend.compile, mode=mode) if records else None,
+        mode=GraphMode(backend, mode) if records else None,
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)

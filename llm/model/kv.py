@@ -45,14 +45,15 @@ class PrefillView:
     A single row of keys and values, (1, N, S, H), is written to all rows.
     """
 
-    def __init__(self, k_LBNPH: Tensor, v_LBNPH: Tensor, past: Past | None = None) -> None:
-        self._k, self._v, self._own = k_LBNPH, v_LBNPH, NoCache(past)
-        self._start = 0 if past is None else past[0].shape[2]
+    def __init__(self, cache: "KVCache", slots: slice | Tensor) -> None:
+        """`slots` are a slice or ids (B,)."""
+        self._k, self._v, self._slots, self._own = cache.k, cache.v, slots, NoCache(cache.past)
+        self._start = 0 if cache.past is None else cache.past[0].shape[2]
 
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
         places = slice(self._start, self._start + k_BNSH.shape[2])
-        self._k[layer, :, :, places] = k_BNSH
-        self._v[layer, :, :, places] = v_BNSH
+        self._k[layer][self._slots, :, places] = k_BNSH
+        self._v[layer][self._slots, :, places] = v_BNSH
         return self._own.update(layer, k_BNSH, v_BNSH)
 
 
@@ -111,10 +112,9 @@ class KVCache:
             self.k[:, :, :, : self._start] = k_LNCH[:, None]
             self.v[:, :, :, : self._start] = v_LNCH[:, None]
 
-    def prefill_view(self, first: int, num_rows: int) -> PrefillView:
-        """Slots first..first+num_rows-1, for new rows."""
-        rows = slice(first, first + num_rows)
-        return PrefillView(self.k[:, rows], self.v[:, rows], self.past)
+    def prefill_view(self, slots: slice | Tensor) -> PrefillView:
+        """The slots, a slice or ids, for new rows."""
+        return PrefillView(self, slots)
 
     def layers(self, num_rows: int) -> LayerViews:
         """Slots 0..num_rows-1 of each layer, for decode steps.

@@ -30,7 +30,7 @@ _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
 # Tokens (R, 1), positions (R,) -> the parts of a Prediction.
 DecodeProgram = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# Of a prefill: tokens (R or 1, S), the last place of each row (R,) -> the parts of a Prediction.
+# Of a prefill: tokens (R or 1, S), the last place of each row (R,), the slots -> the parts of a Prediction.
 # Of scoring: tokens, positions, mask, prefix k and v, rows, places and ids of targets -> (log-probabilities,).
 PromptProgram = Callable[..., tuple[Tensor, ...]]
 
@@ -126,23 +126,24 @@ class EagerRunner:
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
         tokens = self._padded(_one_for_all(prompts), num_rows=num_rows, width=length)
-        program = self._prompt_program(
-            (len(tokens), num_rows, length, first_slot),
-            self._prefill_program(num_rows, length, first_slot),
-            num_tokens=num_rows * length,
-        )
+        num_tokens = num_rows * length
+        key = "prefill", len(tokens), num_rows, length
+        program = self._prompt_program(key, self._prefill_program(length), num_tokens=num_tokens)
         places_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
-        logits_RV, best_R = program(tokens, places_R)
+        slots = self._slots(first_slot, num_rows, num_tokens=num_tokens)
+        logits_RV, best_R = program(tokens, places_R, slots)
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
 
-    def _prefill_program(self, num_rows: int, length: int, first_slot: int) -> PromptProgram:
-        """A prefill of slots from `first_slot` on with prompts of `length` tokens. All its shapes are fixed."""
-        decoder, start = self._decoder, self._start
-        slots = slice(first_slot, first_slot + num_rows)
-        prefix = Prefix(self._prefix.k[:, slots], self._prefix.v[:, slots])
-        view = self._cache.prefill_view(first_slot, num_rows)
+    def _slots(self, first: int, num_rows: int, *, num_tokens: int) -> slice | Tensor:
+        """The slots of a prefill: a slice, or ids (R,) if they are an input of the program."""
+        return slice(first, first + num_rows)
 
-        def program(tokens: Tensor, places_R: Tensor) -> tuple[Tensor, Tensor]:
+    def _prefill_program(self, length: int) -> PromptProgram:
+        """A prefill with prompts of `length` tokens."""
+        decoder, start, cache, whole = self._decoder, self._start, self._cache, self._prefix
+
+        def program(tokens: Tensor, places_R: Tensor, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
+            prefix, view = Prefix(whole.k[:, slots], whole.v[:, slots]), cache.prefill_view(slots)
             positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
             ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
             causal_11SP = ones_SP.tril(start)[None, None]
@@ -290,13 +291,16 @@ class EagerRunner:
         sizes = self.config.decoder
         prefixes = self.project_prefix(torch.zeros(num_slots, sizes.num_queries, sizes.dim))
         prompt = [0] * min(prompt_tokens, context)
+        num_programs = 0
         for num_rows in rows:
             self.prefill([prompt] * num_rows, prefixes[:num_rows], first_slot=0)
-            for length in lengths:
+            own_lengths = lengths if self._fused_decoder(num_rows) is None else lengths[:1]  # one serves all lengths
+            for length in own_lengths:
                 self.decode([0] * num_rows, [length - 1] * num_rows)
+            num_programs += 1 + len(own_lengths)
         self.reset()
         self._backend.synchronise()
-        return WarmUp(seconds=time.perf_counter() - started, programs=len(rows) * (1 + len(lengths)))
+        return WarmUp(seconds=time.perf_counter() - started, programs=num_programs)
 
     def _length(self, num_tokens: int) -> int:
         """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""

@@ -1,4 +1,4 @@
-"""A decode step by fused operators: five for each layer. For devices on which each operator costs time."""
+"""A decode step by fused operators: five calls for each layer. For devices on which each operator costs time."""
 
 # R rows, D model width
 

@@ -127,10 +127,10 @@ class Backend(Protocol):
         ...
 
     def compile(self, program: Program, *, mode: str) -> Program:
-        """A program with fixed shapes as one graph. Raises DeviceError if the device does not have the mode.
+        """A program with fixed shapes and dtypes as one graph. Raises DeviceError if the device does not have the mode.
 
-        The program takes tensors and returns a tuple of tensors. The first call may run it more than once, so its side
-        effects must be idempotent. The next call of any graph may overwrite its results.
+        The program takes tensors and returns a tuple of tensors, whose first dimension is rows. The first call may run
+        it more than once, so its side effects must be idempotent. The next call of any graph may overwrite its results.
         """
         ...
 

@@ -1,6 +1,7 @@
 """NVIDIA GPUs: the backend, the decoder's fused operators, and programs recorded as CUDA graphs.
 
-In half types the operators are Triton kernels (triton_calls.py), else plain torch.
+In half types, steps and products with few bits are Triton kernels (triton_calls.py) on GPUs that can run them.
+Everything else is torch's.
 """
 
 # B rows, S step tokens, N heads, H head size
@@ -24,7 +25,7 @@ from llama_adapter.runtime.devices.base import (
     Program,
     require_mode,
 )
-from llama_adapter.runtime.devices.cuda_linear import build_linear, has_integer_product, kernels_fault
+from llama_adapter.runtime.devices.cuda_linear import build_linear, find_triton_fault, has_integer_product
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -65,9 +66,9 @@ class CudaBackend:
         self._graphs = CudaGraphs(self.device)
 
     @functools.cached_property
-    def kernels_fault(self) -> str:
+    def triton_fault(self) -> str:
         """Why the Triton kernels cannot run; empty if they can. The first call compiles one."""
-        return kernels_fault(self.device, self._capability)
+        return find_triton_fault(self.device, self._capability)
 
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -98,8 +99,8 @@ class CudaBackend:
         is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
         if dtype == torch.float32 or not is_power_of_two:
             return FUSED
-        if self.kernels_fault:
-            note = f"torch computes in place of the Triton kernels, which cannot run here: {self.kernels_fault}"
+        if self.triton_fault:
+            note = f"torch computes in place of the Triton kernels, which cannot run here: {self.triton_fault}"
             return dataclasses.replace(FUSED, note=note)
         return triton_operators()
 
@@ -118,7 +119,7 @@ class CudaBackend:
             return precision == FLOAT
         if wanted == "w8a8" and precision == "int8":
             return self._capability >= (7, 5) and has_integer_product()
-        return not self.kernels_fault
+        return not self.triton_fault
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return ""
@@ -206,7 +207,7 @@ def triton_operators() -> Operators:
 
 
 class CudaGraphs:
-    """The graphs of one device, in one memory pool.
+    """The graphs of one device, in one memory pool. They share the memory of inputs and results too.
 
     torch allows graphs to share memory if they never run at the same time. A result is valid until the next graph runs.
     """
@@ -215,6 +216,7 @@ class CudaGraphs:
         self.device = device
         self._stream: Any = None
         self._pool: Any = None
+        self._inputs: dict[tuple[int, torch.dtype], Tensor] = {}
         self._results: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def capture_at_first_call(self, program: Program) -> Program:
@@ -244,6 +246,13 @@ class CudaGraphs:
                     result.copy_(output)
         return graph, results
 
+    def input_like(self, given: Tensor, *, index: int) -> Tensor:
+        """A copy of a program's input number `index`, in memory that other graphs use for theirs."""
+        kind = index, given.dtype
+        if kind not in self._inputs or self._inputs[kind].numel() < given.numel():
+            self._inputs[kind] = given.new_empty(given.numel())
+        return self._inputs[kind][: given.numel()].view(given.shape).copy_(given)
+
     def _result_like(self, output: Tensor, *, index: int) -> Tensor:
         """A tensor for an output of this kind, shared by all graphs. Otherwise each graph would hold its own logits."""
         kind = index, output.dtype, tuple(output.shape[1:])
@@ -253,7 +262,7 @@ class CudaGraphs:
 
 
 class _Captured:
-    """One program with fixed shapes. Inputs are copied to the tensors that the graph reads."""
+    """One program with fixed shapes and dtypes. Inputs are copied to the tensors that the graph reads."""
 
     def __init__(self, program: Callable[..., Any], *, graphs: CudaGraphs) -> None:
         self._program, self._graphs = program, graphs
@@ -263,11 +272,13 @@ class _Captured:
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self._graph is None:
-            held = tuple(given.clone() for given in inputs)
+            held = tuple(self._graphs.input_like(given, index=index) for index, given in enumerate(inputs))
             self._graph, self._results = self._graphs.capture(self._program, held)
             self._inputs = held
         else:
             for place, given in zip(self._inputs, inputs, strict=True):
+                # Copying would convert other types, and repeat rows.
+                assert (place.shape, place.dtype) == (given.shape, given.dtype), "a graph has inputs of one form"
                 place.copy_(given)
         self._graph.replay()
         return self._results

@@ -17,7 +17,7 @@ from llama_adapter.runtime.schemes.layers import WEIGHT
 _LEAST_ROWS = 32  # `_int_mm` needs at least 17
 
 
-def kernels_fault(device: torch.device, capability: tuple[int, int]) -> str:
+def find_triton_fault(device: torch.device, capability: tuple[int, int]) -> str:
     """Why the Triton kernels cannot run on a GPU; empty if they can.
 
     One of them is run, because Triton needs a C compiler and Python's headers.
@@ -80,4 +80,4 @@ class RoundedLinear(nn.Module):
         padded = F.pad(values_RK, (0, 0, 0, max(_LEAST_ROWS - num_rows, 0)))
         out_RN = torch._int_mm(padded, self.weight.T)[:num_rows].float() * steps_R1 * self.scale
         out_RN = out_RN if self.bias is None else out_RN + self.bias
-        return out_RN.to(x.dtype).view(*x.shape[:-1], -1)
+        return out_RN.to(x.dtype).view(*x.shape[:-1], len(self.weight))

@@ -1,10 +1,10 @@
-"""Calls of the Triton kernels: products with float, 8-bit and 4-bit weights, and decode steps of five kernels a layer.
+"""Calls of the Triton kernels: products with float, 8-bit and 4-bit weights, and decode steps of few rows.
 
-A layer of a step is the q, k, v projection with the norm before it; attention, with rotary positions, the write into
-the cache and the adapter; the output projection plus the residual; gate and up projection with norm and activation; and
-the down projection plus the residual. A kernel that writes hidden states also writes sums of their squares for each
-block of outputs, so the next kernel normalises without another pass. Every row is computed in the same order in a
-batch of up to 16 rows.
+With up to 16 rows, a layer of a step is five kernels: the q, k, v projection with the norm before it; attention, with
+rotary positions, the write into the cache and the adapter; the output projection plus the residual; gate and up
+projection with norm and activation; and the down projection plus the residual. A kernel that writes hidden states also
+writes sums of their squares for each block of outputs, so the next kernel normalises without another pass. Every row is
+computed in the same order in a batch of up to 16 rows. With more rows, norms and products in floats are torch's.
 
 This module imports triton through triton_kernels.py, so it is imported inside functions.
 """
@@ -73,7 +73,7 @@ _BLOCKS = {  # by bits; the smallest that holds all rows is used, else the last 
 
 @functools.cache
 def _has_assembly(device: torch.device) -> bool:
-    """Whether the GPU has the instructions of `_LEVELS`: from Hopper on."""
+    """Whether the GPU has all instructions of `_LEVELS`: from Hopper on, for subtractions in bfloat16."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -103,7 +103,7 @@ def linear(
             block_in //= 2
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
     out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
-    out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else out_RN
+    out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else None
     _run(
         kernels.linear,
         (num_blocks, triton.cdiv(num_rows, blocks.rows)),
@@ -115,7 +115,7 @@ def linear(
         _or(weights.bias, x_RK),
         _or(residual_RN, x_RK),
         out_RN,
-        out_sums_RB,
+        _or(out_sums_RB, out_RN),
         num_rows,
         num_outputs,
         num_inputs,
@@ -181,7 +181,7 @@ class PackedLinear(nn.Module):
             out_RN = linear(rows_RK, self.weights).x
         else:
             out_RN = F.linear(rows_RK, widen(self.weights, x.dtype), self.bias)
-        return out_RN.view(*x.shape[:-1], -1)
+        return out_RN.view(*x.shape[:-1], len(self.weight))
 
 
 class Step:
@@ -215,20 +215,21 @@ class Step:
     ) -> Tensor:
         x_RK = hidden.x
         if len(x_RK) <= _FUSED_ROWS:
+            assert hidden.sums is not None, "they are written for so few rows"
             fused = linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype)
             return fused.x
         x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, swiglu=with_swiglu, dtype=dtype).x
         out_RN = F.linear(x_RK, weights.weight, weights.bias)
-        return swiglu(out_RN) if with_swiglu else out_RN.to(dtype or x_RK.dtype)
+        return (swiglu(out_RN) if with_swiglu else out_RN).to(dtype or x_RK.dtype)
 
     def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Weights) -> Hidden:
         if len(x_RK) <= _FUSED_ROWS:
             return linear(x_RK, weights, residual_RN=residual_RD, with_sums=True)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, residual_RN=residual_RD)
-        return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), residual_RD)
+        return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), None)
 
     def attend(
         self,

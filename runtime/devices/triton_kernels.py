@@ -9,7 +9,9 @@ builds, so it is imported inside functions.
 import triton
 import triton.language as tl
 
-GROUP = tl.constexpr(32)  # inputs that share a scale of 4-bit weights; `int4.GROUP`
+from llama_adapter.runtime.schemes import int4
+
+GROUP = tl.constexpr(int4.GROUP)  # inputs that share a scale of 4-bit weights
 
 # Four bytes of two codes each -> their low and high codes minus 8, exact in the 16-bit type: `magic | code` is the
 # number magic + code, from which magic + 8 is subtracted.

@@ -16,16 +16,14 @@ from torch.nn.functional import pad
 from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes.gptq import round_columns
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
 
 GROUP = 32
 SCALE = "_scale"
 MIDDLE = 8
 _LEVELS = (-MIDDLE, MIDDLE - 1)
 _FACTORS = (1.0, 0.95, 0.9, 0.85)  # times the scale that fits the largest weight; smaller factors clip that weight
-_NUMBERS_AT_ONCE = 1 << 18  # for torch
-_NUMBERS_FOR_KERNELS = 1 << 22
-_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
+_NUMBERS_FOR_KERNELS = 1 << 22  # that are rounded in one call
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,8 +39,7 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8, device=weight.device)
     scales_OG = torch.empty(num_outputs, num_groups, dtype=torch.float16, device=weight.device)
     kernels = find_library().library if weight.is_cpu else None
-    at_once = _NUMBERS_AT_ONCE if kernels is None else _NUMBERS_FOR_KERNELS
-    num_rows = max((at_once if weight.is_cpu else _NUMBERS_ON_DEVICE) // num_inputs, 1)
+    num_rows = rows_at_once(weight) if kernels is None else rows_at_once(weight, numbers=_NUMBERS_FOR_KERNELS)
     for start in range(0, num_outputs, num_rows):
         part = slice(start, start + num_rows)
         rows_OI = weight[part]

@@ -6,12 +6,10 @@ The error of a weight is at most half a step of its row: |W - dequantised| <= sc
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
 
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
 LARGEST = 127
-_NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
-_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,7 +20,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
-    num_rows = max((_NUMBERS_AT_ONCE if weight.is_cpu else _NUMBERS_ON_DEVICE) // weight.shape[1], 1)
+    num_rows = rows_at_once(weight)
     for start in range(0, len(weight), num_rows):
         part = slice(start, start + num_rows)
         numbers = weight[part].float()

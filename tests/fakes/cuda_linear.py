@@ -51,15 +51,18 @@ class LinearOps:
         self.calls[f"linear of {weights.bits} bits"] += 1
         assert x_RK.is_contiguous()
         assert x_RK.dtype in triton_calls.HALVES
+        assert weights.weight.is_contiguous()
+        assert residual_RN is None or residual_RN.is_contiguous()
         assert (norm is None) == (sums_RB is None)
-        if norm is not None:
-            x_RK = operators.rms_norm(x_RK, norm, eps)
+        if norm is not None and sums_RB is not None:
+            factors_R1 = torch.rsqrt(sums_RB.sum(1, keepdim=True) / x_RK.shape[1] + eps)
+            x_RK = (x_RK.float() * factors_R1 * norm.float()).to(x_RK.dtype)
         bias_N = None if weights.bias is None else weights.bias.float()
         out_RN = F.linear(x_RK.float(), widened(weights), bias_N)
         out_RN = operators.swiglu(out_RN) if swiglu else out_RN
         out_RN = out_RN if residual_RN is None else out_RN + residual_RN.float()
         out_RN = out_RN.to(dtype or x_RK.dtype)
-        return Hidden(out_RN, out_RN.float().square().sum(1, keepdim=True) if with_sums else out_RN)
+        return Hidden(out_RN, out_RN.float().square().sum(1, keepdim=True) if with_sums else None)
 
     def widen(self, weights: Weights, dtype: torch.dtype) -> Tensor:
         self.calls[f"widen {weights.bits} bits"] += 1

@@ -1,5 +1,7 @@
 """NVIDIA GPUs, simulated: fused operators compute the same as plain ones, and recorded steps answer like eager ones."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -111,14 +113,16 @@ def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) ->
     visual_query = torch.randn(3, WIDE.num_queries, WIDE.dim, generator=torch.Generator().manual_seed(0))
     prefixes = [runner.project_prefix(visual_query) for runner in (graphs, plain)]
     prompts = [toy_prompts(6, longest=30)[start : start + 2] for start in (0, 2, 4, 0)]
-    for prompts_2, number in zip(prompts, (0, 1, 1, 1), strict=True):
+    for prompts_2, first_slot, number in zip(prompts, (0, 1, 1, 0), (0, 1, 1, 1), strict=True):
         same = [[*prompt, *[3] * (32 - len(prompt))] for prompt in prompts_2]
         both = [
-            runner.prefill(same, prefix[:2], first_slot=0)
+            runner.prefill(same, prefix[:2], first_slot=first_slot)
             for runner, prefix in zip((graphs, plain), prefixes, strict=True)
         ]
         torch.testing.assert_close(both[0].logits_RV, both[1].logits_RV, atol=1e-5, rtol=1e-5)
-        assert cuda.num_captures() == number
+        torch.testing.assert_close(graphs._cache.k, plain._cache.k, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(graphs._cache.v, plain._cache.v, atol=1e-5, rtol=1e-5)
+        assert cuda.num_captures() == number  # one recording for all slots
     plan = ScorePlan([0, 1], prompts[0], [[[5, 6], [7]]] * 2, prefixes[0][:2])
     first, second = graphs.score(plan), graphs.score(plan)
 
@@ -127,6 +131,21 @@ def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) ->
     assert second == [
         pytest.approx(scores, abs=1e-5) for scores in plain.score(replace(plan, prefixes=prefixes[1][:2]))
     ]
+
+
+def test_a_runner_is_released_without_the_garbage_collector(cuda: FakeCuda) -> None:
+    runner = open_runner(WIDE, toy_decoder(WIDE).state_dict(), backend=HostCuda(), num_slots=2, mode="cuda_graph")
+    for _ in range(2):
+        runner.prefill([[3, 4, 5]], [runner.empty_prefix()], first_slot=0)
+    runner.decode([5], [3])
+    assert cuda.num_captures() == 2
+    alive = weakref.ref(runner)
+    gc.disable()
+    try:
+        del runner
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +173,7 @@ def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     runner = GraphRunner(decoder, eager_config(decoder, num_slots=2, mode="cuda_graph"), backend=HostCuda())
     with pytest.raises(DeviceError, match="stream is capturing") as caught:
         runner.decode([5], [0])
-    assert caught.value.hint == "pass `--mode eager`"
+    assert caught.value.hint == "pass `--mode eager`, or `--operators aten`"
 
 
 def test_graph_computes_with_its_current_inputs(cuda: FakeCuda) -> None:
@@ -194,3 +213,28 @@ def test_results_of_all_graphs_lie_in_one_place(cuda: FakeCuda) -> None:
         assert sums.tolist() == [5 * len(x)] * len(x)
         places.append((doubled.data_ptr(), sums.data_ptr()))
     assert len(set(places)) == 1
+
+
+def test_inputs_of_all_graphs_share_memory(cuda: FakeCuda) -> None:
+    graphs = CudaGraphs(torch.device("cpu"))
+    seen = []
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        seen.append((x.data_ptr(), y.data_ptr()))
+        return (x + y,)
+
+    for shape in ((4, 3), (2, 5), (1, 12)):
+        x, y = torch.full(shape, 2.0), torch.full(shape, 3.0)
+        assert graphs.capture_at_first_call(program)(x, y)[0].unique().tolist() == [5.0]
+    assert len(set(seen)) == 1
+    larger = torch.ones(5, 3)
+    assert graphs.capture_at_first_call(program)(larger, larger)[0].unique().tolist() == [2.0]
+    assert len(set(seen)) == 2
+
+
+@pytest.mark.parametrize("other", [torch.ones(2, 3, dtype=torch.float64), torch.ones(1, 3)])
+def test_a_graph_takes_inputs_of_one_form(other: torch.Tensor, cuda: FakeCuda) -> None:
+    recorded = CudaGraphs(torch.device("cpu")).capture_at_first_call(lambda x: (x * 2,))
+    recorded(torch.ones(2, 3))
+    with pytest.raises(AssertionError, match="inputs of one form"):
+        recorded(other)

@@ -52,7 +52,7 @@ def test_one_token_steps_equal_the_full_forward() -> None:
     expected = decoder.logits(forward(decoder, ids, prefix))
     cache = KVCache(CONFIG, num_slots=3, dtype=torch.float32, device="cpu")
     mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
-    hidden = decoder(ids[:, :12], torch.arange(12)[None], mask, prefix, cache.prefill_view(0, 2))
+    hidden = decoder(ids[:, :12], torch.arange(12)[None], mask, prefix, cache.prefill_view(slice(0, 2)))
     torch.testing.assert_close(decoder.logits(hidden), expected[:, :12], atol=1e-5, rtol=0)
     for position in range(12, 20):
         positions = torch.full((2,), position)
@@ -82,7 +82,7 @@ def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: 
         layer.attention.qkv.register_forward_hook(lambda _, inputs, __: rows_of_layers.append(len(inputs[0])))
     caches = [KVCache(config, num_slots=3, dtype=torch.float32, device="cpu") for _ in range(2)]
     hidden = [
-        decoder(rows, positions, mask, prefix, cache.prefill_view(0, 3))
+        decoder(rows, positions, mask, prefix, cache.prefill_view(slice(0, 3)))
         for rows, cache in zip((ids.expand(3, -1), ids), caches, strict=True)
     ]
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.vision.backends.torch import (
     USUAL_CACHE_BYTES,
     TorchVisionBackend,
@@ -63,14 +64,17 @@ def test_a_number_of_pictures_that_occurs_again_is_recorded(monkeypatch: pytest.
     cuda.install(monkeypatch)
     gpu, encoder = HostCuda(), embedded_encoder()
     plain = TorchVisionBackend(encoder, device=CPU, largest_batch=7)
-    recording = TorchVisionBackend(
-        encoder, device=CPU, largest_batch=7, record=lambda program: gpu.compile(program, mode="cuda_graph")
-    )
+    recording = TorchVisionBackend(encoder, device=CPU, largest_batch=7, mode=GraphMode(gpu, "cuda_graph"))
     pixels = np.ascontiguousarray(sample_pixels()[:7])
     encoded = []
     for part, num_captures in (((0, 2), 0), ((2, 5), 0), ((2, 4), 1), ((4, 6), 1), ((3, 6), 2), ((5, 7), 2)):
         chosen = pixels[slice(*part)]
         encoded.append((recording.encode(chosen), plain.encode(chosen)))
+        assert cuda.num_captures() == num_captures
+
+    floats = pixels[:2] + np.float32(0.4)
+    for part, num_captures in ((floats, 2), (floats, 3), (pixels[:2], 3)):  # a recording is for one type of pixels
+        encoded.append((recording.encode(part), plain.encode(part)))
         assert cuda.num_captures() == num_captures
 
     for ours, expected in encoded:  # later graphs have not changed earlier results

@@ -1,7 +1,6 @@
 """The encoder run by torch, on any device. On the host, the number of pictures per call suits the caches."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -9,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.devices.repeated import RepeatedPrograms, TensorProgram
+from llama_adapter.runtime.devices.programs import GraphMode, RepeatedPrograms
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import HostEncoder
 
 CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE_BYTES: Final = 16 << 20  # used if the system does not state it
-_MOST_PROGRAMS: Final = 64  # recorded, one for each number of pictures
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -25,7 +23,7 @@ class TorchVisionBackend:
 
     With `batch_sizes`, in ascending order, a batch is padded to the next of these sizes, for devices on which each new
     shape costs time. Calls have at most `largest_batch` pictures. None means all at once; on the host, it means a
-    number that suits the caches. With `record`, a number of pictures that occurs again is recorded as a graph by it.
+    number that suits the caches. With `mode`, a number of pictures that occurs again is recorded as a graph.
     """
 
     def __init__(
@@ -35,12 +33,12 @@ class TorchVisionBackend:
         device: torch.device,
         batch_sizes: tuple[int, ...] | None = None,
         largest_batch: int | None = None,
-        record: Callable[[TensorProgram], TensorProgram] | None = None,
+        mode: GraphMode | None = None,
     ) -> None:
         self.name, self.image_size = "torch", encoder.config.clip.image_size
         self.batch_sizes = batch_sizes or ()
         self._device, self._largest_batch = device, largest_batch
-        self._programs = None if record is None else RepeatedPrograms(record, most=_MOST_PROGRAMS)
+        self._programs = None if mode is None else RepeatedPrograms(mode, of="the encoder")
         self.module: nn.Module = encoder.to(device)  # the caller may convert its weights to a device's layout
         if device.type == "cpu":
             self.module = HostEncoder(encoder)
@@ -62,11 +60,12 @@ class TorchVisionBackend:
         return (queries[0] if len(queries) == 1 else torch.cat(queries))[:num_pictures]
 
     def _run(self, pixels_BHWC: Tensor) -> Tensor:
+        module = self.module
         if self._programs is None:
-            visual_query_BQD: Tensor = self.module(pixels_BHWC)
+            visual_query_BQD: Tensor = module(pixels_BHWC)
             return visual_query_BQD
-        program = self._programs.find(len(pixels_BHWC), lambda pixels_BHWC: (self.module(pixels_BHWC),))
-        (shared_BQD,) = program(pixels_BHWC)
+        key = len(pixels_BHWC), pixels_BHWC.dtype
+        (shared_BQD,) = self._programs.run(key, lambda pixels_BHWC: (module(pixels_BHWC),), pixels_BHWC)
         copied_BQD: Tensor = shared_BQD.clone()  # the next graph may overwrite it
         return copied_BQD
 

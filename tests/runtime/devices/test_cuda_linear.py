@@ -145,7 +145,7 @@ def test_without_kernels_torch_computes_with_widened_weights(
     monkeypatch.setattr(place, value)
     gpu = HostCuda()
 
-    assert gpu.kernels_fault == fault
+    assert gpu.triton_fault == fault
     assert not any(gpu.computes_in(precision, torch.bfloat16) for precision in ("int8", "int4"))
     operators = gpu.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager")
     assert operators == replace(FUSED, note=operators.note)

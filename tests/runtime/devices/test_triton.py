@@ -73,7 +73,31 @@ def test_a_product_with_norm_activation_and_residual(
     expected = operators.rms_norm(x_RK, norm, EPS).float() @ wide_NK.T + weights.bias.float()
     expected = operators.swiglu(expected) if with_swiglu else expected
     assert near(found.x, expected + residual.float(), dtype)
+    assert found.sums is not None
     torch.testing.assert_close(found.sums.sum(1), found.x.float().square().sum(1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("num_rows", [5, 40])
+def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bool) -> None:
+    step, dtype = Step(), torch.float16
+    out, out_NK = weights_of(bits, 128, 192, dtype=dtype)
+    units, units_NK = weights_of(bits, 80, 128, dtype=dtype)
+    residual, heads = normal(num_rows, 128, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
+    norm = normal(128, dtype=dtype, seed=4)
+
+    hidden = step.add(residual, heads, out)
+    found = step.project(hidden, units, norm=norm, eps=EPS, with_swiglu=with_swiglu, dtype=torch.float32)
+
+    assert out.bias is not None
+    assert units.bias is not None
+    expected = residual.float() + F.linear(heads.float(), out_NK, out.bias.float())
+    assert near(hidden.x, expected, dtype)
+    expected = F.linear(operators.rms_norm(hidden.x.float(), norm, EPS), units_NK, units.bias.float())
+    expected = operators.swiglu(expected) if with_swiglu else expected
+    assert found.dtype == torch.float32
+    assert ((found - expected).norm() / expected.norm()).item() < 1e-3
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -144,11 +168,12 @@ def test_embeddings_and_the_sums_of_their_squares() -> None:
     hidden = Step().embed(tokens, table)
 
     assert torch.equal(hidden.x, table[tokens])
+    assert hidden.sums is not None
     torch.testing.assert_close(hidden.sums[:, 0], table[tokens].float().square().sum(1), atol=0.01, rtol=1e-4)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1,), (3, 7), (200,)])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 7), (100,), (200,)])
 @pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])
 def test_a_layer_computes_what_its_scheme_says(precision: str, bits: int, shape: tuple[int, ...], bias: bool) -> None:
     scheme = find_scheme(precision)  # type: ignore[arg-type]
@@ -166,7 +191,7 @@ def test_a_layer_computes_what_its_scheme_says(precision: str, bits: int, shape:
         wide = scheme.dequantise(parts).to(DEVICE)
         bias_N = None if built.bias is None else built.bias.float()
         assert (out.dtype, out.shape) == (dtype, (*shape, 80))
-        assert near(out, F.linear(x.float(), wide, bias_N), torch.float16)
+        assert not len(x) or near(out, F.linear(x.float(), wide, bias_N), torch.float16)
 
 
 def test_sizes_that_no_kernel_takes_are_left() -> None:

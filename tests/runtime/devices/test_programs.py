@@ -1,0 +1,168 @@
+"""Programs are recorded when their shape occurs for the second time, up to a number of them."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.devices.programs import GraphMode, RepeatedPrograms
+from llama_adapter.runtime.errors import DeviceError
+
+X = torch.tensor([1.0, 2.0])
+
+
+def double(x: Tensor) -> tuple[Tensor, ...]:
+    return (x * 2,)
+
+
+class Recorder(CpuBackend):
+    """A device that counts recordings and their calls. The first call of a recording raises what is planned."""
+
+    def __init__(self) -> None:
+        self.num_recorded = self.num_replays = self.num_emptied = 0
+        self.failures: list[Exception] = []
+
+    def compile(self, program: Callable[..., Any], *, mode: str) -> Callable[..., Any]:
+        assert mode == "recorded"
+
+        def recorded(*inputs: Tensor) -> Any:
+            if self.failures:
+                raise self.failures.pop()
+            self.num_replays += 1
+            return program(*inputs)
+
+        self.num_recorded += 1
+        return recorded
+
+    def empty_caches(self) -> None:
+        self.num_emptied += 1
+
+
+def programs_of(device: Recorder, **options: int) -> RepeatedPrograms:
+    return RepeatedPrograms(GraphMode(device, "recorded"), of="a program", **options)
+
+
+def shortage() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_shapes_that_occur_once_take_no_place_of_those_that_occur_again() -> None:
+    device = Recorder()
+    programs = programs_of(device, most=2)
+    for key in range(10):
+        assert programs.run(key, double, X)[0].tolist() == [2.0, 4.0]
+    assert device.num_recorded == 0
+    for key in (7, 7, 3, 7):
+        programs.run(key, double, X)
+
+    assert (device.num_recorded, device.num_replays) == (2, 4)
+
+
+def test_a_rarer_shape_makes_room_when_another_has_occurred_twice_as_often() -> None:
+    device = Recorder()
+    programs = programs_of(device, most=2)
+    for key in ("a", "a", "a", "b", "b"):
+        programs.run(key, double, X)
+    for _ in range(3):  # three of "c" are not twice the two of "b"
+        programs.run("c", double, X)
+    assert device.num_recorded == 2
+    programs.run("c", double, X)
+    assert device.num_recorded == 3
+    device.num_replays = 0
+    for key in ("a", "c", "b"):
+        programs.run(key, double, X)
+
+    assert device.num_replays == 2  # of "a" and "c"
+
+
+def test_shapes_that_occur_in_turn_do_not_replace_each_other() -> None:
+    device = Recorder()
+    programs = programs_of(device, most=3)
+    for _ in range(20):
+        for key in range(5):
+            programs.run(key, double, X)
+
+    assert device.num_recorded == 3
+
+
+def test_counts_of_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.runtime.devices.programs._MOST_KEYS", 8)
+    programs = programs_of(Recorder())
+    for key in ("a", "a", "a", "a", *range(8)):
+        programs.run(key, double, X)
+
+    assert programs._counts == {"a": 2}
+
+
+def test_too_little_memory_for_a_recording_costs_the_recording_alone() -> None:
+    device = Recorder()
+    programs = programs_of(device)
+    device.failures = [shortage()]
+    for _ in range(4):
+        assert programs.run("a", double, X)[0].tolist() == [2.0, 4.0]
+
+    assert (device.num_recorded, device.num_replays, device.num_emptied) == (1, 0, 1)
+
+
+def test_too_little_memory_for_a_program_releases_all_recordings() -> None:
+    class Weights:
+        def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x,)
+
+    def large(x: Tensor) -> tuple[Tensor, ...]:
+        raise shortage()
+
+    device, weights = Recorder(), Weights()
+    programs, alive = programs_of(device), weakref.ref(weights)
+    for _ in range(2):
+        programs.run("a", weights, X)
+    del weights
+    gc.collect()
+    assert alive() is not None
+    with pytest.raises(torch.OutOfMemoryError):
+        programs.run("b", large, X)
+    gc.collect()
+
+    assert alive() is None
+
+
+def test_a_program_that_cannot_be_recorded_is_named_and_so_is_a_way_out() -> None:
+    device = Recorder()
+    programs = programs_of(device)
+    programs.run("a", double, X)
+    device.failures = [RuntimeError("CUDA error: operation not permitted when stream is capturing")]
+    with pytest.raises(DeviceError, match=r"^cpu cannot compile a program in mode `recorded` \(Runtime") as caught:
+        programs.run("a", double, X)
+
+    assert caught.value.hint == "pass `--mode eager`, or `--operators aten`"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "ACL stream synchronize failed, error code:507018",
+    ],
+)
+def test_a_failure_of_the_device_is_no_failure_of_the_mode(text: str) -> None:
+    device = Recorder()
+    programs = programs_of(device)
+    programs.run("a", double, X)
+    device.failures = [RuntimeError(text)]
+    with pytest.raises(RuntimeError, match=text):
+        programs.run("a", double, X)
+
+
+def test_an_error_of_a_later_call_is_its_own() -> None:
+    device = Recorder()
+    programs = programs_of(device)
+    for _ in range(2):
+        programs.run("a", double, X)
+    device.failures = [ValueError("no number")]
+    with pytest.raises(ValueError, match="no number"):
+        programs.run("a", double, X)
