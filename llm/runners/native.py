@@ -93,6 +93,18 @@ class _Tokens:
         return count if all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """A decode step of slots 0..R-1. All steps use the same memory, and no operator of torch, for the sake of small
+    models: a step of 160M waits for 0.4 ms until Python and torch are in the caches again.
+    """
+
+    ids: "ctypes.Array[ctypes.c_int64]"
+    places: "ctypes.Array[ctypes.c_int64]"  # also the positions
+    prediction: Prediction
+    batch: BatchStruct
+
+
 class NativeRunner(EagerRunner):
     """As `EagerRunner`, computed by the kernels. Only the prefix of pictures is projected by torch's module."""
 
@@ -104,12 +116,18 @@ class NativeRunner(EagerRunner):
         super().__init__(decoder, config, backend=backend, operators=operators)
         self._library = library
         self._kept: list[Tensor] = []  # tensors that the structures point to
+        # Decode steps by number of rows, and the memory that they share.
+        self._steps: dict[int, _Step] = {}
+        self._x_RD = torch.empty(config.num_slots, config.decoder.dim)
+        self._predictions = self._empty_prediction(config.num_slots)
+        self._is_alone = config.decoder.num_ranks == 1
         self._sum = _Sum(decoder.ranks)
         self._struct = self._describe(decoder)
         self._pointer = ctypes.addressof(self._struct)
 
     def _describe(self, decoder: LlamaAdapterDecoder) -> DecoderStruct:
-        config = decoder.config
+        config, embedding_VD = decoder.config, decoder.embedding.weight.detach().contiguous()
+        self._kept.append(embedding_VD)
         layers = (LayerStruct * config.num_layers)(*(self._describe_layer(layer) for layer in decoder.layers))  # type: ignore[arg-type]
         return DecoderStruct(
             dim=config.dim,
@@ -122,12 +140,14 @@ class NativeRunner(EagerRunner):
             num_queries=config.num_queries,
             norm_eps=config.norm_eps,
             kept_type=KINDS[self._cache.k.dtype],
+            embedding_type=KINDS[embedding_VD.dtype],
+            embedding=embedding_VD.data_ptr(),
             rotary_cos=self._floats(decoder.rotary_cos),
             rotary_sin=self._floats(decoder.rotary_sin),
             layers=layers,
             norm=self._floats(decoder.norm.weight),
             head=_native(decoder.head).struct,
-            sum=None if config.num_ranks == 1 else self._sum.address,
+            sum=None if self._is_alone else self._sum.address,
             adds_residual=config.rank == 0,
         )
 
@@ -193,7 +213,7 @@ class NativeRunner(EagerRunner):
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
         self._place(prefill.prefixes, first_slot=prefill.first_slot)
-        steps = self._steps(self._readback.newest(len(positions)), positions)
+        steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
         return self._fill(prefill.prompts, first_slot=prefill.first_slot, steps=steps)
 
     def _fill(self, prompts: Sequence[Sequence[int]], *, first_slot: int, steps: _Tokens) -> Prediction:
@@ -211,14 +231,30 @@ class NativeRunner(EagerRunner):
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
-        return self._run(self._steps(token_ids, positions), self._cache.k, self._cache.v, self._prefix)
+        ids = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
+        if not self._is_alone:
+            return self._run(self._step_tokens(ids, positions), self._cache.k, self._cache.v, self._prefix)
+        places = [self._start + position for position in positions]
+        self._check(ids, range(len(ids)), places, places, cache=self._cache.k)
+        step = self._steps.get(len(ids)) or self._new_step(len(ids))
+        step.ids[:], step.places[:] = ids, places  # type: ignore[assignment]  # ctypes takes integers
+        return self._forward(step.batch, step.prediction)
 
-    def _steps(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> _Tokens:
+    def _new_step(self, num_rows: int) -> _Step:
+        prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
+        tokens = self._step_tokens([0] * num_rows, [0] * num_rows)
+        batch = self._batch(tokens, self._x_RD, self._cache.k, self._cache.v, self._prefix, prediction)
+        ids, places = _numbers(tokens.ids), _numbers(tokens.places)
+        batch.ids, batch.places, batch.positions = ids, places, places
+        self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
+        return self._steps[num_rows]
+
+    def _step_tokens(self, token_ids: Sequence[int], positions: Sequence[int]) -> _Tokens:
         """One token for each of slots 0..R-1."""
         num_rows = len(token_ids)
         places = [self._start + position for position in positions]
         return _Tokens(
-            ids=token_ids.tolist() if isinstance(token_ids, Tensor) else list(token_ids),
+            ids=list(token_ids),
             run_rows=list(range(num_rows)),
             run_starts=list(range(num_rows + 1)),
             places=places,
@@ -257,16 +293,24 @@ class NativeRunner(EagerRunner):
 
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
         """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
-        _check(tokens, num_rows=k.shape[1], num_places=k.shape[3], context=self.config.decoder.context)
-        sizes = self.config.decoder
-        x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
-        num_logits = len(tokens.logit_tokens)
-        logits_RV = torch.empty(num_logits, len(sizes.vocab_rows))
-        best_R = torch.empty(num_logits, dtype=torch.int64)
-        batch = BatchStruct(
+        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
+        if self._is_alone:
+            x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
+        else:  # each rank has a part of the vocabulary
+            x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
+        prediction = self._empty_prediction(len(tokens.logit_tokens))
+        batch = self._batch(tokens, x_TD, k, v, prefix, prediction)
+        return self._forward(batch, prediction)
+
+    def _batch(
+        self, tokens: _Tokens, x_TD: Tensor, k: Tensor, v: Tensor, prefix: Prefix, prediction: Prediction
+    ) -> BatchStruct:
+        """The batch for the kernels. The caller keeps the tensors, whose addresses it holds."""
+        return BatchStruct(
             num_tokens=len(tokens.ids),
             num_runs=len(tokens.run_rows),
             equal_runs=tokens.num_equal_rows(),
+            ids=_numbers(tokens.ids) if self._is_alone else None,
             x=x_TD.data_ptr(),
             run_rows=_numbers(tokens.run_rows),
             run_starts=_numbers(tokens.run_starts),
@@ -275,17 +319,50 @@ class NativeRunner(EagerRunner):
             shared_ends=_numbers(tokens.shared_ends),
             starts=_numbers(tokens.starts),
             cache=_kept(k, v),
-            prefix=_kept(prefix.k, prefix.v),
-            num_logits=num_logits,
+            prefix=_kept(*prefix),
+            num_logits=len(tokens.logit_tokens),
             logit_tokens=_numbers(tokens.logit_tokens),
-            logits=logits_RV.data_ptr(),
-            best=best_R.data_ptr() if sizes.num_ranks == 1 else None,
+            logits=prediction.logits_RV.data_ptr(),
+            best=prediction.best_R.data_ptr() if self._is_alone else None,
         )
+
+    def _check(
+        self,
+        ids: Sequence[int],
+        rows: Sequence[int],
+        places: Sequence[int],
+        positions: Sequence[int],
+        *,
+        cache: Tensor,
+    ) -> None:
+        """Raise IndexError for values out of range, because the kernels do not check bounds.
+
+        `cache` is (L, R, N, P, H).
+        """
+        if len(places) != len(ids) or len(positions) != len(ids):
+            raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
+        sizes = self.config.decoder
+        ranges = (
+            ("token", ids, sizes.vocab_size),
+            ("slot", rows, cache.shape[1]),
+            ("place", places, cache.shape[3]),
+            ("position", positions, sizes.context),
+        )
+        for name, values, count in ranges:
+            if min(values) < 0 or max(values) >= count:
+                raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
+
+    def _empty_prediction(self, num_rows: int) -> Prediction:
+        """Memory for logits, of this rank's part of the vocabulary, and for the best tokens."""
+        num_logits = len(self.config.decoder.vocab_rows)
+        return Prediction(torch.empty(num_rows, num_logits), torch.empty(num_rows, dtype=torch.int64))
+
+    def _forward(self, batch: BatchStruct, prediction: Prediction) -> Prediction:
         with self._sum.failures_raised():
             self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
-        if sizes.num_ranks == 1:
-            return Prediction(logits_RV, best_R)
-        return predict(self._decoder.ranks.join(logits_RV, width=sizes.vocab_size))
+        if self._is_alone:
+            return prediction
+        return predict(self._decoder.ranks.join(prediction.logits_RV, width=self.config.decoder.vocab_size))
 
 
 class _Sum:
@@ -344,21 +421,6 @@ def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _To
         tokens.end_row(row)
         tokens.logit_tokens.extend(first + place for place in layout.predictors)
     yield tokens
-
-
-def _check(tokens: _Tokens, *, num_rows: int, num_places: int, context: int) -> None:
-    """Raise IndexError for values out of range, because the kernels do not check bounds."""
-    num_tokens = len(tokens.ids)
-    if len(tokens.places) != num_tokens or len(tokens.positions) != num_tokens:
-        raise IndexError(f"{len(tokens.positions)} positions of {num_tokens} tokens")
-    ranges = (
-        ("slot", tokens.run_rows, num_rows),
-        ("place", tokens.places, num_places),
-        ("position", tokens.positions, context),
-    )
-    for name, values, count in ranges:
-        if min(values) < 0 or max(values) >= count:
-            raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
 
 
 def _native(module: torch.nn.Module) -> NativeLinear:

@@ -23,6 +23,8 @@ typedef struct {
     int64_t dim, num_layers, num_heads, head_dim, ffn_dim, vocab_size, first_adapter_layer, num_queries;
     float norm_eps;
     int32_t kept_type; /* of cached keys and values: FLOAT32 or BFLOAT16 */
+    int32_t embedding_type; /* FLOAT32 or BFLOAT16 */
+    const void *embedding;  /* (vocab_size, dim) */
     const float *rotary_cos, *rotary_sin; /* (positions, head_dim) */
     const layer_t *layers;
     const float *norm;
@@ -43,7 +45,8 @@ typedef struct {
 typedef struct {
     int64_t num_tokens, num_runs;
     int64_t equal_runs;        /* number of runs at the end with equal tokens; only their rows' prefixes differ */
-    float *x;                  /* (tokens, dim): embeddings, overwritten */
+    const int64_t *ids;        /* (tokens); or NULL if x has the embeddings */
+    float *x;                  /* (tokens, dim): overwritten */
     const int64_t *run_rows;   /* (runs): a run is the consecutive tokens of one row */
     const int64_t *run_starts; /* (runs + 1): first token of each run */
     const int64_t *places, *positions, *shared_ends, *starts; /* (tokens) */
@@ -76,6 +79,15 @@ typedef struct {
     const float *logits;
     int64_t *best, vocab_size;
 } best_t;
+
+static void embed(const decoder_t *decoder, const batch_t *batch, int64_t num_tokens) {
+    int64_t dim = decoder->dim;
+    for (int64_t token = 0; token < num_tokens; token++)
+        for (int64_t k = 0; k < dim; k += LANES) {
+            floats_t part = load_some(decoder->embedding, decoder->embedding_type, batch->ids[token] * dim + k, dim - k);
+            store_first(batch->x + token * dim + k, part, dim - k);
+        }
+}
 
 static void norm_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const norm_t *self = context;
@@ -329,6 +341,7 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     bool is_shared = batch->equal_runs > 1;
     int64_t distinct_runs = batch->num_runs - (is_shared ? batch->equal_runs - 1 : 0);
     num_tokens = batch->run_starts[distinct_runs];
+    if (batch->ids) embed(decoder, batch, num_tokens);
     float *x = batch->x;
     const int64_t *wanted = batch->logit_tokens; /* rows of x */
     for (int64_t index = 0; index < decoder->num_layers; index++) {

@@ -31,8 +31,8 @@ class DecoderStruct(ctypes.Structure):
     _fields_ = _fields(
         (_I64, "dim num_layers num_heads head_dim ffn_dim vocab_size first_adapter_layer num_queries"),
         (_FLOAT, "norm_eps"),
-        (_I32, "kept_type"),
-        (_ADDRESS, "rotary_cos rotary_sin"),
+        (_I32, "kept_type embedding_type"),
+        (_ADDRESS, "embedding rotary_cos rotary_sin"),
         (ctypes.POINTER(LayerStruct), "layers"),
         (_ADDRESS, "norm"),
         (LinearStruct, "head"),
@@ -69,6 +69,7 @@ class BatchStruct(ctypes.Structure):
 
     _fields_ = _fields(
         (_I64, "num_tokens num_runs equal_runs"),
+        (_NUMBERS, "ids"),
         (_ADDRESS, "x"),
         (_NUMBERS, "run_rows run_starts places positions shared_ends starts"),
         (KeptStruct, "cache prefix"),

@@ -42,15 +42,15 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
 
     newest: Any = ours.run(first)
     expected = [
-        ours.decode(newest.token_ids, step.positions).logits_RV,
+        ours.decode(newest.token_ids, step.positions).logits_RV.clone(),
         ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
-        ours.decode([5] * 6, positions).logits_RV,
+        ours.decode([5] * 6, positions).logits_RV.clone(),
     ]
     for most_tokens in (2048, 10):  # in one portion, and in several
         monkeypatch.setattr("llama_adapter.llm.runners.native._MAX_TOKENS", most_tokens)
         ours.reset()
         ours.run(first)
-        given = [ours.mixed(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV]
+        given = [ours.mixed(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.clone()]
         assert torch.equal(torch.cat(given), torch.cat(expected))
 
 

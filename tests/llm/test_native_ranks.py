@@ -103,7 +103,9 @@ def logits(runner: NativeRunner) -> Tensor:
     queries_BQD = toy_visual_queries(4, config=runner.config.decoder)
     prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(queries_BQD)
     found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
-    found += [runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
+    found += [
+        runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV.clone() for step in range(2)
+    ]
     scores = runner.score(ScorePlan(range(4), prompts, [((3, 4), (5,))] * 4, pictures))
     return torch.cat([*map(torch.flatten, found), torch.tensor(scores).flatten()])
 

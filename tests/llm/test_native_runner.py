@@ -79,7 +79,7 @@ def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig,
     for _ in range(6):
         torch.testing.assert_close(*logits, atol=TOLERANCE[dtype], rtol=2e-5)
         tokens = logits[1].argmax(-1).tolist()
-        logits = [runner.decode(tokens, positions).logits_RV for runner in (ours, plain)]
+        logits = [runner.decode(tokens, positions).logits_RV.clone() for runner in (ours, plain)]
         positions = [position + 1 for position in positions]
     torch.testing.assert_close(*logits, atol=TOLERANCE[dtype], rtol=2e-5)
 
@@ -88,12 +88,15 @@ def test_rows_are_bitwise_independent_of_the_batch() -> None:
     ours, _ = runners()
     prompts, pictures = toy_prompts(6), prefixes(ours, 6)
     positions = [len(prompt) for prompt in prompts]
-    together = ours.prefill(prompts, pictures, first_slot=0).logits_RV, ours.decode([5] * 6, positions).logits_RV
+    together = (
+        ours.prefill(prompts, pictures, first_slot=0).logits_RV,
+        ours.decode([5] * 6, positions).logits_RV.clone(),
+    )
 
     for row in range(6):
         alone = ours.prefill([prompts[row]], [pictures[row]], first_slot=0).logits_RV
         assert torch.equal(alone[0], together[0][row])
-        assert torch.equal(ours.decode([5], [positions[row]]).logits_RV[0], together[1][row])
+        assert torch.equal(ours.decode([5], [positions[row]]).logits_RV.clone()[0], together[1][row])
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -106,12 +109,12 @@ def test_pictures_that_are_asked_the_same_answer_as_each_alone(config: DecoderCo
     together = [ours.prefill([prompt] * 4, pictures, first_slot=0).logits_RV]
     steps = [[5] * 4, [6, 5, 5, 7], [8] * 4]  # equal tokens after different ones
     for place, tokens in enumerate(steps, start=len(prompt)):
-        together.append(ours.decode(tokens, [place] * 4).logits_RV)
+        together.append(ours.decode(tokens, [place] * 4).logits_RV.clone())
 
     for row in range(4):
         alone = [ours.prefill([prompt], [pictures[row]], first_slot=0).logits_RV]
         for place, tokens in enumerate(steps, start=len(prompt)):
-            alone.append(ours.decode([tokens[row]], [place]).logits_RV)
+            alone.append(ours.decode([tokens[row]], [place]).logits_RV.clone())
         assert torch.equal(torch.cat(alone), torch.stack(together)[:, row])
         asked = ScorePlan([0], [prompt], [((3, 4), (5,))], [pictures[row]])
         assert ours.score(asked) == [scores[row]]
@@ -133,12 +136,12 @@ def test_scoring_leaves_running_rows_alone() -> None:
     prompts, pictures = toy_prompts(2), prefixes(ours, 2)
     ours.prefill(prompts, pictures, first_slot=0)
     positions = [len(prompt) for prompt in prompts]
-    expected = ours.decode([5, 6], positions).logits_RV
+    expected = ours.decode([5, 6], positions).logits_RV.clone()
 
     ours.prefill(prompts, pictures, first_slot=0)
     ours.score(ScorePlan([0], prompts[1:], [((3,), (4, 5))], pictures[:1]))
 
-    assert torch.equal(ours.decode([5, 6], positions).logits_RV, expected)
+    assert torch.equal(ours.decode([5, 6], positions).logits_RV.clone(), expected)
 
 
 def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +191,11 @@ def test_of_equal_logits_the_first_token_is_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "positions"), [([5] * 7, [3] * 7), ([5], [64]), ([5], [-1]), ([5], []), ([5], [3, 4])], ids=str
+    ("token_ids", "positions"),
+    [([5] * 7, [3] * 7), ([5], [64]), ([5], [-1]), ([5], []), ([5], [3, 4]), ([-1], [3]), ([5, 10**6], [3, 3])],
+    ids=str,
 )
-def test_slots_and_positions_out_of_range_are_refused(token_ids: list[int], positions: list[int]) -> None:
+def test_tokens_slots_and_positions_out_of_range_are_refused(token_ids: list[int], positions: list[int]) -> None:
     ours, _ = runners()
 
     with pytest.raises(IndexError):
@@ -224,7 +229,7 @@ def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch
 
     logits = ours.prefill([prompt[:1]], [picture], first_slot=0).logits_RV
     for position, token in enumerate(prompt[1:], start=1):
-        logits = ours.decode([token], [position]).logits_RV
+        logits = ours.decode([token], [position]).logits_RV.clone()
 
     assert torch.equal(logits, whole)
 

@@ -114,7 +114,7 @@ def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torc
     x_RF = torch.randn(5, 48)
     return {
         "prefill": lambda: runner.prefill(prompts, pictures, first_slot=0).logits_RV,
-        "decode": lambda: runner.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV,
+        "decode": lambda: runner.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV.clone(),
         "score": lambda: torch.tensor(runner.score(plan)),
         "blocks": lambda: stack(x_BTW),
         "linear": lambda: layer(x_RF),
