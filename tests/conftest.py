@@ -140,6 +140,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects_to_scan() -> None:
+    """Keep what earlier files have imported and made from being scanned again.
+
+    The programs under test collect garbage when memory is short or weights are replaced, and a process of tests has
+    millions of objects.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Names a folder that all processes of a test run share, for files that take long to make."""
