@@ -156,6 +156,7 @@ def test_half_precision_trains_float32_parameters_near_those_of_float32() -> Non
             assert F.cosine_similarity(weight.grad.flatten(), other[name].grad.flatten(), dim=0) > 0.9, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", SETS, ids="-".join)
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 @pytest.mark.parametrize("has_kernels", [True, False], ids=["kernels", "torch"])
