@@ -82,6 +82,7 @@ LONGEST = (
     "tests/test_docs.py",
     "tests/npu/test_chips.py",
     "tests/e2e/test_ascend_route.py",
+    "tests/app/training/test_train.py",
     "tests/e2e/test_openai_client.py",
     "tests/app/parallel/test_groups.py",
     "tests/e2e/test_jobs.py",
