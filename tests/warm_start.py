@@ -25,19 +25,7 @@ from typing import Any, NoReturn
 
 _LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_USED = (
-    "llama_adapter.app.captioning.assemble",
-    "llama_adapter.app.graph_export.decoder",
-    "llama_adapter.app.jobs.run",
-    "llama_adapter.app.training.run",
-    # What `train` and `export` import of other packages takes longer than their own work.
-    "matplotlib.pyplot",
-    "onnxscript",
-    "torch._dynamo",
-    "torch.export._trace",
-    "torch.onnx._internal.exporter._core",
-    "torch.utils.tensorboard",
-)
+_USED = ("captioning.captioner", "graph_export.decoder", "jobs.run")
 _DEFAULT = {signal.SIGINT: signal.default_int_handler}  # for other signals the default is SIG_DFL
 
 
@@ -193,14 +181,14 @@ _SHARED = {"export": _share_encoder, "doctor": _share_environment}
 
 
 def _load() -> None:
-    """Import what commands import, except onnxruntime, which would start a thread."""
+    """Import what most commands import, except onnxruntime, which would start a thread."""
     import importlib
 
     from llama_adapter.runtime.torch_import import prepare_imports
 
     prepare_imports()
     for name in _USED:
-        importlib.import_module(name)
+        importlib.import_module(f"llama_adapter.app.{name}")
 
 
 if __name__ == "__main__":
