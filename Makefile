@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, the tests that run the command line, a browser, or train something, then `clients`,
+# Everything: `check`, the tests that run the command line or a browser, train or compute for long, then `clients`,
 # `mindspore` and `arm-short`.
 test: .venv/.programs
 check test: .venv/.installed-dev

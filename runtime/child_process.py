@@ -1,5 +1,6 @@
 """New Python interpreters as child processes, which answer one question or communicate over a socket."""
 
+import gc
 import importlib
 import io
 import json
@@ -17,16 +18,24 @@ from llama_adapter.runtime.text import one_line
 State = Literal["ok", "absent", "broken"]
 
 # The child gets this process's `sys.path`. -P keeps it from importing a `json.py` of the current folder before that. If
-# the child watches its parent, it begins to do so before it imports anything else.
+# the child watches its parent, it begins to do so before it imports anything else. Looking for garbage among what it
+# imports, and at its end, would take a third of the processor time of a child that imports torch.
 _PROGRAM: Final = """
-import json, sys
+import gc, json, sys
+gc.disable()
 sys.path[:] = json.loads(sys.argv[1])
 if sys.argv[2]:
     from llama_adapter.runtime.parent_watch import die_with
     die_with(int(sys.argv[2]))
 from importlib import import_module
 module, _, function = sys.argv[3].partition(":")
-getattr(import_module(module), function)(*sys.argv[4:])
+call = getattr(import_module(module), function)
+gc.freeze()
+gc.enable()
+try:
+    call(*sys.argv[4:])
+finally:
+    gc.freeze()
 """
 _PIPE_BYTES: Final = 65536
 MAX_SAID_BYTES: Final = 4096
@@ -184,6 +193,7 @@ def ask_child(question: str, *arguments: str, environ: Mapping[str, str], second
 
 def answer(question: str, *arguments: str) -> None:
     """Runs in the child. It writes the answer as the last line on stdout. Other output goes to stderr."""
+    gc.disable()  # most questions import packages
     channel = os.dup(1)
     os.dup2(2, 1)
     module, _, function = question.partition(":")

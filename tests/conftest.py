@@ -82,6 +82,7 @@ LONGEST = (
     "tests/test_docs.py",
     "tests/npu/test_chips.py",
     "tests/e2e/test_ascend_route.py",
+    "tests/app/training/test_train.py",
     "tests/e2e/test_openai_client.py",
     "tests/app/parallel/test_groups.py",
     "tests/e2e/test_jobs.py",
@@ -138,6 +139,17 @@ def pytest_unconfigure() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores, because many tests wait for other processes."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_objects_to_scan() -> None:
+    """Keep what earlier files have imported and made from being scanned again.
+
+    The programs under test collect garbage when memory is short or weights are replaced, and a process of tests has
+    millions of objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -157,6 +157,7 @@ def play_on(
     return outputs
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @hypothesis_settings(max_examples=20, deadline=None)
 @pytest.mark.proves("asynchronous read-back", "CUDA", "NPU")

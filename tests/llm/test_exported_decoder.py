@@ -41,6 +41,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_slots", [1, 5, 16])
 @pytest.mark.parametrize("sampling", [True, False], ids=["drawn in the graph", "drawn on the host"])

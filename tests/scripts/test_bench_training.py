@@ -21,6 +21,7 @@ def test_steps_are_timed_and_lower_the_loss(program: str) -> None:
     assert measured["num_trained"] == factors if program == "ours" else measured["num_trained"] > factors
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_transformers_over_the_same_weights() -> None:
     import transformers
 

@@ -31,6 +31,7 @@ def test_scans_are_divided_by_digit_and_held_out_ones_never_change(scans: Scans)
         divide(scans.digits_N, seed=0, num_train=7, num_validation=2)
 
 
+@pytest.mark.slow
 def test_tables_and_folders_of_scans_are_sound_data(scans: Scans, tmp_path: Path) -> None:
     division = divide(scans.digits_N, seed=0, num_train=2, num_validation=2)
     write_digits(tmp_path, scans, division, sizes=(1, 2))

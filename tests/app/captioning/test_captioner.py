@@ -43,6 +43,7 @@ def expected() -> list[tuple[int, ...]]:
     return [alone.generate([picture], [prompt], max_new_tokens=12)[0].token_ids for picture, prompt in jobs()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.proves("continuous batching", "CPU")
 def test_answers_do_not_depend_on_batch_order_or_bad_neighbours(

@@ -62,6 +62,7 @@ def wanted(torchs: Captioner) -> tuple[list[Any], list[Any]]:
     return [(one.token_ids, one.unfamiliar) for one in best], [one.token_ids for one in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
 @pytest.mark.proves("embedded model", "ONNX")
 @pytest.mark.proves("streaming", "ONNX")
@@ -88,6 +89,7 @@ def test_choices_have_torchs_probabilities(torchs: Captioner) -> None:
         assert one.choice == pytest.approx(other.choice, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 @pytest.mark.proves("float16", "ONNX")
 @pytest.mark.proves("int8 weights", "ONNX")

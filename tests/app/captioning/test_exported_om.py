@@ -61,6 +61,7 @@ def wanted_ids(torchs: Captioner) -> list[Sequence[int]]:
     return [one.token_ids for one in torchs.generate(SAMPLES, SAMPLE_PROMPTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
 @pytest.mark.proves("embedded model", "OM")
 @pytest.mark.proves("continuous batching", "OM")
@@ -73,6 +74,7 @@ def test_sample_pictures_have_torchs_answers(wanted_ids: list[Sequence[int]], ba
     assert [one.token_ids for one in made] == wanted_ids
 
 
+@pytest.mark.slow
 @pytest.mark.proves("choices by scoring", "OM")
 @pytest.mark.proves("streaming", "OM")
 def test_answers_are_drawn_streamed_and_chosen_as_by_torch(torchs: Captioner) -> None:

@@ -1,13 +1,12 @@
 """After out-of-memory errors, smaller batches give the same answers."""
 
 import dataclasses
-import gc
 import io
 import itertools
 import random
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,15 +46,6 @@ PICTURES = [small_picture(seed) for seed in range(19)]
 
 def open_parts() -> Parts:
     return assemble_parts(CaptionerSpec(**model_options(), batch_size=BATCH_SIZE))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Freeze the objects of other tests: each out-of-memory error collects garbage, which would scan them too."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -90,6 +90,7 @@ def test_an_exported_decoder_has_torchs_answers_behind_a_past(past: Path) -> Non
         assert one.choice == pytest.approx(other.choice, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     picture, out = str(min(sample_pictures().iterdir())), str(tmp_path / "records.jsonl")
 

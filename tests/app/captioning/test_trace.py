@@ -34,6 +34,7 @@ def spans(file: Path) -> list[str]:
     return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
 
 
+@pytest.mark.slow
 @pytest.mark.proves("traces", "CPU")
 def test_a_trace_has_operators_and_every_stage_in_turn(captioner: Captioner, tmp_path: Path) -> None:
     told: list[str] = []

@@ -204,6 +204,7 @@ def test_tables_of_pandas(captioner: Captioner) -> None:
     assert [ask(table)[0]["ask_text"], ask(table["image"], "Is there a red star?")[0]["ask_text"]] == [["yes"]] * 2
 
 
+@pytest.mark.slow
 def test_models_by_name_folder_files_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").mkdir()
     shutil.copytree(embedded_model(), tmp_path / "home" / "shapes")

@@ -201,6 +201,7 @@ def test_a_checklist_cannot_name_files_elsewhere(name: str, tmp_path: Path) -> N
     assert found.sentence.isprintable()
 
 
+@pytest.mark.slow
 def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"prompt": "Describe the image.", "max_new_tokens": 4}
     [answer] = Captioner.load(bundle).generate([PICTURE], known["prompt"], max_new_tokens=4)
@@ -216,6 +217,7 @@ def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPa
     assert diagnose(bundle)[-1].level == "warning"  # rounding may change a word
 
 
+@pytest.mark.slow
 def test_a_known_answer_that_was_written_is_replayed_and_half_precision_may_differ(bundle: Path) -> None:
     text = write_known_answer(bundle)
     known = json.loads((bundle / "known_answer.json").read_text())

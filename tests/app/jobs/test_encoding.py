@@ -53,6 +53,7 @@ def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(kept, key=lambda record: (record["picture"], record["id"]))
 
 
+@pytest.mark.slow
 @pytest.mark.proves("prefix files", "CPU")
 def test_records_over_prefixes_are_those_over_the_pictures(run: Run, tmp_path: Path) -> None:
     batch = ["--batch-size", "5"]

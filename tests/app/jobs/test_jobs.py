@@ -627,6 +627,7 @@ def mend_manifest(place: Path) -> tuple[list[str], Callable[[], object]]:
     return ["--manifest", str(manifest)], lambda: manifest.write_text(f"{line}\n{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begin",
     [fill_subfolder, make_folder, make_file, match_pattern, fill_archive, list_folder, mend_manifest],

@@ -51,6 +51,7 @@ _FILES = (
 _SECOND_FILE = "v2_mscoco_val2014_annotations.json"  # read together with the questions
 
 
+@pytest.mark.slow
 @given(data=_data)
 def test_no_json_is_more_than_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """All files get the same data in turn, because creating them takes longer than reading them."""

@@ -43,6 +43,7 @@ def widened(precision: str) -> tuple[list[str], list[list[float]]]:
     return answers(precision=precision, operators="aten", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "operators", "mode", "batch_size", "used", "tolerance"),
     [

@@ -47,14 +47,17 @@ def write_meta(folder: Path) -> str:
     return f"llama_dir={folder}"
 
 
+@pytest.fixture(scope="module", params=["random", write_bundle, write_meta])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A source for `load_peak`. Its files are written once."""
+    source: str | Callable[[Path], str] = request.param
+    return source if isinstance(source, str) else source(tmp_path_factory.mktemp("source"))
+
+
 @pytest.mark.parametrize("precision", ["float", "int8"])
-@pytest.mark.parametrize("source", ["random", write_bundle, write_meta])
-def test_the_peak_is_little_more_than_what_stays(
-    source: str | Callable[[Path], str], precision: str, tmp_path: Path
-) -> None:
+def test_the_peak_is_little_more_than_what_stays(place: str, precision: str) -> None:
     if find_library().library is None:
         pytest.skip(find_library().reason)
-    place = source if isinstance(source, str) else source(tmp_path)
     command = [sys.executable, "-m", "tests.app.models.load_peak", place, "float32", precision]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     taken = json.loads(ran.stdout.splitlines()[-1])

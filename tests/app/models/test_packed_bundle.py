@@ -107,6 +107,7 @@ def test_where_it_cannot_be_used_as_it_is_a_line_says_so(
     assert captioner.caption(PICTURE).token_ids == plain.caption(PICTURE).token_ids
 
 
+@pytest.mark.slow
 def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = find_library().library
     assert library is not None

@@ -108,6 +108,7 @@ def test_loaded_in_float_all_weights_are_floats_again(int8_bundle: Path) -> None
         assert error <= tensor.abs().max() / 127 * 0.5001, name
 
 
+@pytest.mark.slow
 @pytest.mark.proves("int8 weights", "CPU")
 def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None:
     full, stored, at_load = Captioner.load(), Captioner.load(int8_bundle), Captioner.load(precision="int8")
@@ -119,6 +120,7 @@ def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None
     assert [answer.text for answer in ours] == [answer.text for answer in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.proves("int4 weights", "CPU")
 def test_most_captions_of_the_samples_survive_4_bits(int4_bundle: Path) -> None:
     expected = [answer.text for answer in Captioner.load(dtype="float32").generate(SAMPLES)]
@@ -191,6 +193,7 @@ def test_a_model_quantised_at_load_can_be_saved(tmp_path: Path) -> None:
     assert saved.origin == model.origin
 
 
+@pytest.mark.slow
 def test_doctor_replays_the_known_answer_in_8_bits(own_bundle: Path) -> None:
     findings = {finding.what: finding for finding in diagnose(own_bundle)}
     assert {finding.level for finding in findings.values()} == {"ok"}
@@ -215,6 +218,7 @@ def test_doctor_finds_weights_that_the_kernels_do_not_support(own_bundle: Path) 
     assert "-128" in faults["llm.safetensors"]
 
 
+@pytest.mark.slow
 def test_int8_with_every_dtype_and_with_plain_operators() -> None:
     expected = [answer.text for answer in Captioner.load().generate(SAMPLES[:4])]
     for dtype, operators in itertools.product(("bfloat16", "float16"), ("auto", "aten")):

@@ -650,6 +650,7 @@ def ask_slow(number: int, **options: Any) -> Ask:
     return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
 
 
+@pytest.mark.slow
 def test_slow_pictures_do_not_block_others(isolated: Starter) -> None:
     service = isolated(limits=SLOW_LIMITS)
     known = service.submit(ask(0)).result()
@@ -676,6 +677,7 @@ def test_read_timeout_is_an_error_answer(isolated: Starter) -> None:
     assert "disk" not in answer.error.message
 
 
+@pytest.mark.slow
 def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(isolated: Starter) -> None:
     service = isolated(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
     picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)

@@ -33,6 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantise_calibrated(QuantiseJob(out=out, precision="int4"), SampleSpec(pictures=tuple(FILES[:8])))
 
 
+@pytest.mark.slow
 def test_the_bundle_has_the_form_of_4_bits_and_says_how_it_was_calibrated(bundle: Path) -> None:
     manifest, source = read_manifest(bundle), read_manifest(embedded_model())
     stored, nearest = load_bundle(bundle), load_bundle(embedded_model(), precision="int4")
@@ -56,6 +57,7 @@ def test_the_bundle_has_the_form_of_4_bits_and_says_how_it_was_calibrated(bundle
         assert all(torch.equal(ours[name], theirs[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_it_answers_as_the_original_and_doctor_finds_it_sound(bundle: Path) -> None:
     with Captioner.load(bundle, dtype="float32") as ours, Captioner.load(dtype="float32") as full:
         texts = [[answer.text for answer in captioner.generate(FILES)] for captioner in (ours, full)]
@@ -66,6 +68,7 @@ def test_it_answers_as_the_original_and_doctor_finds_it_sound(bundle: Path) -> N
     assert "calibrated with 8 pictures" in findings["manifest"].sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["many", None, True])
 def test_a_damaged_count_of_pictures_is_refused(bundle: Path, tmp_path: Path, count: object) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
@@ -99,6 +102,7 @@ def test_pictures_are_asked_the_jobs_questions_in_turn() -> None:
     assert len(found) == 9
 
 
+@pytest.mark.slow
 def test_the_command_skips_what_it_cannot_read_and_asks_a_sheet(run: Run, tmp_path: Path) -> None:
     sheet = tmp_path / "questions.csv"
     sheet.write_text("question\nHow many objects are there?\nWhat is in the picture?\n")
@@ -155,6 +159,7 @@ def test_more_pictures_than_fit_are_left_out(
     assert "the first 10 pictures are used" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(done: int, everything: int) -> None:
         if done == 30:

@@ -62,6 +62,7 @@ def outputs(
     return visual_queries, torch.cat(logits)
 
 
+@pytest.mark.slow
 def test_outputs_about_other_pictures_are_closer_than_with_nearest_rounding(
     model: LoadedModel, samples: list[Sample]
 ) -> None:
@@ -76,6 +77,7 @@ def test_outputs_about_other_pictures_are_closer_than_with_nearest_rounding(
         assert float((ours - wanted).norm()) < 0.7 * float((theirs - wanted).norm()), what
 
 
+@pytest.mark.slow
 def test_rounding_is_the_same_every_time(model: LoadedModel, samples: list[Sample]) -> None:
     one, other = rounded(model, samples[:8]), rounded(model, samples[:8])
 

@@ -135,6 +135,7 @@ def locate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, LOCATE.name, LOCATE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("locate")
 def test_command_line_offers_new_task(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"

@@ -156,6 +156,7 @@ def test_half_precision_trains_float32_parameters_near_those_of_float32() -> Non
             assert F.cosine_similarity(weight.grad.flatten(), other[name].grad.flatten(), dim=0) > 0.9, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", SETS, ids="-".join)
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 @pytest.mark.parametrize("has_kernels", [True, False], ids=["kernels", "torch"])
@@ -249,6 +250,7 @@ def adapter_path(name: str) -> Path:
     return GOLDEN / "adapters" / f"{name}.pth"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(("sets", "num_keys"), [(("bias",), 363), (("bias", "lora"), 843)])
 def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet, ...], num_keys: int) -> None:
@@ -289,6 +291,7 @@ def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet,
     assert {name for name in half if "lora" not in name} == ({"gate"} if sets == ("bias",) else {"gate", "new_gate"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adapter", "sets"),
     [("BIAS-TINY", ("bias", "lora")), ("LORA-BIAS-TINY", ("bias",)), ("LORA-BIAS-TINY", ("lora",)), (None, ("bias",))],
@@ -344,6 +347,7 @@ def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> No
 ALONE_WITH: dict[str, Any] = {"llama_dir": ALONE.llama_dir, "llama_type": ALONE.llama_type}
 
 
+@pytest.mark.slow
 def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Path) -> None:
     model = trainable(CaptionerSpec(), "bias", "lora")
     losses = step(model, lr=1e-3)

@@ -67,6 +67,7 @@ def test_the_plan_is_what_a_real_step_takes(sets: tuple[ParameterSet, ...], chec
     assert plan.frozen - trained == pytest.approx(frozen, rel=0.1), "and the adapter as it was"
 
 
+@pytest.mark.slow
 def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     choice = TrainingChoice(sets=("bias", "lora"))
     _, shapes, _, _ = counted(choice.sets, checkpointing=False)
@@ -95,6 +96,7 @@ def test_ways_to_share_a_step_are_planned_by_one_count(monkeypatch: pytest.Monke
     assert len(counters) == 1
 
 
+@pytest.mark.slow
 def test_many_rows_are_planned_by_few() -> None:
     """Beyond 64 rows the memory is extrapolated linearly; here it is compared with the real count for 96."""
     _, shapes, _, _ = counted(("bias",), checkpointing=False)
@@ -135,6 +137,7 @@ def test_weights_are_packed_where_memory_allows_it() -> None:
     assert not any(hasattr(layer, "weight") for layer in layers)
 
 
+@pytest.mark.slow
 def test_7b_is_planned_without_a_model(run: Run) -> None:
     flags = ["--dtype", "bfloat16", "--checkpointing", "--device-type", "cuda", "--json"]
     ran = run("train", "--plan", "7B", *flags, "--device-tflops", "100", "--device-bandwidth", "1000")

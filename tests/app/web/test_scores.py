@@ -78,6 +78,7 @@ def test_other_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         read_report(str(folder))
 
 
+@pytest.mark.slow
 def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> None:
     # Runs in an event loop; otherwise Gradio opens one.
     async def config(*reports: SavedReport, service: Service | None = None) -> dict[str, Any]:

@@ -4,8 +4,9 @@ Views, allocations and the routing of attention are torch_npu's own. Mixing devi
 """
 
 import ctypes
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +45,29 @@ class MixedDevicesError(AssertionError):
     """An operator was given tensors of both the host and the device."""
 
 
+@functools.cache
+def _has_kernel(func: OpOverload, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operator's arguments. Like pytree's leaves, which take most of an operator's time."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Arguments or results of an operator with changed leaves. Like `pytree.tree_map`, for the plain containers."""
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(change, one) for one in value)
+    if type(value) is dict:
+        return {name: _mapped(change, one) for name, one in value.items()}
+    return pytree.tree_map(change, value) if isinstance(value, tuple) else change(value)
+
+
 class HostOps(TorchDispatchMode):
     """`calls` counts the operators that would have been kernels; `sequence` has their names in order."""
 
@@ -59,18 +83,18 @@ class HostOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
         wanted_device = kwargs.get("device")
         on_device = any(tensor.device.type == "npu" for tensor in tensors)
         if not on_device and (wanted_device is None or torch.device(wanted_device).type != "npu"):
             return func(*args, **kwargs)
         if on_device and name not in MAY_MIX:
             _refuse_mixing(name, tensors)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _has_kernel(func, "CompositeImplicitAutograd"):
             if name in ROUTED:
                 with self:
                     return func._op_dk(DEVICE_KEY, *args, **kwargs)
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DEVICE_KEY.name):
+            if not _has_kernel(func, DEVICE_KEY.name):
                 with self:
                     return func.decompose(*args, **kwargs)
         if (func.is_view and name not in MAY_COPY) or name in NATIVE:
@@ -92,7 +116,7 @@ class HostOps(TorchDispatchMode):
                 return seen
             return leaf
 
-        host_args, host_kwargs = pytree.tree_map(to_host, (args, kwargs))
+        host_args, host_kwargs = _mapped(to_host, (args, kwargs))
         if "device" in host_kwargs:
             host_kwargs["device"] = torch.device("cpu")
         short = name.partition("::")[2]
@@ -108,7 +132,7 @@ class HostOps(TorchDispatchMode):
                 return leaf
             return originals[id(leaf)] if id(leaf) in originals else place(leaf)
 
-        return self._placed(pytree.tree_map(to_device, result))
+        return self._placed(_mapped(to_device, result))
 
     def _run(self, func: OpOverload, compute: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """The operator's result, computed on the host."""

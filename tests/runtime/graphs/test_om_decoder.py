@@ -171,6 +171,7 @@ def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
     check_gears(ports(stacked_ports("cache"), heads=32 * 32), gears)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_past", [0, 4])
 @pytest.mark.proves("prefix tuning", "OM")
 def test_the_engine_gives_torchs_answers(

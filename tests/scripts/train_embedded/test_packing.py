@@ -26,6 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(path)
 
 
+@pytest.mark.slow
 def test_tokenizer_keeps_all_text_and_has_pieces_for_yes_and_no(tokenizer: Tokenizer) -> None:
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (1024, 1, 2)
     for text in (format_prompt("What color is the star?") + "red", "Привет,  {мир}\n\n", "x"):
