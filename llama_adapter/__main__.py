@@ -5,7 +5,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-gc.set_threshold(50_000)  # new objects; with Python's 700, a short command spends a tenth of its time on collections
+gc.set_threshold(
+    50_000
+)  # new objects; with the 700 of Python 3.11, a short command spends a tenth of its time on collections
 
 try:
     from llama_adapter.app import cli

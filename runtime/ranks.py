@@ -3,6 +3,7 @@
 `ALONE` stands for a decoder in one process; its collectives return their argument. `Ranks` uses `torch.distributed`.
 """
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from llama_adapter.runtime.devices.base import Collectives
 from llama_adapter.runtime.problems import is_out_of_memory
+
+_LITTLE = 1 << 20  # bytes: a process that cannot get them has failed by itself
 
 # The name of this collective since torch 2.13, and its name before.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -29,7 +32,17 @@ def collective() -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
+        if _memory_is_short():  # gloo's messages do not say so
+            raise MemoryError(f"while the ranks communicated: {error}") from None
         raise CollectiveError(str(error)) from None
+
+
+def _memory_is_short() -> bool:
+    try:
+        mmap.mmap(-1, _LITTLE).close()
+    except OSError:
+        return True
+    return False
 
 
 class Alone:

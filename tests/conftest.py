@@ -34,8 +34,8 @@ if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 gc.disable()  # imports leave little garbage, and looking for it would take a third of pytest's collection
-# Python's default threshold is 700 new objects; with it, garbage collection takes 5 % of the quick tests' processor
-# time.
+# The default threshold of Python 3.11 is 700 new objects; with it, garbage collection takes 5 % of the quick tests'
+# processor time.
 gc.set_threshold(50_000)
 
 

@@ -1,13 +1,14 @@
 """NVIDIA GPUs: the backend, the decoder's fused operators, and programs recorded as CUDA graphs.
 
-In half types, steps and products with few bits are Triton kernels (triton_calls.py) on GPUs that can run them.
-Everything else is torch's.
+In half types, steps, products with few bits, rotary embeddings and SwiGLU are Triton kernels (triton_calls.py) on GPUs
+that can run them. Everything else is torch's.
 """
 
 # B rows, S step tokens, N heads, H head size
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -216,6 +217,7 @@ class CudaGraphs:
         self.device = device
         self._stream: Any = None
         self._pool: Any = None
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs
         self._inputs: dict[tuple[int, torch.dtype], Tensor] = {}
         self._results: dict[tuple[int, torch.dtype, tuple[int, ...]], Tensor] = {}
 
@@ -231,19 +233,23 @@ class CudaGraphs:
         with torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            if not self._alive:  # torch does not allow captures into a pool whose graphs are all gone
                 self._pool = torch.cuda.graph_pool_handle()
             main = torch.cuda.current_stream()
             self._stream.wait_stream(main)
-            with torch.cuda.stream(self._stream):
-                for _ in range(_NUM_WARM_UPS):
-                    outputs = program(*inputs)
-            main.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):
+                    for _ in range(_NUM_WARM_UPS):
+                        outputs = program(*inputs)
+            finally:
+                main.wait_stream(self._stream)
             results = tuple(self._result_like(output, index=index) for index, output in enumerate(outputs))
             graph = torch.cuda.CUDAGraph()
             # "thread_local": the capture restricts calls of this thread only, because other threads read pictures.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 for result, output in zip(results, program(*inputs), strict=True):
                     result.copy_(output)
+        self._alive.add(graph)
         return graph, results
 
     def input_like(self, given: Tensor, *, index: int) -> Tensor:

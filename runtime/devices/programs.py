@@ -24,6 +24,7 @@ from llama_adapter.runtime.problems import is_out_of_memory
 _MAX_PROGRAMS = 256
 _MOST_RECORDED = 64  # by one owner: each recording costs memory
 _MOST_KEYS = 4096  # that are counted
+_PAUSE = 100  # occurrences of a key after which a recording is tried again that memory was insufficient for
 
 TensorProgram = Callable[..., tuple[Tensor, ...]]
 
@@ -54,7 +55,7 @@ class GraphMode:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DeviceError(
                 f"{self.backend.name} cannot compile {of} in mode `{self.name}` ({type(error).__name__}: {reason})",
-                hint="pass `--mode eager`, or `--operators aten`",
+                hint="pass `--mode eager`; `--operators aten` may help too",
             ) from error
 
 
@@ -79,25 +80,18 @@ class RepeatedPrograms:
         self._mode, self._of, self._most = mode, of, most
         self._counts: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, TensorProgram] = {}
-        self._too_large: set[Hashable] = set()
 
     def run(self, key: Hashable, program: TensorProgram, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The results of `program`, by its recording if there is one; see `Backend.compile`.
 
-        If memory is insufficient for a recording, the program runs without it. If memory is insufficient for the
-        program, all recordings are released, and the error is raised.
+        If memory is insufficient for a recording, the program runs without it.
         """
         self._count(key)
-        try:
-            if (recorded := self._recorded.get(key)) is not None:
-                return recorded(*inputs)
-            if self._is_worth_recording(key) and (results := self._record(key, program, *inputs)) is not None:
-                return results
-            return program(*inputs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                self._recorded.clear()
-            raise
+        if (recorded := self._recorded.get(key)) is not None:
+            return recorded(*inputs)
+        if self._is_worth_recording(key) and (results := self._record(key, program, *inputs)) is not None:
+            return results
+        return program(*inputs)
 
     def _count(self, key: Hashable) -> None:
         self._counts[key] += 1
@@ -105,15 +99,12 @@ class RepeatedPrograms:
             self._counts = Counter({key: count // 2 for key, count in self._counts.items() if count > 1})
 
     def _is_worth_recording(self, key: Hashable) -> bool:
-        if self._counts[key] < 2 or key in self._too_large:
-            return False
-        if len(self._recorded) < self._most:
-            return True
-        rarest = min(self._recorded, key=self._counts.__getitem__)
-        if self._counts[key] < 2 * self._counts[rarest]:
-            return False
-        del self._recorded[rarest]
-        return True
+        has_place = len(self._recorded) < self._most
+        return self._counts[key] >= 2 * (1 if has_place else max(1, self._counts[self._rarest()]))
+
+    def _rarest(self) -> Hashable:
+        """The recorded key that has occurred least often."""
+        return min(self._recorded, key=self._counts.__getitem__)
 
     def _record(self, key: Hashable, program: TensorProgram, *inputs: Tensor) -> tuple[Tensor, ...] | None:
         """Record a program by its first call; None if memory is insufficient."""
@@ -125,8 +116,10 @@ class RepeatedPrograms:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold tensors
         else:
+            if len(self._recorded) == self._most:
+                del self._recorded[self._rarest()]
             self._recorded[key] = compiled
             return results
-        self._too_large.add(key)
+        self._counts[key] = -_PAUSE
         self._mode.backend.empty_caches()
         return None

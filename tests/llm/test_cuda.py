@@ -173,7 +173,7 @@ def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     runner = GraphRunner(decoder, eager_config(decoder, num_slots=2, mode="cuda_graph"), backend=HostCuda())
     with pytest.raises(DeviceError, match="stream is capturing") as caught:
         runner.decode([5], [0])
-    assert caught.value.hint == "pass `--mode eager`, or `--operators aten`"
+    assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"
 
 
 def test_graph_computes_with_its_current_inputs(cuda: FakeCuda) -> None:
@@ -238,3 +238,24 @@ def test_a_graph_takes_inputs_of_one_form(other: torch.Tensor, cuda: FakeCuda) -
     recorded(torch.ones(2, 3))
     with pytest.raises(AssertionError, match="inputs of one form"):
         recorded(other)
+
+
+def test_a_pool_whose_graphs_are_all_gone_is_not_used_again(cuda: FakeCuda) -> None:
+    graphs, x = CudaGraphs(torch.device("cpu")), torch.ones(2, 3)
+    for _ in range(2):
+        kept = [graphs.capture_at_first_call(lambda x: (x * 2,)) for _ in range(2)]
+        assert [recorded(x)[0].sum().item() for recorded in kept] == [12.0, 12.0]
+        for pool in cuda.pools:
+            pool.graphs.clear()  # the simulated pool holds its graphs
+        kept.clear()
+
+    assert len(cuda.pools) == 2
+
+
+def test_streams_are_joined_after_a_warm_up_that_fails(cuda: FakeCuda) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphs(torch.device("cpu")).capture_at_first_call(program)(torch.ones(1))
+    assert cuda.warm_up_streams[-1] in cuda.main.waited_for
