@@ -112,10 +112,11 @@ def test_vqa(tmp_path: Path, annotations: str) -> None:
 
 
 def test_vqa_without_annotations_is_refused(tmp_path: Path) -> None:
-    (vqa(tmp_path) / "v2_mscoco_val2014_annotations.json").unlink()
+    questions = vqa(tmp_path / "Questions")  # folders beside it are searched too
+    (questions / "v2_mscoco_val2014_annotations.json").unlink()
 
     with pytest.raises(InputsError, match="v2_mscoco_val2014_annotations"):
-        read(tmp_path)
+        read(questions)
 
 
 def coco(folder: Path) -> Path:
