@@ -8,26 +8,32 @@ OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clien
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check clients mindspore test-mindspore arm arm-short cuda fuzz audit clean
+.PHONY: demo test check style own clients mindspore test-mindspore arm arm-short cuda fuzz audit clean
 
 demo: .venv/.installed
+	@echo "Captions the sample pictures. A first run compiles kernels for this processor: a few seconds."
 	$(BIN)/python demo_bsz.py
 
-# Everything: `check`, the tests that run the command line or a browser, train or compute for long, then `clients`,
-# `mindspore` and `arm-short`.
-test: .venv/.programs
-check test: .venv/.installed-dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
-	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST) $(OWN_TESTS); tests=$$?; \
-	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
-	$(if $(filter test,$@),$(MAKE) --no-print-directory clients)
-	$(if $(filter test,$@),$(MAKE) --no-print-directory mindspore)
-	$(if $(filter test,$@),$(MAKE) --no-print-directory arm-short)
+# Everything: `check`, the tests that run the command line or a browser, train or compute for long, then the parts with
+# other projects. A part that fails does not keep the others from running; the last line names those that failed.
+PARTS := style own clients mindspore arm-short
+test: .venv/.programs .venv/.installed-dev
+	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	  test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 # Format, lint, types, import contracts and the quick tests.
 check: OWN_TESTS += -m "not slow"
+check: style own
+
+style: .venv/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
+
+# The tests of this project, beside the types. SHUFFLE=7 runs them in a random order, the same for each 7.
+own: .venv/.installed-dev
+	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST) $(OWN_TESTS) $(addprefix --shuffle ,$(SHUFFLE)); tests=$$?; \
+	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
 
 # Clients of other projects, each in an environment of its own below .venv/clients, against one server.
 clients: .venv/.installed-dev
@@ -79,6 +85,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
+	@echo "Installs torch and a few small packages into .venv: about 1 GB (4.5 GB with CUDA), one minute or more."
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
@@ -88,6 +95,7 @@ clean:
 	touch $@
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python
+	@echo "Installs what the tests need into .venv: about 4 GB, some minutes."
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@ .venv/.installed
 

@@ -6,6 +6,7 @@ more examples: `pytest --hypothesis-profile explore`.
 
 import gc
 import os
+import random
 import re
 import signal
 from collections import Counter
@@ -97,12 +98,24 @@ LONGEST = (
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in random order"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort long files first, so that no process works alone at the end.
 
     The order is: `LONGEST`, then e2e, then other files with slow tests, then the rest. Within each kind, files with
-    more tests come first.
+    more tests come first. With `--shuffle`, the order of files and of the tests of each file is random.
     """
+    if (seed := config.getoption("shuffle")) is not None:
+        draw = random.Random(seed)
+        draw.shuffle(items)
+        places = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: places[item.path])
+        return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
     first = {ROOT / name: number for number, name in enumerate(LONGEST)}

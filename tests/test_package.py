@@ -1,6 +1,7 @@
 """The package `llama_adapter` as installed by users: one import name, and a clear error if its links are missing."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -29,12 +30,38 @@ def run(*arguments: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    built = run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT, path=ROOT)
-    assert built.returncode == 0, built.stderr
-    (found,) = folder.glob("*.whl")
-    return found
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the source distribution, by kind."""
+    folder = tmp_path_factory.mktemp("dist")
+    ran = run("-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder), cwd=ROOT, path=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    return {kind: next(folder.glob(f"*.{end}")) for kind, end in (("wheel", "whl"), ("sdist", "tar.gz"))}
+
+
+@pytest.fixture(scope="module")
+def wheel(built: dict[str, Path]) -> Path:
+    return built["wheel"]
+
+
+@pytest.mark.slow
+def test_sdist_and_wheel_install_into_a_fresh_environment_and_caption(built: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(next((ROOT / "assets" / "pictures").glob("*.png")), tmp_path / "picture.png")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def command(*words: str) -> str:
+        ran = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    command(sys.executable, "-m", "venv", "fresh")
+    said = []
+    for kind, flags in (("sdist", ()), ("wheel", ("--force-reinstall", "--no-deps"))):
+        command("fresh/bin/pip", "install", "--quiet", *flags, f"llama-adapter[serve] @ {built[kind].as_uri()}")
+        said.append(command("fresh/bin/llama-adapter", "caption", "picture.png", "--quiet"))
+        command("fresh/bin/python", "-c", "import llama_adapter.app.http_api.api")
+
+    assert said[0].startswith("a ")
+    assert said[0] == said[1]
 
 
 @pytest.mark.slow
