@@ -57,7 +57,7 @@ def test_sdist_and_wheel_install_into_a_fresh_environment_and_caption(built: dic
     said = []
     for kind, flags in (("sdist", ()), ("wheel", ("--force-reinstall", "--no-deps"))):
         command("fresh/bin/pip", "install", "--quiet", *flags, f"llama-adapter[serve] @ {built[kind].as_uri()}")
-        said.append(command("fresh/bin/llama-adapter", "caption", "picture.png", "--quiet"))
+        said.append(json.loads(command("fresh/bin/llama-adapter", "caption", "picture.png", "--quiet"))["text"])
         command("fresh/bin/python", "-c", "import llama_adapter.app.http_api.api")
 
     assert said[0].startswith("a ")
