@@ -28,6 +28,7 @@ from llama_adapter.app.models.random_model import WiderTokenizer
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.image import load_picture
@@ -217,6 +218,7 @@ def _measure_job(job: OurJob | ReferenceJob, num_pictures: int, *, rehearse: boo
         rate=num_pictures / result.seconds,
         spent_s=result.seconds,
         stages_s=result.stages_s,
+        slots=job.num_slots,
         answers=hashlib.sha256(repr(result.token_ids).encode()).hexdigest()[:12],
     )
 
@@ -277,7 +279,18 @@ def _job_sizes(task: Task) -> tuple[DecoderConfig, VisionConfig]:
 
 
 def _our_job(task: Task) -> OurJob:
-    return OurJob(_our_parts(task, *_job_sizes(task)))
+    """With the engine's slots; as many as fit are the largest power of two that the memory plan accepts."""
+    slots = task.engine.slots
+    if slots is None:
+        return OurJob(_our_parts(task, *_job_sizes(task)))
+    rows = 1 << task.num_rows.bit_length() - 1 if slots == "most" else slots
+    while True:
+        try:
+            return OurJob(_our_parts(replace(task, num_rows=rows), *_job_sizes(task)))
+        except TooLittleMemoryError:
+            if slots != "most" or rows == 1:
+                raise
+            rows //= 2
 
 
 def _reference_job(task: Task) -> ReferenceJob:

@@ -124,6 +124,7 @@ class OurJob:
     def __init__(self, parts: Parts) -> None:
         self._engine = PlannedEngine(parts.runner, eos_id=parts.model.tokenizer.eos_id)
         self._captioner = Captioner(parts, engine=self._engine)
+        self.num_slots = parts.runner.config.num_slots
         self._is_queued = parts.backend.capabilities.queued
         if parts.spec.mode != EAGER:
             parts.runner.warm_up(prompt_tokens=NUM_PROMPT_TOKENS, new_tokens=max(JOB_ENDS))

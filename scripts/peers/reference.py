@@ -143,7 +143,7 @@ class ReferenceJob:
         backend: Backend,
     ) -> None:
         """The states are on the backend's device, both in one type."""
-        self._backend = backend
+        self._backend, self.num_slots = backend, num_rows
         self._encoder = encoder_from_state(vision, encoder_state).to(backend.device)
         self._image_size = vision.clip.image_size
         self._loop = ReferenceLoop(decoder_state, decoder, num_rows=num_rows)

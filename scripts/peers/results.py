@@ -29,6 +29,7 @@ class Row:
     rates: tuple[float, ...]  # one per round
     stages_s: Mapping[str, float] = field(default_factory=dict)  # stages of a job, in the last round
     answers: str = ""  # for a job: a digest of all captions
+    slots: int = 0  # for a job: rows that were computed together
     error: float = 0.0  # for an encoder: error of its output relative to ours in float32
     reads: tuple[float, ...] = ()  # for steps of one row: memory bandwidth in bytes/s between the steps, per round
 
@@ -148,7 +149,7 @@ def save(results: Results, folder: Path) -> None:
 
 def _stated(one: Row | Missing) -> dict[str, Any]:
     """The fields that are not empty."""
-    return {name: value for name, value in asdict(one).items() if value not in ({}, "", 0.0, ())}
+    return {name: value for name, value in asdict(one).items() if value not in ({}, "", 0, ())}
 
 
 def _place(one: Missing) -> tuple[str, str, str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from scripts.common import ROOT, Tell
 from scripts.peers.processes import Children, Runner, run_child
 from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
-from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, num_steps, place_of
+from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, SMALL_JOB, num_steps, place_of
 from scripts.peers.table import DEVICES, MACHINES, Device, Engine, Section, chosen_engines, engine_names
 from scripts.peers.task import Reply, Rung, Task
 
@@ -58,8 +58,8 @@ class Plan:
     def _tasks(self, section: Section, size: str) -> Iterator[Task]:
         if section in self.sections:
             for engine in chosen_engines(self.engines, section, self.device):
-                if not engine.sizes or size in engine.sizes:
-                    yield self._task(engine, size)
+                if (not engine.sizes or size in engine.sizes) and (task := self._task(engine, size)).rungs:
+                    yield task
 
     def _task(self, engine: Engine, size: str) -> Task:
         is_compiled = engine.program == "hf-compiled"
@@ -69,7 +69,7 @@ class Plan:
         rungs: dict[Section, list[Rung]] = {
             "machine": [("ceiling", 1)],
             "decode": [*prefills, *(("decode", batch) for batch in batches)],
-            "job": [("job", num_pictures) for num_pictures in self.job_sizes],
+            "job": [("job", count) for count in self.job_sizes if (count > SMALL_JOB) == (engine.slots is not None)],
             "vision": [("vision", batch) for batch in batches],
         }
         return Task(
@@ -78,7 +78,7 @@ class Plan:
             work=self.work,
             threads=self.threads,
             rungs=tuple(rungs[engine.section]),
-            num_rows=max(batch for _, batch in rungs[engine.section]),
+            num_rows=max((batch for _, batch in rungs[engine.section]), default=1),
             num_steps=num_steps(size, device=self.device),
             budget_s=self.budget,
             timeout_s=_TIMEOUT_S[self.device],
@@ -123,6 +123,7 @@ class Gathered:
                 rates=(_four_digits(figure.rate),),
                 stages_s={name: _four_digits(seconds) for name, seconds in figure.stages_s.items()},
                 answers=figure.answers,
+                slots=figure.slots,
                 error=_four_digits(figure.error),
                 reads=(_four_digits(figure.read),) if figure.read else (),
             )

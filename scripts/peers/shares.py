@@ -13,9 +13,11 @@ _INT4 = 4.5 / 8  # one 16-bit scale for 32 weights
 # Our engines by device: the sizes of their numbers in bytes, and the ceiling of their matrix products.
 _FLOATS = {
     "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
-    "ours-bfloat16": (NumberSizes(2, 2), "matmul-bfloat16"),
     "ours-float16": (NumberSizes(2, 2), "matmul-float16"),
-    "ours-bfloat16-eager": (NumberSizes(2, 2), "matmul-bfloat16"),
+    **dict.fromkeys(
+        ("ours-bfloat16", "ours-bfloat16-eager", "ours-bfloat16-64-slots", "ours-bfloat16-most-slots"),
+        (NumberSizes(2, 2), "matmul-bfloat16"),
+    ),
 }
 OURS: Mapping[Device, Mapping[str, tuple[NumberSizes, str]]] = {
     "cpu": {

@@ -23,6 +23,8 @@ NUM_STEPS = 32
 _FEWER_STEPS: Mapping[str, int] = {"1B": 12, "7B": 12}  # on a CPU
 CONTEXT = 128  # positions per row
 
+SMALL_JOB = 64  # pictures; larger jobs are for engines with a number of slots, see `table.Engine`
+
 # The caption lengths of a job's pictures, in tokens; longer jobs repeat them.
 JOB_ENDS = (12, 25, 38, 51, 64)
 

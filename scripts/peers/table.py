@@ -25,6 +25,7 @@ class Engine:
     device: Device = "cpu"
     mode: str = "eager"  # of our decoder
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
+    slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
 
 def _engine(name: str, section: Section, program: str, **options: Any) -> Engine:
@@ -94,6 +95,8 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     *(_on_gpu(f"hf-{dtype}", "vision", "hf", dtype=dtype, note="eager") for dtype in (*_HALVES, "float32")),
     _on_gpu("hf-bfloat16-compiled", "vision", "hf-compiled", note=_COMPILED),
     _on_gpu("ours-bfloat16", "job", "ours", **_GRAPH, **_JOBS),
+    _on_gpu("ours-bfloat16-64-slots", "job", "ours", slots=64, **_GRAPH, **_JOBS),
+    _on_gpu("ours-bfloat16-most-slots", "job", "ours", slots="most", note="as many as fit", **_GRAPH, **_JOBS),
     *(_on_gpu(f"reference-{dtype}", "job", "reference", dtype=dtype, **_JOBS) for dtype in ("float16", "bfloat16")),
 )
 ENGINES = (*_ON_CPU, *_ON_GPU)

@@ -46,6 +46,7 @@ class Figure:
     engine: str = ""  # or the name of a ceiling
     stages_s: Mapping[str, float] = field(default_factory=dict)  # for a job
     answers: str = ""  # for a job: a digest of all captions
+    slots: int = 0  # for a job: rows that were computed together
     error: float = 0.0  # for an encoder: relative error of its output for a sample picture
     read: float = 0.0  # for steps of one row: memory bandwidth in bytes/s between the steps
 

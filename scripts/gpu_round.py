@@ -1,0 +1,265 @@
+"""Spends minutes of an NVIDIA H100 on steps in order of worth, and writes docs/peers-h100.* and docs/gpu-round.*.
+
+Usage:
+    python -m scripts.gpu_round MINUTES                 the steps that are left of this round
+    python -m scripts.gpu_round MINUTES --rehearse      all of it on the CPU, at toy size; needs `--out`
+    python -m scripts.gpu_round --pack                  wheels for a machine without a package index, into .wheels
+
+The first step compares what the GPU computes with the CPU; the others measure. Each result is written at once. A step
+that fails or that the end of the time cuts does not keep the others from running, and a later call runs it again: first
+the steps that never ended, then those that failed. When all have passed, a new round begins.
+
+The machine needs Python, torch and pytest. Packages in .wheels are put before its own, so `--pack` on a machine with an
+index, and a copy of that folder, give it the rest. A wheel of llama-cpp-python for CUDA may be added by hand.
+"""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from llama_adapter.app.measuring.report import circumstances, load_average
+from scripts.common import ROOT, add_out, parser_of, positive, tell
+from scripts.pages.render import DOCS, read, save
+
+PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
+WHEELS = ROOT / ".wheels"
+SITE = WHEELS / "site"
+TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130")
+THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
+_LINES = 12  # of the output of a step that did not pass
+_GRACE_S = 10.0
+
+State = Literal["passed", "failed", "cut"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A command of the round. It is not started with less than `least_s` seconds left."""
+
+    name: str
+    about: str
+    command: tuple[str, ...]  # arguments of Python
+    least_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the last run of a step ended."""
+
+    state: State
+    seconds: float
+    time: str
+    commit: str
+    gpu: str
+    lines: tuple[str, ...] = ()  # the last lines of a step that did not pass
+
+
+def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
+    """All steps, those of most worth first. Toy steps are the same commands with tiny models, on the CPU."""
+
+    def measured(name: str, about: str, *flags: str, least_s: float) -> Step:
+        command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", PROCESSOR, "--out", str(out), *flags]
+        if toy:
+            small = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "1000": "66", "64": "3", "16": "2", "5": "2"}
+            command = [*(small.get(word, word) for word in command), "--on", "cpu", "--threads", "1", "--budget", "0.1"]
+        return Step(name=name, about=about, command=tuple(command), least_s=0.0 if toy else least_s)
+
+    decoders = (
+        "--sections",
+        "decode",
+        "--batch-sizes",
+        "1",
+        "5",
+        "16",
+        "64",
+        "--prefill-batch-sizes",
+        "1",
+        "5",
+        "16",
+        "64",
+    )
+    slots = ("ours-bfloat16-64-slots", "ours-bfloat16-most-slots")
+    tests = ("tests/cuda/test_parity.py",) if toy else ("tests/cuda", "tests/runtime/devices/test_triton.py")
+    return (
+        Step(
+            name="tests",
+            about="what the GPU computes, compared with the CPU (`make cuda`)",
+            command=("-m", "pytest", *tests),
+            least_s=0.0 if toy else 60.0,
+        ),
+        measured(
+            "encoder",
+            "ViT-L/14 in bfloat16, float16 and float32, beside Hugging Face's, eager and compiled",
+            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", "1", "5", "16", "64", "--rounds", "2"),
+            least_s=45.0,
+        ),
+        measured(
+            "large jobs",
+            "1,000 pictures, 7B with ViT-L/14, in 64 slots and in as many as fit",
+            *("--sizes", "7B", "--sections", "job", "--job-sizes", "1000", "--engines", *slots, "--rounds", "1"),
+            least_s=60.0,
+        ),
+        measured(
+            "decoder 7B",
+            "steps and prefill beside Hugging Face's, eager and compiled",
+            *("--sizes", "7B", *decoders, "--rounds", "2"),
+            least_s=60.0,
+        ),
+        measured(
+            "decoder 1B",
+            "the same with 1B, and beside llama.cpp",
+            *("--sizes", "1B", *decoders, "--rounds", "2"),
+            least_s=60.0,
+        ),
+        measured(
+            "jobs",
+            "5 and 64 pictures, 7B with ViT-L/14, beside the reference's loop",
+            *("--sizes", "7B", "--sections", "job", "--job-sizes", "5", "64", "--rounds", "2"),
+            least_s=60.0,
+        ),
+    )
+
+
+def left(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The steps to run, in order: those that never ended, then those that failed. All of them if all have passed."""
+    unended = [name for name in names if name not in outcomes or outcomes[name].state == "cut"]
+    failed = [name for name in names if name in outcomes and outcomes[name].state == "failed"]
+    return [*unended, *failed] or list(names)
+
+
+def run_round(minutes: float, *, toy: bool, out: Path) -> dict[str, Outcome]:
+    """Run steps while there is time; writes the page after each. Returns the outcomes of the steps that were run."""
+    ends = time.monotonic() + 60 * minutes
+    about = circumstances(load_before=load_average())
+    outcomes = _outcomes(out)
+    found: dict[str, Outcome] = {}
+    known = {step.name: step for step in steps(toy=toy, out=out)}
+    for name in left(list(known), outcomes):
+        step, left_s = known[name], ends - time.monotonic()
+        if left_s <= step.least_s:
+            tell(f"{name}: left out, it needs {step.least_s:.0f} s and {max(left_s, 0.0):.0f} s are left")
+            continue
+        tell(f"{name}: {step.about}")
+        state, seconds, lines = _run(step, left_s, toy=toy)
+        tell(f"{name}: {state} after {seconds:.0f} s")
+        found[name] = outcomes[name] = Outcome(
+            state=state,
+            seconds=round(seconds, 1),
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=about["commit"],
+            gpu="the CPU, at toy size" if toy else torch.cuda.get_device_name(0),
+            lines=lines,
+        )
+        rows = [
+            {"name": one, "about": known[one].about, **dataclasses.asdict(outcomes[one])}
+            for one in known
+            if one in outcomes
+        ]
+        save(PAGE, {"steps": rows}, out)
+    return found
+
+
+def _outcomes(out: Path) -> dict[str, Outcome]:
+    """What earlier calls wrote into the folder; empty without a file."""
+    if not (out / f"{PAGE}.json").is_file():
+        return {}
+    fields = [field.name for field in dataclasses.fields(Outcome)]
+    return {step["name"]: Outcome(**{name: step[name] for name in fields}) for step in read(PAGE, out)["steps"]}
+
+
+def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
+    """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and last lines."""
+    command, environment = [sys.executable, *step.command], {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if SITE.exists():
+        environment["PYTHONPATH"] = str(SITE)
+    if toy:
+        environment["TEST_DEVICE"] = "cpu"
+    if "--device" in command:
+        command += ["--limit", f"{left_s:.0f}"]
+    started = time.monotonic()
+    last: deque[str] = deque(maxlen=_LINES)
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        # A measurement ends itself at its limit, with what it has; the timer is for the tests.
+        timer = threading.Timer(left_s + _GRACE_S, os.killpg, (process.pid, signal.SIGKILL))
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.rstrip())
+            tell(f"  {line.rstrip()}")
+    timer.cancel()
+    seconds = time.monotonic() - started
+    if seconds > left_s or any("the time is over" in line for line in last):
+        return "cut", seconds, tuple(last)
+    return ("failed", seconds, tuple(last)) if process.returncode else ("passed", seconds, ())
+
+
+def unpack() -> None:
+    """Install all wheels of .wheels, without what they need, into a folder of their own."""
+    if wheels := sorted(map(str, WHEELS.glob("*.whl"))):
+        flags = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(SITE))
+        subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
+
+
+def pack(python: str) -> int:
+    """Download what the package, its service and the tests need, except `THERE`. Returns the bytes of all wheels."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"], *TOOLS]
+    systems = (f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17))
+    flags = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    flags += [flag for system in (*systems, "manylinux2014_x86_64") for flag in ("--platform", system)]
+    there = re.compile(rf"({'|'.join(THERE)})\b(?!-)")
+    words = [name for name in wanted if not there.match(name)]
+    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *flags, "-d", str(WHEELS), *words], check=True)
+    return sum(path.stat().st_size for path in WHEELS.glob("*.whl"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code is 0 if every step that was run has passed, 1 otherwise, 2 for invalid flags or without an H100."""
+    parser = parser_of(__doc__)
+    parser.add_argument("minutes", type=positive(float), nargs="?", help="for the whole call")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny models")
+    parser.add_argument("--pack", action="store_true", help="download wheels, and do nothing else")
+    parser.add_argument("--python", default="3.12", help="of the machine with the GPU (default: 3.12)")
+    add_out(parser, PAGE, default=None)
+    options = parser.parse_args(arguments)
+    if options.pack:
+        tell(f"{WHEELS.name}: {pack(options.python) / 1e6:.0f} MB")
+        return 0
+    if options.minutes is None or (options.rehearse and options.out is None):
+        parser.error("give the minutes, or --pack; a rehearsal also needs --out")
+    if not options.rehearse and not (torch.cuda.is_available() and GPU in torch.cuda.get_device_name(0)):
+        tell(f"error: the page is of an NVIDIA {GPU}, and torch {torch.__version__} sees none here; see --rehearse")
+        return 2
+    out = (options.out or DOCS).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if not options.rehearse:
+        unpack()
+    found = run_round(options.minutes, toy=options.rehearse, out=out)
+    return 0 if all(outcome.state == "passed" for outcome in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
