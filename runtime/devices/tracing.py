@@ -23,7 +23,8 @@ def torch_trace(folder: Path, activities: Sequence[Any]) -> Iterator[None]:
 
     Perfetto and chrome://tracing open the file. Raises OSError and RuntimeError if it cannot be written.
     """
-    with profiler.profile(activities=activities) as profile:
+    # Without `acc_events`, torch 2.11 warns of what it does at the end of a cycle, and there is one cycle.
+    with profiler.profile(activities=activities, acc_events=True) as profile:
         yield
     with tempfile.TemporaryDirectory() as place:
         path = os.path.join(place, "trace.json")

@@ -90,8 +90,8 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf", **_SMALL),
     _on_gpu("llama.cpp-bf16", "decode", "llama.cpp", file="bf16.gguf", **_SMALL),
     _on_gpu("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf", **_SMALL),
-    _on_gpu("ours-float32", "vision", "ours", dtype="float32"),  # first, because the errors are relative to it
-    *(_on_gpu(f"ours-{dtype}", "vision", "ours", dtype=dtype) for dtype in _HALVES),
+    _on_gpu("ours-float32", "vision", "ours", dtype="float32", **_GRAPH),  # first, as the errors are relative to it
+    *(_on_gpu(f"ours-{dtype}", "vision", "ours", dtype=dtype, **_GRAPH) for dtype in _HALVES),
     *(_on_gpu(f"hf-{dtype}", "vision", "hf", dtype=dtype, note="eager") for dtype in (*_HALVES, "float32")),
     _on_gpu("hf-bfloat16-compiled", "vision", "hf-compiled", note=_COMPILED),
     _on_gpu("ours-bfloat16", "job", "ours", **_GRAPH, **_JOBS),
