@@ -40,6 +40,8 @@ WHEELS = ROOT / ".wheels"
 SITE = WHEELS / "site"
 TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
+# For a rehearsal, in place of sizes and numbers of the round.
+SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "1000": "66", "64": "4", "16": "3", "5": "2"}
 _LINES = 12  # of the output of a step that did not pass
 _GRACE_S = 10.0
 
@@ -73,9 +75,11 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
 
     def measured(name: str, about: str, *flags: str, least_s: float) -> Step:
         command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", PROCESSOR, "--out", str(out), *flags]
+        command += ["--threads", "1" if toy else "8"]
         if toy:
-            small = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "1000": "66", "64": "3", "16": "2", "5": "2"}
-            command = [*(small.get(word, word) for word in command), "--on", "cpu", "--threads", "1", "--budget", "0.1"]
+            command = [SMALL.get(word, word) for word in command] + ["--on", "cpu", "--budget", "0.1"]
+            if "--engines" not in flags:  # compiling takes a processor long
+                command += ["--engines", "ours-bfloat16", "hf-bfloat16", "reference-bfloat16"]
         return Step(name=name, about=about, command=tuple(command), least_s=16.0 if toy else least_s)
 
     decoders = (
@@ -98,7 +102,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         Step(
             name="tests",
             about="what the GPU computes, compared with the CPU (`make cuda`)",
-            command=("-m", "pytest", "-n", "4", "--dist", "loadfile", *tests),
+            command=("-m", "pytest", "-p", "no:benchmark", "-n", "4", "--dist", "loadfile", *tests),
             least_s=1.0 if toy else 60.0,
         ),
         measured(
