@@ -4,7 +4,7 @@ A run that was interrupted and resumed gives bit-identical results.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,9 @@ from llama_adapter.app.training.checkpoint import (
     LAST,
     WEIGHT,
     LoopState,
+    check_tensors,
     read_checkpoint,
+    weight_shapes,
     weights_of,
     write_checkpoint,
 )
@@ -26,7 +28,7 @@ from llama_adapter.app.training.errors import TrainingError, other_run
 from llama_adapter.app.training.feeding import Feeder
 from llama_adapter.app.training.interrupting import Interruption
 from llama_adapter.app.training.job import TrainJob
-from llama_adapter.app.training.optimiser import NamedAdamW
+from llama_adapter.app.training.optimiser import STEP, NamedAdamW
 from llama_adapter.app.training.progress import TrainProgress
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.run_log import RunLog
@@ -84,27 +86,37 @@ class Loop:
         return self._state
 
     def resume(self) -> None:
-        """Continue from the last checkpoint.
+        """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
 
-        Raises CheckpointError, and UsageError if the checkpoint is from a run with other settings or data.
+        Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
         """
-        path = self._folder / LAST
-        tensors, state = read_checkpoint(path)
-        if state.run != self._state.run or state.num_steps != self._state.num_steps:
-            raise other_run(self._folder)
-        model = self._distributed.model
-        self._distributed.load(weights_of(tensors, model.trained(), path=path))
+        parameters = self._distributed.model.trained()
+        self._read(BEST, weight_shapes(parameters))
+        tensors, state = self._read(LAST, weight_shapes(parameters) | self._optimiser.shapes())
+        self._distributed.load(weights_of(tensors))
         moments = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)}
-        parameters = model.trained()
-        self._optimiser.load_state(
-            {
-                name: tensor if name.startswith("step/") else like(tensor, parameters[name.partition("/")[2]])
-                for name, tensor in moments.items()
-            }
-        )
+        if moments:
+            self._optimiser.load_state(
+                {
+                    name: tensor if name.startswith(STEP) else like(tensor, parameters[name.partition("/")[2]])
+                    for name, tensor in moments.items()
+                }
+            )
         if state.scaler:
             self._stepper.scaler.load_state_dict(state.scaler)
         self._state = state
+
+    def _read(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, torch.Tensor], LoopState]:
+        """A checkpoint of this run, whose tensors have these shapes. Raises the errors of `resume`."""
+        path = self._folder / name
+        tensors, state = read_checkpoint(path)
+        if state.run != self._state.run or state.num_steps != self._state.num_steps:
+            raise other_run(self._folder)
+        # Without a step that changed weights there are no moments. float16 does not count all steps it skips.
+        if state.step == len(state.skipped) or (state.scaler and not any(one.startswith(STEP) for one in tensors)):
+            shapes = {one: shape for one, shape in shapes.items() if one.startswith(WEIGHT)}
+        check_tensors(tensors, shapes, num_steps=state.step, path=path)
+        return tensors, state
 
     def run(self) -> Ended:
         """Train to the end. Raises TrainingError if too many steps are not finite, and OSError."""
@@ -218,11 +230,11 @@ class Loop:
     def _save(self) -> None:
         moments = self._distributed.whole(self._optimiser.state())
         self._state.scaler = self._stepper.scaler.state_dict()
-        tensors = {**self._weights(), **moments}
-        self._write(LAST, tensors)
+        weights = self._weights()
         if self._validate is None:
             self._state.best_step = self._state.step
-            self._write(BEST, {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)})
+            self._write(BEST, weights)  # first: a run resumes only if it has both
+        self._write(LAST, {**weights, **moments})
 
     def _write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         if not self._ranks.is_first:

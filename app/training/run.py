@@ -20,7 +20,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
 from llama_adapter.app.training.cache import Unreadable
-from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
+from llama_adapter.app.training.checkpoint import BEST, LAST, check_tensors, read_checkpoint, weight_shapes, weights_of
 from llama_adapter.app.training.commands import ask_command, score_command
 from llama_adapter.app.training.distributing import Distributed, Kind
 from llama_adapter.app.training.encoding import encode_all
@@ -316,11 +316,11 @@ def _write(
     if ranks.is_first:
         if kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
             model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
-        path = folder / BEST
-        tensors, _ = read_checkpoint(path)
-        own = model.trained()
+        path, own = folder / BEST, model.trained()
+        tensors, state = read_checkpoint(path)
+        check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=path)
         with torch.no_grad():
-            for name, tensor in weights_of(tensors, own, path=path).items():
+            for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
         bundle = write_model(job, model, folder)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,55 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same_bits(tensors(folder), tensors(whole))
     assert losses(folder) == losses(whole)
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
+
+
+def shortened(folder: Path) -> None:
+    """Give one moment of the last checkpoint another shape."""
+    found, state = read_checkpoint(folder / "last.safetensors")
+    name = next(one for one in found if one.startswith("exp_avg_sq/"))
+    write_checkpoint(folder / "last.safetensors", found | {name: torch.ones(1)}, state)
+
+
+def of_another_run(folder: Path) -> None:
+    """Put the best checkpoint of another run into the folder."""
+    found, state = read_checkpoint(folder / "best.safetensors")
+    state.run = "0" * 64
+    write_checkpoint(folder / "best.safetensors", found, state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "told"),
+    [
+        (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
+        (of_another_run, 2, "has other data, examples or settings"),
+        (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
+        (lambda folder: (folder / "log.csv").write_bytes(b"\xff\0\n"), 1, "log.csv` is no log of a training"),
+        (lambda folder: (folder / "bundle" / "mine.txt").touch(), 1, "`mine.txt` beside its bundle"),
+        (
+            lambda folder: (folder / "data.json").write_text("[" * 100_000),
+            0,
+            "",
+        ),  # only tells early what is refused later
+    ],
+)
+def test_what_a_resumed_run_reads_is_checked_before_use(
+    damage: Callable[[Path], object],
+    code: int,
+    told: str,
+    whole: Path,
+    pets: Path,
+    encoded: list[str],
+    tmp_path: Path,
+    run: Run,
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    damage(folder)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--resume")
+    assert "fault of the program" not in ran.err
+    assert ran.code == code, ran.err
+    assert re.search(told, ran.err)
+    assert (tmp_path / "pets.pth").exists() == (code == 0)
 
 
 def test_accumulated_parts_give_the_same_sums(
