@@ -14,6 +14,7 @@ from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, re
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.parallel.launch import launched
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
@@ -52,6 +53,8 @@ from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.locking import locked_output
+from llama_adapter.runtime.partial import remove_leftovers
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 
@@ -62,9 +65,20 @@ _SCORED_BYTES: Final = 2 << 30  # frozen weights. Larger models load too slowly 
 def train(job: TrainJob) -> int:
     """Run the job; returns the exit code. Raises the errors that runtime/problems.py lists.
 
-    Errors in the data are raised before the model is loaded.
+    Errors in the data are raised before the model is loaded. Only one run at a time writes to `job.out`; its first rank
+    holds the lock.
     """
+    place = launched()
+    if place is not None and place.rank > 0:
+        return _run(job)
+    with locked_output(job.out):
+        return _run(job)
+
+
+def _run(job: TrainJob) -> int:
     folder = _folder(job)
+    for place in (folder, folder.parent):  # they may take the space that is needed
+        remove_leftovers(place)
     tokenizer, context, prompt = model_texts(job.spec)
     found = read_data(job)
     data = prepare(job, found, asker=Asker(tokenizer, default_prompt=prompt), context=context)
