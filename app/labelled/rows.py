@@ -1,5 +1,6 @@
 """Turns a row of named values into examples. Rows come from tables, JSON lists and samples of archives."""
 
+import difflib
 import json
 import os
 from collections import defaultdict
@@ -19,8 +20,9 @@ _QUESTIONS, _PART, _SPLIT = "questions", "part", "split"
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,12 @@ def split_name(name: str) -> str:
 def is_split_name(name: str) -> bool:
     """Whether a name is a usual name of a split."""
     return name.strip().lower() in _SPLITS
+
+
+def similar_split(name: str) -> str | None:
+    """The split of the usual name that is most similar; None if none is similar."""
+    found = difflib.get_close_matches(name.strip().lower(), _SPLITS, n=1)
+    return _SPLITS[found[0]] if found else None
 
 
 def row_examples(

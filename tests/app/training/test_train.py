@@ -22,6 +22,7 @@ from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.training import stepping
+from llama_adapter.app.training.cache import EncodedCache
 from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.model import open_trainable
@@ -435,19 +436,17 @@ def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
 
 
 def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "encoded"
-    shutil.copytree(encoded[1], cache)
-    from safetensors.torch import load_file, save_file
+    place, get = next(pets.rglob("*.png")), EncodedCache.get
+    digest = _digest(place)
 
-    poisoned = next(cache.rglob("*.safetensors"))
-    held = load_file(poisoned)["encoded"].fill_(float("nan"))
-    save_file({"encoded": held}, poisoned)
-    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, "--encoded", str(cache), "--validation", "0", "--test", "0"]
+    def poisoned(self: EncodedCache, wanted: str) -> Tensor:
+        return get(self, wanted).clone().fill_(float("nan")) if wanted == digest else get(self, wanted)
+
+    monkeypatch.setattr(EncodedCache, "get", poisoned)
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--validation", "0", "--test", "0"]
     ran = run("train", str(pets), *flags)
-    digest = poisoned.stem
-    place = next(path for path in pets.rglob("*.png") if _digest(path) == digest)
 
     assert ran.code == 0
     assert ran.err.count(f"is skipped: the loss of {place} is not finite") == 2, "once in each epoch"
