@@ -129,6 +129,7 @@ class Loop:
         try:
             if state.step == 0 and self._validate is not None:
                 self._log(log, validation=self._evaluate())
+                self._progress.resume()
             while state.step < state.num_steps and not why:
                 done = self._step(log)
                 state.elapsed_s = before_s + time.monotonic() - started

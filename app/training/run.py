@@ -47,7 +47,14 @@ from llama_adapter.app.training.results import (
     write_card,
     write_model,
 )
-from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
+from llama_adapter.app.training.scoring import (
+    HEADLINES,
+    MOST_COMPARED,
+    MOST_SCORED,
+    Validator,
+    captioner_of,
+    num_compared,
+)
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
@@ -59,6 +66,7 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 
 _INTERRUPTED: Final = "the run was interrupted."
+_MOST_TEST_COMPARED: Final = 10 * MOST_COMPARED
 _SCORED_BYTES: Final = 2 << 30  # frozen weights. Larger models load too slowly to be scored during a run
 
 
@@ -220,7 +228,11 @@ def _planned(
     own = smaller(shapes, num_ranks=ranks.size, batch_size=step_size, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
-        job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
+        job.score == "auto"
+        and kind != "fsdp"
+        and plan.frozen <= _SCORED_BYTES
+        and bool(data.validation)
+        and num_compared(data.validation[:MOST_SCORED]) <= MOST_COMPARED
     )
     if not is_scored:
         plan = dataclasses.replace(plan, scoring=0)
@@ -258,6 +270,10 @@ def _announce(
         f"test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
         f"epochs, highest learning rate {job.lr:g}"
     )
+    compared = num_compared(data.validation[:MOST_SCORED])
+    if job.score != "loss" and compared > MOST_COMPARED:
+        way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
+        tell(f"note: the validation examples have {compared:,} choices to compare in each evaluation, {way}")
     if not data.validation:
         tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
 
@@ -388,6 +404,11 @@ def _test_scores(
         return [], "there are none."
     if ended.why == "interrupted" or interruption.is_asked:
         return [], _INTERRUPTED
+    compared = num_compared(data.test)
+    if compared > _MOST_TEST_COMPARED:
+        return [], f"they have {compared:,} choices to compare, which takes long."
+    if not job.quiet:
+        say(f"scoring {len(data.test):,} test examples")
     try:
         with interruption.raised():
             return score_test(job, spec, data, folder), ""

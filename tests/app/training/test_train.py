@@ -523,6 +523,21 @@ def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
     assert "--question" in asked.err
 
 
+def test_answers_with_many_choices_are_not_scored_unless_asked_for(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOST_COMPARED", "_MOST_TEST_COMPARED"):
+        monkeypatch.setattr(f"llama_adapter.app.training.run.{name}", 1)
+    flags = ["train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--epochs", "1", "--score"]
+    ran = run(*flags, "auto")
+    assert re.search(r"have \d choices to compare in each evaluation, so the loss alone decides", ran.err)
+    assert ", score" not in ran.err
+    assert re.search(r"not scored: they have \d choices to compare, .*Score them:\nllama-adapter eval", ran.err)
+    asked = run(*flags, "answers", "--force")
+    assert "--score loss is faster" in asked.err
+    assert ", score" in asked.err
+
+
 def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "pets"
     shutil.copytree(pets, folder)
