@@ -153,6 +153,23 @@ def check_tensors(
             raise CheckpointError(f"{what} has impossible numbers in `{shown_excerpt(name)}`", hint=_RESTORE)
 
 
+def check_resumable(
+    tensors: Mapping[str, Tensor],
+    state: LoopState,
+    *,
+    weights: Mapping[str, tuple[int, ...]],
+    moments: Mapping[str, tuple[int, ...]],
+    path: Path,
+) -> None:
+    """Raise CheckpointError unless a run can go on from a checkpoint with these names and shapes, as `check_tensors`.
+
+    A checkpoint has no moments if no step changed the weights.
+    """
+    # float16 does not count all steps it skips.
+    has_moments = any(name.startswith(STEP) for name in tensors) if state.scaler else state.step > len(state.skipped)
+    check_tensors(tensors, {**weights, **(moments if has_moments else {})}, num_steps=state.step, path=path)
+
+
 def weight_shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the weights in a checkpoint of these parameters."""
     return {f"{WEIGHT}{name}": tuple(one.shape) for name, one in parameters.items()}

@@ -4,7 +4,7 @@ A run that was interrupted and resumed gives bit-identical results.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from llama_adapter.app.training.checkpoint import (
     LAST,
     WEIGHT,
     LoopState,
+    check_resumable,
     check_tensors,
     read_checkpoint,
     weight_shapes,
@@ -91,31 +92,30 @@ class Loop:
         Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
         """
         parameters = self._distributed.model.trained()
-        self._read(BEST, weight_shapes(parameters))
-        tensors, state = self._read(LAST, weight_shapes(parameters) | self._optimiser.shapes())
+        weights = weight_shapes(parameters)
+        tensors, state = self._read(BEST)
+        check_tensors(tensors, weights, num_steps=state.step, path=self._folder / BEST)
+        tensors, state = self._read(LAST)
+        moments = self._optimiser.shapes()
+        check_resumable(tensors, state, weights=weights, moments=moments, path=self._folder / LAST)
         self._distributed.load(weights_of(tensors))
-        moments = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)}
-        if moments:
+        if moments.keys() <= tensors.keys():
+            owners = {name: parameters[name.partition("/")[2]] for name in moments}
             self._optimiser.load_state(
                 {
-                    name: tensor if name.startswith(STEP) else like(tensor, parameters[name.partition("/")[2]])
-                    for name, tensor in moments.items()
+                    name: tensors[name] if name.startswith(STEP) else like(tensors[name], owner)
+                    for name, owner in owners.items()
                 }
             )
         if state.scaler:
             self._stepper.scaler.load_state_dict(state.scaler)
         self._state = state
 
-    def _read(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, torch.Tensor], LoopState]:
-        """A checkpoint of this run, whose tensors have these shapes. Raises the errors of `resume`."""
-        path = self._folder / name
-        tensors, state = read_checkpoint(path)
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], LoopState]:
+        """A checkpoint of this run; its tensors are not checked. Raises the errors of `resume`."""
+        tensors, state = read_checkpoint(self._folder / name)
         if state.run != self._state.run or state.num_steps != self._state.num_steps:
             raise other_run(self._folder)
-        # Without a step that changed weights there are no moments. float16 does not count all steps it skips.
-        if state.step == len(state.skipped) or (state.scaler and not any(one.startswith(STEP) for one in tensors)):
-            shapes = {one: shape for one, shape in shapes.items() if one.startswith(WEIGHT)}
-        check_tensors(tensors, shapes, num_steps=state.step, path=path)
         return tensors, state
 
     def run(self) -> Ended:
