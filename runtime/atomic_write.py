@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,13 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.partial import create_partial, remove_leftovers
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write to, which replaces `path` when the context ends. After an error, `path` is unchanged.
 
-    Missing folders are created. Pipes and devices such as /dev/stdout are written to directly. Raises OSError.
+    Missing folders are created, and what killed processes left in the folder is removed. Pipes and devices such as
+    /dev/stdout are written to directly. Raises OSError.
     """
     place = Path(path)
     if place.exists() and not place.is_file() and not place.is_dir():
@@ -28,16 +29,17 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_dir():
         raise IsADirectoryError(0, "A file is to be written here, and it is a folder", str(path))
-    beside = place.with_name(f".{place.name[:100]}.{secrets.token_hex(4)}.partial")
+    remove_leftovers(place.parent)
+    file = create_partial(place)
     try:
-        with open(beside, "xb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, place)
+            os.replace(file.name, place)
     finally:
         with suppress(FileNotFoundError):
-            beside.unlink()
+            os.unlink(file.name)
 
 
 def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or name another one as --out") -> None:

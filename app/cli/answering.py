@@ -18,6 +18,7 @@ from llama_adapter.app.tasks.registry import entries_by_command, installed, ques
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.locking import locked_output
 
 if TYPE_CHECKING:
     from llama_adapter.app.inputs import InputSpec
@@ -371,7 +372,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from llama_adapter.app.jobs.calibrate import CalibrationJob, run_calibration
 
     values = {"spec": spec, "question": options.instruction, "pictures": tuple(options.paths)}
-    return run_calibration(settings(CalibrationJob, {**vars(options), **values}))
+    with locked_output(options.calibration_out):
+        return run_calibration(settings(CalibrationJob, {**vars(options), **values}))
 
 
 def are_encoded(inputs: "InputSpec") -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import EXIT_CODES, Parser, command, default
-from llama_adapter.app.cli.values import parse_batch_sizes, settings
+from llama_adapter.app.cli.values import holding_out, parse_batch_sizes, settings
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults as export_defaults
@@ -109,6 +109,7 @@ def _declare_decoder(parser: Parser) -> None:
 
 
 @terminated_as_interrupted()
+@holding_out
 def _run_export_decoder(options: argparse.Namespace) -> int:
     from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 
@@ -198,6 +199,7 @@ def _declare_om(parser: Parser) -> None:
 
 
 @terminated_as_interrupted()
+@holding_out
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:
         raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")

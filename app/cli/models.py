@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.cli.model_flags import add_model
 from llama_adapter.app.cli.parser import Parser, command, default
-from llama_adapter.app.cli.values import settings
+from llama_adapter.app.cli.values import holding_out, settings
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -145,6 +145,7 @@ def _declare_pack(pack: Parser) -> None:
 
 
 @terminated_as_interrupted()
+@holding_out
 def _run_pack(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 
@@ -153,6 +154,7 @@ def _run_pack(options: argparse.Namespace) -> int:
 
 
 @terminated_as_interrupted()
+@holding_out
 def _run_convert(options: argparse.Namespace) -> int:
     if options.num_ranks < 1:
         raise UsageError(f"--tensor-parallel must be at least 1, got {options.num_ranks}")
@@ -203,6 +205,7 @@ def _answer(bundle: Path) -> None:
 
 
 @terminated_as_interrupted()
+@holding_out
 def _run_quantize(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 

@@ -216,7 +216,9 @@ def _add_run(group: Any) -> None:
         "--score",
         choices=("auto", "answers", "loss"),
         default=_JOB.score,
-        help=default("score that early stopping uses; auto: answers, unless the model is large"),
+        help=default(
+            "score that early stopping uses; auto: answers, unless the model is large or has many choices to compare"
+        ),
     )
     group.add_argument(
         "--patience",

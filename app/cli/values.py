@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.locking import locked_output
 
 if TYPE_CHECKING:
     from llama_adapter.app.settings.sources import Effective
@@ -138,3 +140,14 @@ def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ())
         flags = {**flags, **elsewhere}
         names = "|".join(map(re.escape, flags))
         raise UsageError(re.sub(rf"(?<![\w-])({names})\b", lambda match: flags[match[0]], str(error))) from error
+
+
+def holding_out(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The command with a lock on its --out: a second run with the same --out is refused before it computes anything."""
+
+    @functools.wraps(run)
+    def locked(options: argparse.Namespace) -> int:
+        with locked_output(options.out):
+            return run(options)
+
+    return locked

@@ -8,7 +8,7 @@ from typing import Final
 
 from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.jobs.questions import TemplateError
-from llama_adapter.app.labelled.checks import picture_key
+from llama_adapter.app.labelled.checks import check_split_names, picture_key
 from llama_adapter.app.labelled.example import Example, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import ANSWER_COLUMNS, Columns, split_name
@@ -59,6 +59,9 @@ def read_data(settings: DataSettings) -> EvaluationData:
     answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
     columns = Columns(answer=answer, choices=settings.choices, question=settings.question)
     found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
+    chosen = None if settings.split is None else split_name(settings.split)
+    if chosen != ALL_SPLITS:
+        check_split_names(found, report=found.refuse if chosen is None else found.warn, chosen=chosen)
     _check_questions(found.examples, question=settings.question)
     found.require_sound(needs_all_pictures=False)
     examples, split = _of_split(found.examples, split=settings.split)

@@ -38,6 +38,7 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.text import shown_name
 
 ANSWERS: Final = "answers.jsonl"  # the records, in the folder of an evaluation
@@ -73,8 +74,13 @@ def run_evaluation(job: EvaluationJob) -> int:
     """Ask every example, write answers and reports into `out`, and print the figures on stdout; returns the exit code.
 
     Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists. Errors
-    in the data are raised before the model is loaded.
+    in the data are raised before the model is loaded. Only one run at a time writes into `out`.
     """
+    with locked_output(job.out):
+        return _run(job)
+
+
+def _run(job: EvaluationJob) -> int:
     against = None if job.against is None else read_against(job.against, out=job.out)
     data = read_data(job.data)
     if against is not None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Final, Self
 
 from llama_adapter.app.exports.formats import SidecarNames, safe_path
 from llama_adapter.app.records.picture_names import place_of
+from llama_adapter.runtime.partial import create_partial, remove_leftovers_in
 from llama_adapter.runtime.text import shown_name
 
 MAX_TOLD: Final = 10  # number of files that are named if they were not written
@@ -123,17 +123,14 @@ class SidecarFiles:
             return False
         if there is not None and not self._force:
             raise _RefusedError(f"`{name}` is there already with other content; replace it with --force")
-        beside = f".{secrets.token_hex(8)}.partial"
+        file = create_partial(name, folder=self._folder)
         try:
-            descriptor = os.open(
-                beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=self._folder
-            )
-            with open(descriptor, "wb") as file:
+            with file:
                 file.write(data)
-            os.replace(beside, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.replace(file.name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(beside, dir_fd=self._folder)
+                os.unlink(file.name, dir_fd=self._folder)
         return True
 
     def _open_folder(self, name: str) -> None:
@@ -144,6 +141,7 @@ class SidecarFiles:
         assert root is not None, "only places below a root are written to"
         self._folder = _open_below(root, os.path.relpath(name, root), make=not self._is_beside)
         self._folder_name = name
+        remove_leftovers_in(self._folder)
 
     def _close_folder(self) -> None:
         if self._folder is not None:

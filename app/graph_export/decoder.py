@@ -2,8 +2,6 @@
 
 import os
 import shlex
-import shutil
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -40,6 +38,7 @@ from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.sidecar import file_mark
+from llama_adapter.runtime.partial import partial_folder
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.vision.encoder import encoder_from_state
@@ -99,8 +98,7 @@ def run_export_decoder(job: DecoderJob) -> None:
     model, tensors = _open(job.spec)
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
+    with partial_folder(out) as partial:
         card = _write(job, model, tensors, partial)
         num_bytes = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
         tell(f"exported {num_bytes / 1e6:,.1f} MB", started)
@@ -110,8 +108,6 @@ def run_export_decoder(job: DecoderJob) -> None:
         partial.chmod(0o755)
         _check_out(out, shown=job.out, force=job.force)  # another process may have created it meanwhile
         replace_folder(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     give(job.out)
     if job.format != "onnx-atc":
         task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"

@@ -26,6 +26,7 @@ from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
 from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
+from llama_adapter.runtime.locking import locked_output
 from llama_adapter.vision.card import EncoderCard
 
 
@@ -86,15 +87,16 @@ def run_export_om(job: OmJob) -> None:
             f"ATC will refuse `{job.onnx}`: {errors[0].sentence}",
             hint=f"{errors[0].hint}; or try with --force",
         )
-    refuse_to_replace([request.output for request in requests], force=job.force)
-    check_place(requests[0].output, shown=str(requests[0].output))
-    atc = find_atc()
-    if not job.sizes:  # a decoder's side-car identifies its files by marks instead
-        _tell_of_foreign(job.onnx, graph)
-    for request in requests:
-        _convert(request, atc=atc, graph=graph)
-    if not job.sizes:
-        tell(told_next(requests[0].output))
+    with locked_output(requests[0].output):
+        refuse_to_replace([request.output for request in requests], force=job.force)
+        check_place(requests[0].output, shown=str(requests[0].output))
+        atc = find_atc()
+        if not job.sizes:  # a decoder's side-car identifies its files by marks instead
+            _tell_of_foreign(job.onnx, graph)
+        for request in requests:
+            _convert(request, atc=atc, graph=graph)
+        if not job.sizes:
+            tell(told_next(requests[0].output))
 
 
 def _plan_dims(job: OmJob, graph: Graph) -> DimsRequest:

@@ -1,7 +1,6 @@
 """Files that clients upload and batches write, kept in a private folder, within limits."""
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from llama_adapter.app.http_api.errors import ApiError
 from llama_adapter.app.records.loss import sync_folder
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.locking import take_lock
 
 MAX_NAME_CHARS = 255
 _PRIVATE = 0o600
@@ -209,7 +209,7 @@ def _open_private(folder: Path) -> BinaryIO:
         raise UsageError(f"The folder `{folder}` is open to other users", hint=f"chmod 700 {folder}")
     lock = open_private(folder / "lock", "ab")
     try:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(lock)
     except BlockingIOError:
         lock.close()
         raise UsageError(f"Another server keeps its files in `{folder}`", hint="name another folder") from None

@@ -4,8 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from llama_adapter.app.labelled.example import Example, Examples
-from llama_adapter.app.labelled.rows import contradict, what_is_asked
+from llama_adapter.app.labelled.rows import SPLITS, contradict, similar_split, what_is_asked
 from llama_adapter.runtime.text import shown_excerpt
+
+_MOST_NAMED = 10
 
 
 def check_examples(found: Examples, *, question: str | None = None) -> None:
@@ -31,6 +33,33 @@ def check_lengths(found: Examples, *, count_tokens: Callable[[Example], int], co
         else:
             kept.append(example)
     found.examples[:] = kept
+
+
+def check_split_names(found: Examples, *, report: Callable[[str, str], None], chosen: str | None = None) -> None:
+    """Report examples whose split is neither a usual one nor `chosen`: a misspelt split would lose its examples.
+
+    `report` is `found.refuse` or `found.warn`.
+    """
+    counts = Counter(example.split for example in found.examples)
+    unknown = [name for name in counts if name and name not in (*SPLITS, chosen)]
+    if not unknown:
+        return
+    told = [f"{shown_excerpt(name)} ({_examples(counts[name])}{_meant(name)})" for name in unknown[:_MOST_NAMED]]
+    told += [f"{len(unknown) - _MOST_NAMED:,} more"] * (len(unknown) > _MOST_NAMED)
+    known = ", ".join(f"{name or 'without a split'} {counts[name]:,}" for name in (*SPLITS, "") if counts[name])
+    report(
+        "the splits of the data",
+        f"wanted the splits {', '.join(SPLITS)}, got also {', '.join(told)}; the others: {known or 'none'}",
+    )
+
+
+def _examples(number: int) -> str:
+    return "1 example" if number == 1 else f"{number:,} examples"
+
+
+def _meant(name: str) -> str:
+    similar = similar_split(name)
+    return "" if similar is None else f"; did you mean {similar}?"
 
 
 def picture_key(example: Example) -> str:

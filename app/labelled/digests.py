@@ -5,11 +5,14 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, read_picture_file
+
+_MOST_LISTED = 100  # choices
 
 
 def without_missing(found: Examples) -> None:
@@ -63,13 +66,21 @@ def data_digest(examples: Iterable[Example]) -> str:
 
     It does not depend on the names of files and the order of the examples.
     """
+    shortened = lru_cache(maxsize=1024)(_shortened)
     texts = sorted(
         json.dumps(
             [
                 *(example.digest, example.question.instruction, example.question.input),
-                *(example.answers, example.choices, sorted(example.item.columns.items())),
+                *(example.answers, shortened(example.choices), sorted(example.item.columns.items())),
             ]
         )
         for example in examples
     )
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def _shortened(choices: tuple[str, ...] | None) -> tuple[str, ...] | str | None:
+    """Many choices as their digest: the classes of large data would be many gigabytes if each example listed them."""
+    if choices is None or len(choices) <= _MOST_LISTED:
+        return choices
+    return hashlib.sha256(json.dumps(choices).encode()).hexdigest()

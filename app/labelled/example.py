@@ -2,13 +2,30 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.runtime.text import shown_text
 
 Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description
 _MOST_SHOWN = 20
+
+
+class Choices(tuple[str, ...]):
+    """Choices that many examples share. They are hashed once, and equal to themselves without a comparison."""
+
+    _hash: int
+
+    def __hash__(self) -> int:
+        if "_hash" not in self.__dict__:
+            self._hash = tuple.__hash__(self)
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or tuple.__eq__(self, other)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # another process has other hashes
+        return Choices, (tuple(self),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,12 +4,13 @@ import os
 from dataclasses import replace
 
 from llama_adapter.app.inputs import InputsError, natural_key
-from llama_adapter.app.inputs.archives import archive_inputs
+from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.inputs.folders import folder_inputs, is_folder
 from llama_adapter.app.labelled.example import Examples
-from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, split_name
+from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
 from llama_adapter.runtime.text import shown_name
 
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv")
 MAX_COMPRESSED_BYTES = 2**30
 SAME_NAME = "the archive has two pictures of this name, which a table could not tell apart"
 
@@ -28,11 +29,31 @@ def _has_results(folder: str) -> bool:
 
 
 def split_folders(folder: str) -> list[tuple[str, str]]:
-    """The sub-folders with their splits, if all are named after a split, such as `train`; otherwise `folder` itself."""
+    """The sub-folders with their splits, if all are named after a split, such as `train`; otherwise `folder` itself.
+
+    Raises InputsError if only some are named after a split and these have folders, tables or archives inside: then the
+    others are no classes. A folder with tables or archives of its own may have any sub-folders.
+    """
     names = sub_folders(folder)
-    if names and all(map(is_split_name, names)):
+    others = [name for name in names if not is_split_name(name)]
+    if names and not others:
         return [(os.path.join(folder, name), split_name(name)) for name in names]
+    places = [os.path.join(folder, name) for name in names if name not in others]
+    split = next((place for place in places if sub_folders(place) or _has_tables(place)), None)
+    if split is not None and not _has_tables(folder):
+        meant = next(filter(None, map(similar_split, others)), None)
+        raise InputsError(
+            f"Wanted only folders of splits beside `{shown_name(split)}`, got "
+            f"`{shown_name(others[0])}`" + (f" and {len(others) - 1:,} more" if len(others) > 1 else ""),
+            hint=("" if meant is None else f"did you mean {meant}? ")
+            + "name folders of splits train, val or test, and move others elsewhere",
+        )
     return [(folder, "")]
+
+
+def _has_tables(folder: str) -> bool:
+    """Whether a folder has tables of pictures or archives."""
+    return any(name in METADATA or is_archive_name(name) for name in os.listdir(folder))
 
 
 def class_examples(folder: str, *, columns: Columns) -> Examples:

@@ -9,13 +9,12 @@ from llama_adapter.app.labelled.checks import check_examples
 from llama_adapter.app.labelled.digests import with_digests, without_missing
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.known_sets import known_examples
-from llama_adapter.app.labelled.pictures import archive_examples, class_examples, split_folders, sub_folders
+from llama_adapter.app.labelled.pictures import METADATA, archive_examples, class_examples, split_folders, sub_folders
 from llama_adapter.app.labelled.rows import Columns, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
 from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
-_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv")
 _FORMS = "a table, a folder of folders by class or with metadata.jsonl, a tar archive, or a known set"
 
 
@@ -74,7 +73,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         for name in sorted(os.listdir(place), key=natural_key):
             path = os.path.join(place, name)
-            if name in _METADATA:
+            if name in METADATA:
                 found.extend(table_examples(path, columns=columns, split=split))
             elif is_archive_name(name):
                 found.extend(archive_examples(path, columns=columns, split=split))

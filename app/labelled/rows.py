@@ -1,5 +1,6 @@
 """Turns a row of named values into examples. Rows come from tables, JSON lists and samples of archives."""
 
+import difflib
 import json
 import os
 from collections import defaultdict
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from llama_adapter.app.inputs import PictureInput, QuestionFields, natural_key
 from llama_adapter.app.inputs.addresses import ADDRESS
 from llama_adapter.app.inputs.fields import PICTURE_COLUMNS, as_columns, first_column, question_columns, question_fields
-from llama_adapter.app.labelled.example import Example, Examples, Task
+from llama_adapter.app.labelled.example import Choices, Example, Examples, Task
 from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")
@@ -19,8 +20,10 @@ _QUESTIONS, _PART, _SPLIT = "questions", "part", "split"
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+MAX_CHOICES = 2_000
+SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +45,12 @@ def split_name(name: str) -> str:
 def is_split_name(name: str) -> bool:
     """Whether a name is a usual name of a split."""
     return name.strip().lower() in _SPLITS
+
+
+def similar_split(name: str) -> str | None:
+    """The split of the usual name that is most similar; None if none is similar."""
+    found = difflib.get_close_matches(name.strip().lower(), _SPLITS, n=1)
+    return _SPLITS[found[0]] if found else None
 
 
 def row_examples(
@@ -77,9 +86,9 @@ def row_examples(
 def with_classes(found: Examples, *, place: str) -> None:
     """Set the choices of examples whose answer is a class to all classes of `found`, in natural order.
 
-    If there is only one class, this is an error at `place`.
+    If there is only one class, or more than MAX_CHOICES, this is an error at `place`.
     """
-    classes = tuple(
+    classes = Choices(
         sorted(
             {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
             key=natural_key,
@@ -87,6 +96,8 @@ def with_classes(found: Examples, *, place: str) -> None:
     )
     if len(classes) == 1:
         found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
+    if len(classes) > MAX_CHOICES:
+        found.refuse(place, _too_many(len(classes), what="different labels"))
     folded = defaultdict[str, list[str]](list)
     for name in classes:
         folded[name.casefold()].append(name)
@@ -96,7 +107,7 @@ def with_classes(found: Examples, *, place: str) -> None:
     found.examples[:] = [
         replace(example, choices=classes) if _needs_classes(example) else example
         for example in found.examples
-        if len(classes) > 1 or not _needs_classes(example)
+        if 1 < len(classes) <= MAX_CHOICES or not _needs_classes(example)
     ]
 
 
@@ -137,6 +148,13 @@ def contradict(one: Example, other: Example) -> bool:
     return one.task != "caption" and set(one.answers).isdisjoint(other.answers)
 
 
+def _too_many(number: int, *, what: str) -> str:
+    return (
+        f"it has {number:,} {what}, and an answer is compared with at most {MAX_CHOICES:,}; a column `answer` without "
+        "choices has answers that the model generates"
+    )
+
+
 def _needs_classes(example: Example) -> bool:
     return example.task == "choice" and example.choices is None
 
@@ -167,6 +185,8 @@ def _example(
         raise ValueError(f"it has no {columns.answer[0]}{where}")
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
+        if len(choices) > MAX_CHOICES:
+            raise ValueError(_too_many(len(choices), what="choices"))
         answers = _among(choices, answers, shown=f"{column} {shown_excerpt(repr(row[column]))}")
     if item.source is None and question.instruction is None and question.input is None:
         raise ValueError("it has neither a picture nor a question")

@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,6 +68,7 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.files import TensorWriter
@@ -136,11 +136,11 @@ def save_bundle(
     """
     target = Path(directory).resolve()  # a link is kept, and its target is replaced
     check_target(target, overwrite=overwrite)
+    remove_leftovers(target.parent)  # they may take the space that is needed
     vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
     require_space(target, (vision, decoder), dtype=model.dtype, precision=model.precision, packed=packed)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
+    with partial_folder(target) as partial:
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
         _write_half(partial / VISION, vision, model.vision_state.items(), model)
         if num_ranks == 1:
@@ -179,13 +179,8 @@ def save_bundle(
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
         partial.chmod(0o755)  # mkdtemp makes private folders
+        check_target(target, overwrite=overwrite)  # another process may have created it meanwhile
         replace_folder(partial, target)
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # errors of writes have no file name
-            error.filename = str(target)
-        raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

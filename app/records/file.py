@@ -1,7 +1,5 @@
 """Appends records to a file, so that no record is lost by a crash, a full disk or a second writer."""
 
-import errno
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -25,6 +23,7 @@ from llama_adapter.app.records.record import (
     parse_record,
 )
 from llama_adapter.app.records.tail import MAX_RECORD_BYTES, is_begun, is_torn, without_zeros
+from llama_adapter.runtime.locking import open_locked
 
 _SYNC_S = 2.0
 
@@ -173,40 +172,18 @@ class RecordWriter:
             self._file.close()
 
     def _open(self) -> BinaryIO:
-        """Open and lock the file. If its last writer has removed it meanwhile, the path is opened again."""
-        while True:
-            # "a+b", because repair reads the file. Devices and pipes cannot be opened for reading and writing.
-            file = open(self.path, "a+b" if self.is_durable else "ab", buffering=0)  # noqa: SIM115 - closed by close()
-            if not self.is_durable:
-                return file
-            try:
-                self.is_locked = _locked(file, self.path)
-                if not self.is_locked or os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
-                    return file
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                file.close()
-                raise
-            file.close()
+        if not self.is_durable:  # devices and pipes cannot be opened for reading and writing
+            return open(self.path, "ab", buffering=0)
+        try:
+            file, self.is_locked = open_locked(self.path)
+        except BlockingIOError:
+            raise RecordFileLockedError(
+                f"Another run is writing to `{self.path}`; wait for it to end, stop it, or name another file."
+            ) from None
+        return file
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
-
-
-def _locked(file: BinaryIO, path: Path) -> bool:
-    """Lock the file for this process; False if the file system has no locks."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RecordFileLockedError(
-            f"Another run is writing to `{path}`; wait for it to end, stop it, or name another file."
-        ) from None
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            return False
-        raise
-    return True
 
 
 def _repair(file: BinaryIO, path: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import secrets
 import shutil
 import stat
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llama_adapter.app.records.record import RecordFileError
+from llama_adapter.runtime.partial import create_partial
 
 _GO_ON = "the same command, without --overwrite, goes on where this one ended"
 _MOVE_BACK = f"move that file to where --out names it, or name it as --out; then {_GO_ON}"
@@ -101,9 +101,10 @@ def _write_again(file: BinaryIO, *, place: Path) -> Path:
     folder = next(folder for folder in place.parents if folder.is_dir())
     others = (f"{place.stem}.rescued-{number}{place.suffix}" for number in itertools.count(1))
     names = itertools.chain([place.name], others) if folder == place.parent else others
-    beside = folder / f".{place.name[:100]}.{secrets.token_hex(4)}.partial"
+    copy = create_partial(folder / place.name, is_private=True)
+    beside = Path(copy.name)
     try:
-        with open(beside, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as copy:
+        with copy:
             file.seek(0)
             shutil.copyfileobj(file, copy, 2**20)
             copy.flush()

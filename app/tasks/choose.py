@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from llama_adapter.app.tasks.answers import Answer
@@ -48,9 +49,18 @@ def choosing(choices: Iterable[str] | None) -> Task:
     """The task for given choices; None means free text. Raises ValueError for invalid choices."""
     if choices is None:
         return FREE_TEXT
-    texts = () if isinstance(choices, str) else tuple(choices)
-    if isinstance(choices, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
+    try:
+        if isinstance(choices, str):
+            raise TypeError
+        return _one_of(choices if isinstance(choices, tuple) else tuple(choices))
+    except TypeError:
+        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}') from None
+
+
+@lru_cache(maxsize=64)  # all questions of a data set may have the same choices
+def _one_of(texts: tuple[str, ...]) -> OneOf:
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
     return OneOf(texts)
 
 
@@ -81,7 +91,8 @@ def _question(values: Mapping[str, Any]) -> Question:
 def _normalised(logprobs: tuple[float, ...]) -> list[float]:
     best = max(logprobs)
     weights = [math.exp(logprob - best) for logprob in logprobs]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 CHOOSE = TaskEntry(

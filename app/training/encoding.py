@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Final
 
 from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.models.spec import DEFAULT_PICTURE_TIMEOUT_S
@@ -23,6 +24,8 @@ from llama_adapter.app.training.prepare import TrainingData
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.user_cache import cache_folder
+
+_MANY: Final = 1000  # pictures whose encodings take a noticeable time to be checked
 
 
 def encode_all(
@@ -46,11 +49,13 @@ def encode_all(
     cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures = pictures_of(one.example for one in data.everything)
     num_pictures = len(pictures) + len(data.unreadable)
+    is_shown = ranks.is_first and not job.quiet
+    if is_shown and len(pictures) >= _MANY:
+        say(f"looking for the encodings of {len(pictures):,} pictures")
     missing = cache.missing(pictures)
     if ranks.is_first:
         cache.require_room(len(missing))
     own = missing[ranks.rank :: ranks.size]
-    is_shown = ranks.is_first and not job.quiet
     if is_shown and missing:
         say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
     spec = dataclasses.replace(job.spec, channel_order=model.vision_config.channel_order)

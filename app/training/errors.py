@@ -7,7 +7,7 @@ from llama_adapter.runtime.text import shown_name
 
 
 class TrainingError(LlamaAdapterError):
-    """A run cannot continue: losses are not finite, or the disk is full."""
+    """A run cannot continue: losses are not finite, the disk is full, or a file of it is damaged."""
 
 
 def other_run(folder: Path) -> UsageError:

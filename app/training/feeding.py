@@ -52,7 +52,7 @@ class Feeder:
         self._ahead: dict[int, Future[tuple[Fed, ...]]] = {}
 
     def at(self, step: int) -> tuple[Fed, ...]:
-        """This rank's parts of a step; starts making the next step. Raises OSError and KeyError of the cache."""
+        """This rank's parts of a step; starts making the next step. Raises CacheError."""
         made = self._ahead.pop(step, None) or self._pool.submit(self._make, step)
         if step + 1 < self._num_steps:
             self._ahead = {step + 1: self._pool.submit(self._make, step + 1)}

@@ -17,7 +17,10 @@ from llama_adapter.app.training.checkpoint import (
     LAST,
     WEIGHT,
     LoopState,
+    check_resumable,
+    check_tensors,
     read_checkpoint,
+    weight_shapes,
     weights_of,
     write_checkpoint,
 )
@@ -26,7 +29,7 @@ from llama_adapter.app.training.errors import TrainingError, other_run
 from llama_adapter.app.training.feeding import Feeder
 from llama_adapter.app.training.interrupting import Interruption
 from llama_adapter.app.training.job import TrainJob
-from llama_adapter.app.training.optimiser import NamedAdamW
+from llama_adapter.app.training.optimiser import STEP, NamedAdamW
 from llama_adapter.app.training.progress import TrainProgress
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.app.training.run_log import RunLog
@@ -84,27 +87,36 @@ class Loop:
         return self._state
 
     def resume(self) -> None:
-        """Continue from the last checkpoint.
+        """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
 
-        Raises CheckpointError, and UsageError if the checkpoint is from a run with other settings or data.
+        Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
         """
-        path = self._folder / LAST
-        tensors, state = read_checkpoint(path)
-        if state.run != self._state.run or state.num_steps != self._state.num_steps:
-            raise other_run(self._folder)
-        model = self._distributed.model
-        self._distributed.load(weights_of(tensors, model.trained(), path=path))
-        moments = {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)}
-        parameters = model.trained()
-        self._optimiser.load_state(
-            {
-                name: tensor if name.startswith("step/") else like(tensor, parameters[name.partition("/")[2]])
-                for name, tensor in moments.items()
-            }
-        )
+        parameters = self._distributed.model.trained()
+        weights = weight_shapes(parameters)
+        tensors, state = self._read(BEST)
+        check_tensors(tensors, weights, num_steps=state.step, path=self._folder / BEST)
+        tensors, state = self._read(LAST)
+        moments = self._optimiser.shapes()
+        check_resumable(tensors, state, weights=weights, moments=moments, path=self._folder / LAST)
+        self._distributed.load(weights_of(tensors))
+        if moments.keys() <= tensors.keys():
+            owners = {name: parameters[name.partition("/")[2]] for name in moments}
+            self._optimiser.load_state(
+                {
+                    name: tensors[name] if name.startswith(STEP) else like(tensors[name], owner)
+                    for name, owner in owners.items()
+                }
+            )
         if state.scaler:
             self._stepper.scaler.load_state_dict(state.scaler)
         self._state = state
+
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], LoopState]:
+        """A checkpoint of this run; its tensors are not checked. Raises the errors of `resume`."""
+        tensors, state = read_checkpoint(self._folder / name)
+        if state.run != self._state.run or state.num_steps != self._state.num_steps:
+            raise other_run(self._folder)
+        return tensors, state
 
     def run(self) -> Ended:
         """Train to the end. Raises TrainingError if too many steps are not finite, and OSError."""
@@ -117,6 +129,7 @@ class Loop:
         try:
             if state.step == 0 and self._validate is not None:
                 self._log(log, validation=self._evaluate())
+                self._progress.resume()
             while state.step < state.num_steps and not why:
                 done = self._step(log)
                 state.elapsed_s = before_s + time.monotonic() - started
@@ -218,11 +231,11 @@ class Loop:
     def _save(self) -> None:
         moments = self._distributed.whole(self._optimiser.state())
         self._state.scaler = self._stepper.scaler.state_dict()
-        tensors = {**self._weights(), **moments}
-        self._write(LAST, tensors)
+        weights = self._weights()
         if self._validate is None:
             self._state.best_step = self._state.step
-            self._write(BEST, {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)})
+            self._write(BEST, weights)  # first: a run resumes only if it has both
+        self._write(LAST, {**weights, **moments})
 
     def _write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         if not self._ranks.is_first:

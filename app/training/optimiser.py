@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 BETAS: Final = (0.9, 0.98)
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+SECOND_MOMENT, STEP = "exp_avg_sq/", "step/"  # prefixes of names in the state
 
 
 class NamedAdamW:
@@ -54,14 +55,17 @@ class NamedAdamW:
             for kind in (*_MOMENTS, "step")
         }
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the state after a step."""
+        moments = {f"{kind}/{name}": tuple(one.shape) for kind in _MOMENTS for name, one in self._parameters.items()}
+        return moments | {f"{STEP}{name}": () for name in self._parameters}
+
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the state to one that `state` returned. Raises KeyError if it lacks a parameter."""
-        if not state:
-            return
+        """Set the state to one that has the names and shapes of `shapes`, in float32."""
         for name, parameter in self._parameters.items():
             own = {kind: state[f"{kind}/{name}"].to(parameter.device).clone() for kind in _MOMENTS}
-            self.torch.state[parameter] = {"step": state[f"step/{name}"].clone(), **own}
+            self.torch.state[parameter] = {"step": state[f"{STEP}{name}"].clone(), **own}
 
 
 def _is_on_cpu(parameters: Iterable[Tensor]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from llama_adapter.app.labelled.checks import check_split_names
 from llama_adapter.app.labelled.digests import data_digest
 from llama_adapter.app.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
@@ -22,6 +23,7 @@ from llama_adapter.runtime.text import shown_excerpt
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
+LEAST_EXAMPLES: Final = 4  # to learn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +52,9 @@ class TrainingData:
         return Counter(one.example.task for one in self.everything).most_common(1)[0][0]
 
     def without(self, digests: set[str]) -> "TrainingData":
-        """The data without the examples of these pictures. Raises UsageError if no training example is left."""
+        """The data without the examples of these pictures. Raises UsageError if too few training examples are left."""
         parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self.parts}
-        if not parts[TRAIN]:
-            raise UsageError("Wanted examples to learn, but none of their pictures can be read")
+        _require_enough({TRAIN: len(parts[TRAIN])}, because=", as the pictures of the others cannot be read")
         return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
 
     @property
@@ -103,6 +104,7 @@ def _with_question(example: Example, *, given: str | None) -> Example:
 
 def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
     """The examples as tokens, divided into parts. Raises InputsError, which lists all problems, and UsageError."""
+    check_split_names(found, report=found.refuse)
     asked = asker.ask_all(found, context=context)
     unreadable = _taken_out(found)
     found.require_sound()
@@ -113,8 +115,7 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
     tokens: Mapping[str, tuple[TrainExample, ...]] = {
         name: tuple(asked[id(example)] for example in parts.get(name, ())) for name in PARTS
     }
-    if not tokens[TRAIN]:
-        raise UsageError("Wanted examples to learn, but the split `train` of the data is empty")
+    _require_enough({name: len(part) for name, part in tokens.items() if shares[name] or part})
     return TrainingData(
         train=tokens[TRAIN],
         validation=tokens[VALIDATION],
@@ -123,6 +124,21 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
         unreadable=unreadable,
         warnings="\n".join(shown_problems(problem for problem in found.problems if problem.is_warning)),
     )
+
+
+def _require_enough(counts: Mapping[str, int], *, because: str = "") -> None:
+    """Raise UsageError unless there are enough training examples, and an example in each of the other parts."""
+    if counts[TRAIN] < LEAST_EXAMPLES:
+        raise UsageError(
+            f"Wanted at least {LEAST_EXAMPLES} examples to learn, got {counts[TRAIN]:,}{because}",
+            hint="add examples, or give fewer of them to the other splits: --validation, --test",
+        )
+    empty = next((name for name, count in counts.items() if not count), None)
+    if empty is not None:
+        raise UsageError(
+            f"Wanted examples in each split, got none for `{empty}` of {sum(counts.values()):,} examples",
+            hint=f"add examples, or raise --{empty}; --{empty} 0 does without this split",
+        )
 
 
 def _taken_out(found: Examples) -> tuple[Unreadable, ...]:

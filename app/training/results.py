@@ -11,13 +11,14 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.scores.report import as_json, as_markdown
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.settings.shown import format_settings
+from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import BEST, LAST, LoopState
@@ -33,6 +34,7 @@ from llama_adapter.app.training.run_log import LOG, read_log
 from llama_adapter.app.training.scoring import all_scores, answered
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
@@ -61,8 +63,8 @@ def require_same_run(folder: Path, run: str) -> None:
     If the folder does not say, nothing is raised: the digest in the checkpoint is checked later.
     """
     try:
-        began = json.loads((folder / DATA).read_bytes())["run"]
-    except (OSError, ValueError, KeyError, TypeError):
+        began = read_object((folder / DATA).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError):
         return
     if began != run:
         raise other_run(folder)
@@ -71,13 +73,15 @@ def require_same_run(folder: Path, run: str) -> None:
 def require_disk(job: TrainJob, model: TrainableModel, folder: Path) -> None:
     """Raise TrainingError unless the disk has room for the files that a run writes.
 
-    They are written one after another. The old file is deleted only after the new one is complete.
+    They are written one after another. The old file is deleted only after the new one is complete. Raises
+    CheckpointError if the run cannot replace what is in the place of its bundle.
     """
     weights = sum(one.nbytes for one in model.trained().values())
     adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
     checkpoints = [(folder / LAST, (1 + MOMENTS) * weights), (folder / BEST, weights)]
     writes = [*checkpoints, *checkpoints, (Path(job.out), adapter)]
     if (dtype := _bundle_dtype(job, model)) is not None:
+        check_target(folder / BUNDLE, overwrite=True)
         writes.append((folder / BUNDLE, _bundle_bytes(model, dtype)))
     there = {path: _size(path) for path, _ in writes}
     needed = added = 0
@@ -153,8 +157,13 @@ def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: P
 
 
 def draw(job: TrainJob, folder: Path) -> bool:
-    """Draw `curves.png`; returns whether matplotlib is installed."""
-    return draw_curves(read_log(folder / LOG), folder / CURVES, title=Path(job.out).stem)
+    """Draw `curves.png`; returns False without matplotlib, and if another program has damaged the log."""
+    try:
+        rows = read_log(folder / LOG)
+    except TrainingError as error:
+        say(f"note: the curves are not drawn: {error.message}")
+        return False
+    return draw_curves(rows, folder / CURVES, title=Path(job.out).stem)
 
 
 def write_card(

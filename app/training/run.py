@@ -14,13 +14,14 @@ from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, re
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.parallel.launch import launched
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.batches import BatchOrder
 from llama_adapter.app.training.cache import Unreadable
-from llama_adapter.app.training.checkpoint import BEST, LAST, read_checkpoint, weights_of
+from llama_adapter.app.training.checkpoint import BEST, LAST, check_tensors, read_checkpoint, weight_shapes, weights_of
 from llama_adapter.app.training.commands import ask_command, score_command
 from llama_adapter.app.training.distributing import Distributed, Kind
 from llama_adapter.app.training.encoding import encode_all
@@ -46,25 +47,46 @@ from llama_adapter.app.training.results import (
     write_card,
     write_model,
 )
-from llama_adapter.app.training.scoring import HEADLINES, Validator, captioner_of
+from llama_adapter.app.training.scoring import (
+    HEADLINES,
+    MOST_COMPARED,
+    MOST_SCORED,
+    Validator,
+    captioner_of,
+    num_compared,
+)
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.locking import locked_output
+from llama_adapter.runtime.partial import remove_leftovers
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import shown_name, shown_text
 
 _INTERRUPTED: Final = "the run was interrupted."
+_MOST_TEST_COMPARED: Final = 10 * MOST_COMPARED
 _SCORED_BYTES: Final = 2 << 30  # frozen weights. Larger models load too slowly to be scored during a run
 
 
 def train(job: TrainJob) -> int:
     """Run the job; returns the exit code. Raises the errors that runtime/problems.py lists.
 
-    Errors in the data are raised before the model is loaded.
+    Errors in the data are raised before the model is loaded. Only one run at a time writes to `job.out`; its first rank
+    holds the lock.
     """
+    place = launched()
+    if place is not None and place.rank > 0:
+        return _run(job)
+    with locked_output(job.out):
+        return _run(job)
+
+
+def _run(job: TrainJob) -> int:
     folder = _folder(job)
+    for place in (folder, folder.parent):  # they may take the space that is needed
+        remove_leftovers(place)
     tokenizer, context, prompt = model_texts(job.spec)
     found = read_data(job)
     data = prepare(job, found, asker=Asker(tokenizer, default_prompt=prompt), context=context)
@@ -206,7 +228,11 @@ def _planned(
     own = smaller(shapes, num_ranks=ranks.size, batch_size=step_size, rows=job.optimisation.rows)
     plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
     is_scored = job.score == "answers" or (
-        job.score == "auto" and kind != "fsdp" and plan.frozen <= _SCORED_BYTES and bool(data.validation)
+        job.score == "auto"
+        and kind != "fsdp"
+        and plan.frozen <= _SCORED_BYTES
+        and bool(data.validation)
+        and num_compared(data.validation[:MOST_SCORED]) <= MOST_COMPARED
     )
     if not is_scored:
         plan = dataclasses.replace(plan, scoring=0)
@@ -244,6 +270,10 @@ def _announce(
         f"test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
         f"epochs, highest learning rate {job.lr:g}"
     )
+    compared = num_compared(data.validation[:MOST_SCORED])
+    if job.score != "loss" and compared > MOST_COMPARED:
+        way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
+        tell(f"note: the validation examples have {compared:,} choices to compare in each evaluation, {way}")
     if not data.validation:
         tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
 
@@ -316,11 +346,11 @@ def _write(
     if ranks.is_first:
         if kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
             model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
-        path = folder / BEST
-        tensors, _ = read_checkpoint(path)
-        own = model.trained()
+        path, own = folder / BEST, model.trained()
+        tensors, state = read_checkpoint(path)
+        check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=path)
         with torch.no_grad():
-            for name, tensor in weights_of(tensors, own, path=path).items():
+            for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
         bundle = write_model(job, model, folder)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
@@ -374,6 +404,11 @@ def _test_scores(
         return [], "there are none."
     if ended.why == "interrupted" or interruption.is_asked:
         return [], _INTERRUPTED
+    compared = num_compared(data.test)
+    if compared > _MOST_TEST_COMPARED:
+        return [], f"they have {compared:,} choices to compare, which takes long."
+    if not job.quiet:
+        say(f"scoring {len(data.test):,} test examples")
     try:
         with interruption.raised():
             return score_test(job, spec, data, folder), ""

@@ -25,6 +25,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 # Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
 MOST_SCORED: Final = 1000  # examples of one evaluation during a run
+MOST_COMPARED: Final = 100_000  # choices that the examples of one evaluation are compared with, if not asked for
 _SAMPLING: Final = SamplingParams(max_new_tokens=64)
 
 
@@ -50,6 +51,11 @@ def answered(captioner: Captioner, examples: Sequence[TrainExample]) -> dict[Tas
         if chosen and (outcomes := ask_examples(captioner, chosen, sampling=_SAMPLING)):
             found[task_of(outcomes)] = outcomes
     return found
+
+
+def num_compared(examples: Sequence[TrainExample]) -> int:
+    """The number of choices that the examples have together. Scoring compares each example with all its choices."""
+    return sum(len(one.example.choices or ()) for one in examples)
 
 
 def headline(outcomes: dict[Task, list[Outcome]]) -> float | None:

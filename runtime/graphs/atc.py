@@ -6,9 +6,7 @@ Tested with a stand-in for ATC only. Flags and messages follow the ATC user guid
 import dataclasses
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from llama_adapter.runtime.graphs.sidecar import (
     sidecar_path,
     write_sidecar,
 )
+from llama_adapter.runtime.partial import partial_folder
 
 # --precision_mode_v2 and the older --precision_mode exclude each other and share no value.
 PRECISION_MODES_V2: Final = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16")
@@ -230,8 +229,7 @@ def make_om(
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.stem}.", suffix=".partial", dir=target.parent))
-    try:
+    with partial_folder(target) as partial:
         absolute = dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
         # In a separate folder, because ATC may leave other files.
         _run(atc, command(absolute, output=partial / target.name), folder=partial, tick=tick)
@@ -245,8 +243,6 @@ def make_om(
             os.replace(weights, target.parent / WEIGHTS_FOLDER / weights.name)
         os.replace(made, target)
         write_sidecar(target, sidecar)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

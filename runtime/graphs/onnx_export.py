@@ -2,8 +2,6 @@
 
 import logging
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, GraphDty
 from llama_adapter.runtime.graphs.defaults import OPSETS
 from llama_adapter.runtime.graphs.packages import require
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
+from llama_adapter.runtime.partial import partial_folder
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -151,8 +150,7 @@ def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None
     weights = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
     model.metadata_props[SEAL_KEY] = blank_seal(weights)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
+    with partial_folder(target) as partial:
         onnx_ir.save(model, partial / target.name, external_data=weights)
         seal(partial / target.name, weights=weights)
         if check is not None:
@@ -160,5 +158,3 @@ def _write(model: "onnx_ir.Model", target: Path, *, check: Callable[[Path], None
         if weights is not None:
             os.replace(partial / weights, target.parent / weights)
         os.replace(partial / target.name, target)  # the graph comes last, because it makes the export complete
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

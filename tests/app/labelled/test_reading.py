@@ -52,6 +52,27 @@ def test_folders_of_classes_may_lie_below_folders_of_splits(tmp_path: Path) -> N
     assert [example.answers for example in found.examples] == [("cat",), ("dog",)] * 2
 
 
+@pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
+def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -> None:
+    for split in ("train", "Tset"):
+        pictures(tmp_path, f"{split}/{inside}")
+    with pytest.raises(InputsError, match=r"Wanted only folders of splits beside `.*train`, got `Tset`") as raised:
+        read_examples(str(tmp_path))
+    assert "did you mean test?" in raised.value.hint
+
+
+def test_a_folder_with_a_table_may_have_any_folders(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/deep/a.png", "others/b.png")
+    write_lines(tmp_path / "metadata.jsonl", {"file_name": "train/deep/a.png", "text": "A."})
+    assert [one.answers for one in read_examples(str(tmp_path)).examples] == [("A.",)]
+
+
+def test_classes_may_be_named_after_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/a.png", "train/b.png", "car/c.png", "car/d.png")
+    found = read_examples(str(tmp_path))
+    assert [(one.answers, one.split) for one in found.examples] == [(("car",), "")] * 2 + [(("train",), "")] * 2
+
+
 def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_told(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/a.png", "cat/b.png", "Cat/c.png", "Cat/d.png", "pets.training/curves.png", "scores/e.png")
     (tmp_path / "pets.training" / "data.json").touch()

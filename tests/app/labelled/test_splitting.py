@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.inputs import PictureInput, QuestionFields
-from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.labelled.checks import check_split_names
+from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.labelled.rows import split_name
 from llama_adapter.app.labelled.splitting import split_examples
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
@@ -112,3 +114,43 @@ def test_copies_of_a_held_out_picture_are_held_out_too() -> None:
 def test_shares_that_are_none_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="shares"):
         split_examples([], shares=shares, seed=1)
+
+
+@pytest.mark.parametrize("name", [*("train", "TRAIN", " Train ", "training"), *("val", "valid", "validation", "dev")])
+def test_usual_names_of_splits_are_known(name: str) -> None:
+    found = Examples([example(1, split=split_name(name)), example(2)])
+    check_split_names(found, report=found.refuse)
+    assert not found.problems
+    assert found.examples[0].split == ("train" if "tr" in name.lower() else "validation")
+
+
+@pytest.mark.parametrize("name", ["test", "Testing", "EVAL", "evaluation\t"])
+def test_names_of_test_splits_are_known(name: str) -> None:
+    assert split_name(name) == "test"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["Tset"] * 20 + ["train"] * 80, "tset (20 examples; did you mean test?); the others: train 80"),
+        (["trian"] + [""] * 3, "trian (1 example; did you mean train?); the others: without a split 3"),
+        (["valdiation"], "valdiation (1 example; did you mean validation?); the others: none"),
+        (["holdout", "test"], "holdout (1 example); the others: test 1"),
+        ([f"x{number}" for number in range(15)], "x9 (1 example), 5 more; the others: none"),
+    ],
+)
+def test_unknown_names_of_splits_are_told_with_their_counts(names: list[str], told: str) -> None:
+    found = Examples([example(number, split=split_name(name)) for number, name in enumerate(names)])
+    check_split_names(found, report=found.refuse)
+    (problem,) = found.problems
+    assert problem.reason.endswith(told)
+    with pytest.raises(InputsError, match="labelled data without errors, got 1"):
+        found.require_sound()
+
+
+def test_a_chosen_split_may_have_any_name() -> None:
+    found = Examples([example(1, split="holdout"), example(2, split="tset")])
+    check_split_names(found, report=found.warn, chosen="holdout")
+    assert [("tset" in one.reason, "holdout" in one.reason, one.is_warning) for one in found.problems] == [
+        (True, False, True)
+    ]

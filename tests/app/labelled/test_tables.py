@@ -1,15 +1,19 @@
 """Tables become examples: the name of the answer's column decides the kind of answer."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llama_adapter.app.inputs import InputsError
-from llama_adapter.app.labelled.example import Example, Examples
-from llama_adapter.app.labelled.rows import Columns, with_classes
+from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.labelled.digests import data_digest
+from llama_adapter.app.labelled.example import Choices, Example, Examples
+from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.labelled.rows import MAX_CHOICES, Columns, with_classes
 from llama_adapter.app.labelled.tables import table_examples
+from llama_adapter.app.tasks.choose import choosing
 from tests.app.labelled.tables import brief, reasons, write_lines
 
 
@@ -176,3 +180,36 @@ def test_problems_are_raised_together_and_warnings_are_not(tmp_path: Path) -> No
     found.require_sound()
     with pytest.raises(InputsError, match="got none"):
         Examples().require_sound()
+
+
+def test_more_labels_or_choices_than_can_be_compared_are_refused(tmp_path: Path) -> None:
+    labels = [{"question": f"What is {number}?", "label": f"class {number}"} for number in range(MAX_CHOICES + 1)]
+    found = read_examples(str(write_lines(tmp_path / "a.jsonl", *labels)))
+    assert ["2,001 different labels" in one.reason for one in found.problems] == [True]
+    assert not found.examples
+    most = read_examples(str(write_lines(tmp_path / "b.jsonl", *labels[1:])), digests=False)
+    assert {len(one.choices or ()) for one in most.examples} == {MAX_CHOICES}
+    choices = [str(number) for number in range(MAX_CHOICES + 1)]
+    (refused,) = read_examples(
+        str(write_lines(tmp_path / "c.jsonl", {"question": "?", "answer": "1", "choices": choices}))
+    ).problems
+    assert "2,001 choices" in refused.reason
+
+
+def test_choices_of_many_examples_are_one_value_with_one_hash() -> None:
+    choices = Choices(("a", "b"))
+    assert choices == ("a", "b") == pickle.loads(pickle.dumps(choices))
+    assert hash(choices) == hash(("a", "b")) == hash(choices)
+    assert {choices: 1}["a", "b"] == 1
+    assert choosing(choices) is choosing(choices)
+
+
+def test_the_digest_of_data_has_all_choices() -> None:
+    def digest(*choices: str) -> str:
+        item = PictureInput(source=None, label="a")
+        one = Example(item=item, question=QuestionFields(), task="choice", answers=("0",), choices=choices, place="a")
+        return data_digest([one])
+
+    many = [str(number) for number in range(200)]
+    assert len({digest("0", "1"), digest("0", "2"), digest(*many), digest(*many[::-1]), digest(*many, "x")}) == 5
+    assert digest(*many) == digest(*many)

@@ -1,12 +1,13 @@
 """Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from llama_adapter.app.inputs import PictureInput, QuestionFields
+from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.app.training.asking import Asker, default_question
@@ -174,10 +175,33 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
 
 @pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])
 def test_what_flags_cannot_ask_is_asked_by_a_table(tokenizer: Tokenizer, tmp_path: Path, own: dict[str, str]) -> None:
-    draw_pets(tmp_path / "pets", each=5)
-    rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(5))
+    draw_pets(tmp_path / "pets", each=8)
+    rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(8))
     job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth")
     data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
 
     asking = ask_command(job, data, folder=Path("a.training"), bundle=None)
     assert asking == "llama-adapter ask --manifest a.training/train.jsonl --adapter a.pth"
+
+
+@pytest.mark.parametrize(
+    ("splits", "shares", "told"),
+    [
+        (["", ""], {}, "Wanted at least 4 examples to learn, got 2"),
+        (["test"] * 9, {}, "at least 4 examples to learn, got 0"),
+        ([""] * 5, {}, "in each split, got none for `test` of 5"),
+        ([""] * 4, {"validation": 0, "test": 0}, None),
+        ([""] * 8, {}, None),
+        (["train"] * 5 + ["val"], {"test": 0}, None),
+        (["train"] * 8 + ["Tset"] * 2, {}, "without errors, got 1"),
+    ],
+)
+def test_too_few_examples_and_unknown_splits_are_refused(
+    splits: list[str], shares: dict[str, float], told: str | None, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rows = ({"question": f"What is {index}?", "answer": "a", "split": split} for index, split in enumerate(splits))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", **shares)
+    refused = nullcontext() if told is None else pytest.raises((InputsError, UsageError), match=told)
+    with refused:
+        data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt=""), context=512)
+        assert len(data.everything) == len(splits)

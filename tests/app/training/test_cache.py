@@ -1,11 +1,15 @@
 """Encoded pictures on disk: each is encoded once and written completely or not at all; unreadable ones are reported."""
 
 import hashlib
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.reading.reader import PictureReading
@@ -66,18 +70,55 @@ def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path:
     assert open_cache(tmp_path, dtype=torch.float32).missing(DIGESTS) == DIGESTS
 
 
-def test_what_a_killed_process_leaves_is_not_taken(tmp_path: Path) -> None:
+def flipped(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def with_content(path: Path) -> None:
+    (path / "more").mkdir(parents=True)
+
+
+WRONG: list[Callable[[Path], object]] = [
+    lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    *(partial(flipped, place=place) for place in (0, 12, -1, -40, -52)),  # header, digest, numbers
+    lambda path: path.write_bytes(path.with_name(f"{DIGESTS[1]}.safetensors").read_bytes()),
+    lambda path: save_file({"encoded": torch.ones(SHAPE, dtype=torch.bfloat16)}, path),  # without a digest
+    lambda path: save_file({"encoded": torch.ones(SHAPE), "sha256": torch.zeros(32, dtype=torch.uint8)}, path),
+    partial(replaced, make=Path.mkdir),
+    partial(replaced, make=with_content),
+    partial(replaced, make=os.mkfifo),
+    partial(replaced, make=lambda path: path.symlink_to("nowhere")),
+]
+
+
+@pytest.mark.parametrize("damage", WRONG)
+def test_a_damaged_encoding_is_encoded_again(
+    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncodedCache, "_path", lambda self, digest: self._folder / f"{digest}.safetensors")
     cache = open_cache(tmp_path)
-    cache.put(DIGESTS[0], torch.ones(SHAPE))
-    (whole,) = tmp_path.rglob("*.safetensors")
-    whole.write_bytes(whole.read_bytes()[:-3])
+    for value, digest in enumerate(DIGESTS[:2]):
+        cache.put(digest, torch.full(SHAPE, float(value)))
+    damage(next(tmp_path.rglob(f"{DIGESTS[0]}.safetensors")))
 
     fresh = open_cache(tmp_path)
-    assert fresh.missing(DIGESTS[:1]) == DIGESTS[:1]
-    with pytest.raises(KeyError):
+    assert fresh.missing(DIGESTS[:2]) == DIGESTS[:1]
+    with pytest.raises(CacheError, match="removed or damaged during the run"):
         fresh.get(DIGESTS[0])
-    fresh.put(DIGESTS[0], torch.ones(SHAPE))
-    assert torch.equal(open_cache(tmp_path).get(DIGESTS[0]), torch.ones(SHAPE, dtype=torch.bfloat16))
+    fresh.put(DIGESTS[0], torch.zeros(SHAPE))
+    again = open_cache(tmp_path)
+    assert again.missing(DIGESTS[:2]) == []
+    assert [float(again.get(digest)[0, 0]) for digest in DIGESTS[:2]] == [0.0, 1.0]
 
 
 def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.training import stepping
+from llama_adapter.app.training.cache import EncodedCache
 from llama_adapter.app.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.training.choice import TrainingChoice
 from llama_adapter.app.training.model import open_trainable
@@ -158,6 +160,55 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same_bits(tensors(folder), tensors(whole))
     assert losses(folder) == losses(whole)
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
+
+
+def shortened(folder: Path) -> None:
+    """Give one moment of the last checkpoint another shape."""
+    found, state = read_checkpoint(folder / "last.safetensors")
+    name = next(one for one in found if one.startswith("exp_avg_sq/"))
+    write_checkpoint(folder / "last.safetensors", found | {name: torch.ones(1)}, state)
+
+
+def of_another_run(folder: Path) -> None:
+    """Put the best checkpoint of another run into the folder."""
+    found, state = read_checkpoint(folder / "best.safetensors")
+    state.run = "0" * 64
+    write_checkpoint(folder / "best.safetensors", found, state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "told"),
+    [
+        (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
+        (of_another_run, 2, "has other data, examples or settings"),
+        (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
+        (lambda folder: (folder / "log.csv").write_bytes(b"\xff\0\n"), 1, "log.csv` is no log of a training"),
+        (lambda folder: (folder / "bundle" / "mine.txt").touch(), 1, "`mine.txt` beside its bundle"),
+        (
+            lambda folder: (folder / "data.json").write_text("[" * 100_000),
+            0,
+            "",
+        ),  # only tells early what is refused later
+    ],
+)
+def test_what_a_resumed_run_reads_is_checked_before_use(
+    damage: Callable[[Path], object],
+    code: int,
+    told: str,
+    whole: Path,
+    pets: Path,
+    encoded: list[str],
+    tmp_path: Path,
+    run: Run,
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    damage(folder)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--resume")
+    assert "fault of the program" not in ran.err
+    assert ran.code == code, ran.err
+    assert re.search(told, ran.err)
+    assert (tmp_path / "pets.pth").exists() == (code == 0)
 
 
 def test_accumulated_parts_give_the_same_sums(
@@ -385,19 +436,17 @@ def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
 
 
 def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "encoded"
-    shutil.copytree(encoded[1], cache)
-    from safetensors.torch import load_file, save_file
+    place, get = next(pets.rglob("*.png")), EncodedCache.get
+    digest = _digest(place)
 
-    poisoned = next(cache.rglob("*.safetensors"))
-    held = load_file(poisoned)["encoded"].fill_(float("nan"))
-    save_file({"encoded": held}, poisoned)
-    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, "--encoded", str(cache), "--validation", "0", "--test", "0"]
+    def poisoned(self: EncodedCache, wanted: str) -> Tensor:
+        return get(self, wanted).clone().fill_(float("nan")) if wanted == digest else get(self, wanted)
+
+    monkeypatch.setattr(EncodedCache, "get", poisoned)
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--validation", "0", "--test", "0"]
     ran = run("train", str(pets), *flags)
-    digest = poisoned.stem
-    place = next(path for path in pets.rglob("*.png") if _digest(path) == digest)
 
     assert ran.code == 0
     assert ran.err.count(f"is skipped: the loss of {place} is not finite") == 2, "once in each epoch"
@@ -472,6 +521,21 @@ def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
     asked = run("train", str(lone), "--out", str(tmp_path / "a.pth"))
     assert asked.code == 2
     assert "--question" in asked.err
+
+
+def test_answers_with_many_choices_are_not_scored_unless_asked_for(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOST_COMPARED", "_MOST_TEST_COMPARED"):
+        monkeypatch.setattr(f"llama_adapter.app.training.run.{name}", 1)
+    flags = ["train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--epochs", "1", "--score"]
+    ran = run(*flags, "auto")
+    assert re.search(r"have \d choices to compare in each evaluation, so the loss alone decides", ran.err)
+    assert ", score" not in ran.err
+    assert re.search(r"not scored: they have \d choices to compare, .*Score them:\nllama-adapter eval", ran.err)
+    asked = run(*flags, "answers", "--force")
+    assert "--score loss is faster" in asked.err
+    assert ", score" in asked.err
 
 
 def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:

@@ -1,0 +1,109 @@
+"""Files and folders under a temporary name, `.NAME.RANDOM.partial`, until they are complete and renamed.
+
+Their process holds a lock on them. So what a killed process left is known, and later processes remove it.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_NAME: Final = re.compile(r"\..+\.[a-z0-9_]{8}\.partial", re.DOTALL)
+_PRIVATE, _SHARED = 0o600, 0o666
+_MOST_BYTES: Final = 100
+
+
+def short_name(name: str) -> str:
+    """A file's name, to which more can be added. A name of more than 100 bytes ends with a digest instead."""
+    encoded = os.fsencode(name)
+    if len(encoded) <= _MOST_BYTES:
+        return name
+    return encoded[:_MOST_BYTES].decode(errors="ignore") + hashlib.sha256(encoded).hexdigest()[:8]
+
+
+def create_partial(place: str | Path, *, folder: int | None = None, is_private: bool = False) -> BinaryIO:
+    """Create a file that will be called `place`. Its `name` is its present path, in the folder of `place`.
+
+    A relative `place` is below the open folder `folder`. The file holds the lock until it is closed. Raises OSError.
+    """
+    parent, name = os.path.split(place)
+    mode = _PRIVATE if is_private else _SHARED
+    while True:
+        partial = os.path.join(parent, f".{short_name(name)}.{secrets.token_hex(4)}.partial")
+        file = open(partial, "x+b", opener=lambda path, flags: os.open(path, flags, mode, dir_fd=folder))  # noqa: SIM115 - the caller closes it
+        if _is_held(file.fileno()):
+            return file
+        file.close()
+
+
+@contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target`, for this user only. It is removed at the end, if it was not renamed.
+
+    What killed processes left in the same place is removed first. An OSError in the context without a file name gets
+    that of `target`. Raises OSError.
+    """
+    remove_leftovers(target.parent)
+    while True:
+        partial = Path(tempfile.mkdtemp(prefix=f".{short_name(target.name)}.", suffix=".partial", dir=target.parent))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if _is_held(descriptor):
+                break
+            os.close(descriptor)
+    try:
+        yield partial
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # errors of writes have no file name
+            error.filename = str(target)
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Lock a new file or folder; False if another process took it for a leftover before that, and removed it."""
+    with suppress(OSError):  # the file system has no locks: then nothing is taken for a leftover
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fstat(descriptor).st_nlink > 0
+
+
+@lru_cache(maxsize=1024)
+def remove_leftovers(folder: Path) -> None:
+    """Remove partial files and folders of processes that have ended from a folder, once in the life of this process."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_leftovers_in(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_leftovers_in(folder: int) -> None:
+    """Remove partial files and folders of processes that have ended from an open folder."""
+    for name in filter(_NAME.fullmatch, os.listdir(folder)):
+        with suppress(OSError):
+            _remove(name, folder=folder)
+
+
+def _remove(name: str, *, folder: int) -> None:
+    """Remove a partial file or folder unless its process holds its lock, which raises BlockingIOError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.isdir(descriptor):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(descriptor)
