@@ -46,7 +46,7 @@ class GuardedBlocks(gr.Blocks):
         """Check and run an event. Gradio calls this for every event."""
         try:
             if kwargs.get("iterator") is None:  # later updates of a generator have the same inputs
-                refuse_foreign_files(inputs)
+                refuse_foreign_files([inputs, getattr(kwargs.get("event_data"), "_data", None)])
             result: dict[str, Any] = await super().process_api(block_fn, inputs, *args, **kwargs)
         except ForeignFileError:
             raise gr.Error(
@@ -125,10 +125,7 @@ def bounded_uploads() -> Iterator[None]:
 
 _PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")
 _PAGE_BELOW: Final = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
-_READ: Final = (
-    *("/gradio_api/queue/data", "/gradio_api/upload_progress"),
-    *("/gradio_api/startup-events", "/gradio_api/app_id"),
-)
+_READ: Final = (*("/gradio_api/queue/data", "/gradio_api/startup-events", "/gradio_api/app_id"),)
 _WRITE: Final = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
 _WRITE_BELOW: Final = ("/gradio_api/run/", "/gradio_api/reset")
 _FILE: Final = "/gradio_api/file="

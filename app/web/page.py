@@ -19,6 +19,7 @@ from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.scores import SavedReport, build_scores
 from llama_adapter.app.web.throughput import build_throughput
+from llama_adapter.app.web.uploads import MAX_UPLOAD_BYTES
 from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 MAX_SESSIONS = 256  # pages with state; the state of the oldest is deleted
 MAX_STREAMING = 256  # running events of all pages; the service has its own queue
 MAX_QUEUED = 256  # waiting events of all pages
-MAX_UPLOAD_BYTES = 256 * 2**20  # one file, such as a zip; a further limit applies when pictures are read
 MAX_EVENT_BYTES = 8 * 2**20  # the values of one event; the file names of a large folder take half of it
 REFRESH_SECONDS = 5.0  # how often the shown state of the service is updated
 _CLEANING_SECONDS = 600
@@ -144,7 +144,6 @@ def page_settings(service: Service) -> dict[str, Any]:
         "enable_monitoring": False,
         "pwa": False,
         "mcp_server": False,
-        "i18n": gr.I18n(en={"common.upload": "Add files"}),  # Gradio has no text for this key
         # Starlette takes its middlewares as (class, arguments, keywords).
         "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }

@@ -28,8 +28,8 @@ def visit(visit: Visit) -> Visit:
 
 def add(visit: Visit, *files: Any) -> None:
     """Upload pictures, given as paths or as dictionaries with name and bytes."""
-    visit.page.locator("#batch-files input[type=file]").set_input_files(list(files))
-    expect(visit.page.locator("#batch-files .file")).to_have_count(len(files))
+    visit.page.get_by_label("Add files").set_input_files(list(files))
+    expect(visit.page.locator("#batch-files li")).to_have_count(len(files))
 
 
 def ask(visit: Visit, question: str, choices: str) -> None:
@@ -89,7 +89,6 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     broken.write_bytes(SAMPLES[3].read_bytes()[:500])
     add(visit, *SAMPLES[:8], broken, zipped(tmp_path))
     expect(visit.page.locator("#batch-progress")).to_contain_text("10 files added")
-    expect(visit.page.get_by_role("button", name="Add files")).to_be_visible()
     visit.press("Start")
 
     progress = finished(visit)
@@ -122,16 +121,16 @@ def test_a_folder_brings_its_pictures_only_and_clear_forgets_them(visit: Visit, 
         (tmp_path / sample.name).write_bytes(sample.read_bytes())
     (tmp_path / "notes.txt").write_text("no picture")
     with visit.page.expect_file_chooser() as chooser:
-        visit.page.locator("#batch-folder").click()
+        visit.page.get_by_text("Add a folder", exact=True).click()
     chooser.value.set_files(tmp_path)
-    expect(visit.page.locator("#batch-folder-line")).to_have_text("Folder: 3 files")
+    expect(visit.page.locator("#batch-files summary")).to_have_text("3 files")
     visit.press("Start")
     expect(finished(visit)).to_contain_text("2 of 2 pictures")
     expect(visit.page.locator("#batch-progress li")).to_have_count(1)
 
     visit.press("Clear")
     expect(visit.page.locator("#batch-progress .la-batch-empty")).to_be_visible()
-    expect(visit.page.locator("#batch-folder-line")).to_have_text("")
+    expect(visit.page.locator("#batch-files li")).to_have_count(0)
     expect(visit.page.locator("#batch-cards figure")).to_have_count(0)
     expect(visit.page.locator("#batch-download-jsonl")).to_have_count(0)
 

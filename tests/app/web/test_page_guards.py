@@ -56,8 +56,8 @@ def event_of(config: dict[str, Any], elem_id: str, event: str) -> dict[str, Any]
 
 def choose(client: httpx.Client, config: dict[str, Any], value: Any, *, session: str = "forged") -> httpx.Response:
     """Tell the page that this picture was uploaded, as a browser does or as an attacker would."""
-    event = event_of(config, "chat-picture", "input")
-    body = {"data": [value, None], "fn_index": event["id"], "session_hash": session, "event_data": None}
+    event = event_of(config, "chat-picture", "upload")
+    body = {"data": [None], "fn_index": event["id"], "session_hash": session, "event_data": {"files": [value]}}
     return client.post("/gradio_api/run/predict", json=body)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -53,7 +54,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             self.attributes.setdefault(name, []).append(value)
-        if tag not in ("img", "br"):
+        if tag not in ("img", "br", "input"):
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -80,6 +81,11 @@ def answer(**changes: object) -> Answer:
 
 def shown(**turn: Any) -> str:
     return conversation([Turn(**{"question": "q", **turn})])
+
+
+def picture_of(picture: PickedPicture | None, *, problems: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
+    limits = {"is_taken": True, "max_bytes": 1, "max_files": 1}
+    return render("chat", "picture", picture=picture, problems=problems, notes=notes, **limits)
 
 
 def result(index: int, *, picture: str = "", text: str = "a red star", code: str = "", **changes: Any) -> Result:
@@ -112,8 +118,9 @@ def judged(index: int, probability: float, **changes: Any) -> Result:
         shown(answer=answer(text=EVIL)),
         shown(answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL))),
         shown(problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL)),
-        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, name=EVIL)),
-        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, problem=EVIL)),
+        picture_of(dataclasses.replace(PICTURE, name=EVIL, shown=f"/{EVIL}")),
+        picture_of(PICTURE, problems=[EVIL], notes=[EVIL]),
+        render("batch", "files", files=[EVIL], num_files=2, problems=[EVIL], is_taken=True, max_bytes=1, max_files=1),
         render("about", "state", status=dataclasses.replace(STATUS, last_error=EVIL)),
         render("batch", "failure", sentence=EVIL, hint=EVIL),
         progress_view(PROGRESS, state="failed", notes=[EVIL], trouble=EVIL),
