@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from tests.e2e.browser import ServedPage, Visit, expect, is_in_window
+from tests.e2e.browser import Browser, ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -278,6 +278,24 @@ def test_a_reload_during_an_answer_asks_the_question_again(visit: Visit, open_pa
     visit.page.goto(f"{visit.served.url}/robots.txt")
     visit.page.go_back()
     expect(last_answer(visit)).to_have_text(CAPTION)
+
+
+def test_a_page_of_another_local_server_reads_and_sends_nothing(served: ServedPage, browser: Browser) -> None:
+    from playwright.sync_api import Error
+
+    page = browser.new_page(width=400, height=400, dark=False)
+    page.route("http://localhost:9/", lambda route: route.fulfill(body="another server", content_type="text/html"))
+    page.goto("http://localhost:9/")
+    asked = "async ([url, more]) => (await fetch(url, {credentials: 'include', ...more})).text()"
+    statuses: set[int] = set()
+    page.on("response", lambda response: statuses.add(response.status))
+    for path, more in (("/config", {}), ("/gradio_api/upload", {"method": "POST", "body": "x"})):
+        for mode in ("cors", "no-cors"):
+            with pytest.raises(Error, match="Failed to fetch"):
+                page.evaluate(asked, [served.url + path, {"mode": mode, **more}])
+    page.close()
+
+    assert statuses == {403}
 
 
 def test_formats_that_browsers_do_not_show_get_a_preview_and_an_answer(visit: Visit) -> None:
