@@ -58,15 +58,13 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
     begun = ChatSession(is_text=not sees_pictures)
     session = gr.State(begun, time_to_live=SESSION_SECONDS)
     kept = gr.Textbox(visible=False)
-    with gr.Row(elem_classes="la-columns"):
-        with gr.Column(scale=4, min_width=280, elem_classes="la-side", visible=sees_pictures):
+    # The style shows the samples below the picture, and the log and suggestions above the question box. In this order
+    # the Tab key goes from the picture to the question box.
+    with gr.Row(elem_classes="la-columns la-chat"):
+        with gr.Column(elem_classes="la-side la-picture", visible=sees_pictures):
             picture = html_picker(events.picture(begun), elem_id="chat-picture")
-            html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
-            strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
-        with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            log = html_buttons(conversation((), is_text=begun.is_text), elem_id="chat-log")
+        with gr.Column(min_width=300, elem_classes="la-main"):
             with gr.Column(elem_classes="la-composer"):
-                starters = html_buttons(events.offer(begun), elem_id="chat-starters")
                 with gr.Row(elem_classes="la-ask"):
                     question = gr.Textbox(
                         label="Question",
@@ -82,7 +80,9 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
                     )
                     ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90, scale=0)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="chat-stop", min_width=90, scale=0)
+                starters = html_buttons(events.offer(begun), elem_id="chat-starters")
                 notice = html_view("", elem_id="chat-notice")
+            log = html_buttons(conversation((), is_text=begun.is_text), elem_id="chat-log")
             without = gr.Checkbox(
                 value=begun.is_text,
                 interactive=sees_pictures,
@@ -93,6 +93,9 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
             )
             settings = build_settings(without)
             html_view(render("parts", "note", text=_NOTE))
+        with gr.Column(elem_classes="la-side la-more", visible=sees_pictures):
+            html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
+            strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
 
     shown = [log, starters, ask, stop]
     chosen = [session, picture, *shown]

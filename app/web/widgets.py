@@ -23,13 +23,7 @@ SESSION_SECONDS: Final = 6 * 3600  # a page that is not used for this time loses
 
 _SAMPLE_SIDE: Final = 96  # pixels
 _DEFAULTS: Final = SamplingParams()
-_SEND_INDEX: Final = """
-element.addEventListener('click', (event) => {
-    const button = event.target.closest('button[data-index]');
-    if (button) trigger('click', {index: Number(button.dataset.index)});
-});
-"""
-
+_BUTTONS: Final = Path(__file__).with_name("buttons.js").read_text(encoding="utf-8")
 _PICK: Final = Path(__file__).with_name("picker.js").read_text(encoding="utf-8")
 
 OnOpening = tuple[Component, Callable[[], Any]]  # a component, and the function for its value on opening
@@ -46,8 +40,11 @@ def html_list(*, elem_id: str) -> gr.HTML:
 
 
 def html_buttons(value: str, *, elem_id: str) -> gr.HTML:
-    """Buttons in HTML; pressing one is a `click` event whose `index` is the button's `data-index`."""
-    return gr.HTML(value, js_on_load=_SEND_INDEX, elem_id=elem_id, apply_default_css=False)
+    """Buttons in HTML; pressing one is a `click` event whose `index` is the button's `data-index`.
+
+    The Tab key stops once at the buttons of a toolbar. Arrow keys, Home and End go from one of them to another.
+    """
+    return gr.HTML(value, js_on_load=_BUTTONS, elem_id=elem_id, apply_default_css=False)
 
 
 def html_picker(value: str, *, elem_id: str) -> gr.HTML:
