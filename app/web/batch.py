@@ -20,7 +20,7 @@ from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of, tasks
 from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.web.batch_run import BatchRun, Result
-from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
+from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
 from llama_adapter.app.web.html import counted, render, told
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.suggestions import starters_for
@@ -94,8 +94,8 @@ class Shown:
         num_answered = sum(result.record["error"] is None for result in self.results)
         return [
             decisions(self.results, self.choices, rule),
+            failures(self.results),
             cards(self._newest, num_answered=num_answered, rule=rule),
-            table(self.results, rule=rule),
         ]
 
 
@@ -150,7 +150,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                     info = "Width around it without a decision."
                     band = share_slider("Undecided band", value=_RULE.band, info=info)
                 decided = html_view("", elem_id="batch-decisions")
-            lists = [decided, html_list(elem_id="batch-cards"), html_list(elem_id="batch-table")]
+            lists = [decided, html_list(elem_id="batch-failed"), html_list(elem_id="batch-cards")]
 
     sliders = [threshold, band]
     shown = [progress, *lists, *downloads, start, cancel, clear, session]

@@ -139,7 +139,7 @@ async def look(
     except (TimeoutError, ReadingDroppedError, ReadingProcessError):
         raise _not_read(name) from None
     if view.pixels is None:
-        raise _not_read(name) if view.error is None else PictureError(view.error.code, view.error.message)
+        raise _not_read(name) if view.error is None else PictureError("unreadable", view.error.message)
     shown = path
     if Path(path).suffix.lower() not in _SHOWN_BY_BROWSERS:
         shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(path))
