@@ -60,8 +60,8 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
     kept = gr.Textbox(visible=False)
     # The style shows the samples below the picture, and the log and suggestions above the question box. In this order
     # the Tab key goes from the picture to the question box.
-    with gr.Row(elem_classes="la-columns la-chat"):
-        with gr.Column(elem_classes="la-side la-picture", visible=sees_pictures):
+    with gr.Row(elem_classes=["la-columns", "la-chat"]):
+        with gr.Column(elem_classes=["la-side", "la-picture"], visible=sees_pictures):
             picture = html_picker(events.picture(begun), elem_id="chat-picture")
         with gr.Column(min_width=300, elem_classes="la-main"):
             with gr.Column(elem_classes="la-composer"):
@@ -93,7 +93,7 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
             )
             settings = build_settings(without)
             html_view(render("parts", "note", text=_NOTE))
-        with gr.Column(elem_classes="la-side la-more", visible=sees_pictures):
+        with gr.Column(elem_classes=["la-side", "la-more"], visible=sees_pictures):
             html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
 

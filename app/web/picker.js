@@ -22,7 +22,7 @@ function tell(text, {role = 'status', more = []} = {}) {
     line.textContent = text;
     news.replaceChildren(...(text ? [line, ...more] : []));
     root().classList.toggle('is-outdated', text !== '');
-    root().classList.toggle('is-uploading', more.length > 0);
+    root().classList.toggle('is-uploading', isWaiting);
 }
 
 function refuse(problem) {
@@ -65,7 +65,7 @@ function take(files, refused = []) {
     const sendFrom = (begin, paths) => {
         if (begin >= fitting.length) {
             request = null;
-            cancel.remove();
+            tell(`Reading ${name}`);
             return send(paths);
         }
         const part = fitting.slice(begin, begin + 1000); // the server takes this many files at once
@@ -117,8 +117,6 @@ element.addEventListener('click', (event) => {
     if (action === 'camera') photograph();
     if (action === 'remove') {
         isRemoving = true;
-        request?.abort();
-        request = null;
         trigger('clear', {index: Number(index)});
     }
 });
@@ -191,7 +189,7 @@ function release(isTaken) {
     const pressed = Array.from(document.querySelectorAll(holds)).find((each) => each.textContent.trim() === held);
     if (held === null) return;
     held = null;
-    note.textContent = unsent;
+    note.textContent = isTaken ? 'The suggested questions have changed. Press one again.' : unsent;
     if (isTaken && pressed) pressed.click();
 }
 
