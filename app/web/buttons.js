@@ -5,6 +5,9 @@ element.addEventListener('click', (event) => {
     if (button) trigger('click', {index: Number(button.dataset.index)});
 });
 
+// A restored page asks the question again whose answer was interrupted.
+watch('value', () => element.querySelector('[data-is-pressed]')?.click());
+
 const buttonsAround = (button) => Array.from(button.closest('[role=toolbar]')?.querySelectorAll('button') ?? []);
 
 element.addEventListener('focusin', (event) => {

@@ -115,8 +115,7 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    restored = page.load(events.restore, [kept, session], [without, *chosen], js=_TOKEN, **DIRECT)
-    restored.then(events.go_on, asked, answered, **many)
+    page.load(events.restore, [kept, session], [without, *chosen], js=_TOKEN, **DIRECT)
 
 
 class ChatEvents:
@@ -141,7 +140,9 @@ class ChatEvents:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
             return [gr.skip(), session, *[gr.skip()] * 5]
-        return [session.is_text, session, self.picture(session), *self._shown(session)]
+        shown = self._shown(session)
+        shown[0] = conversation(session.turns, is_text=session.is_text, is_restored=True)
+        return [session.is_text, session, self.picture(session), *shown]
 
     def switch(self, session: ChatSession, without: Any) -> list[Any]:
         """The checkbox was changed: returns session, notice, log, suggestions."""
@@ -279,18 +280,6 @@ class ChatEvents:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
 
-    async def go_on(
-        self, request: gr.Request, session: ChatSession, _: Any, __: Any, *settings: Any
-    ) -> AsyncGenerator[list[Any]]:
-        """A page was restored: asks the question again whose answer was interrupted."""
-        if session.run is not None or not session.turns or not session.turns[-1].is_open:
-            yield [gr.skip()] * 7
-            return
-        again = self._answer(session, session.turns[-1].question, settings, page=_page(request), is_again=True)
-        async with aclosing(again) as updates:
-            async for update in updates:
-                yield [update[0], gr.skip(), *update[2:]]
-
     def stop(self, request: gr.Request) -> None:
         """End the answer. The handler that streams it then updates the page."""
         self._runs.stop(_page(request), TAB)
@@ -364,9 +353,12 @@ class ChatEvents:
                     yield [session, gr.skip(), gr.skip(), *shown]
 
 
-def conversation(turns: Sequence[Turn], *, is_text: bool = False) -> str:
-    """The questions and answers as a live region for screen readers; `is_text` as in `ChatSession`."""
-    return render("chat", "conversation", turns=turns, is_text=is_text)
+def conversation(turns: Sequence[Turn], *, is_text: bool = False, is_restored: bool = False) -> str:
+    """The questions and answers as a live region for screen readers; `is_text` as in `ChatSession`.
+
+    If `is_restored`, the browser presses Retry for an answer that was interrupted.
+    """
+    return render("chat", "conversation", turns=turns, is_text=is_text, is_restored=is_restored)
 
 
 def _page(request: gr.Request) -> str:

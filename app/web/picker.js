@@ -4,7 +4,7 @@
 // A choice changes nothing by itself: the event `upload` names the uploaded files, and the server's answer shows what
 // was taken. Presses of the buttons in `holds` wait for it.
 const root = () => element.querySelector('.la-picker');
-const {holds, enter, notes, waits, unsent, maxBytes, maxFiles} = root().dataset;
+const {holds, enter, replaces, notes, waits, unsent, maxBytes, maxFiles} = root().dataset;
 const news = element.parentNode.insertBefore(document.createElement('div'), element.nextSibling);
 const note = document.createElement('p');
 let request = null; // the upload under way
@@ -194,6 +194,10 @@ function release(isTaken) {
 }
 
 document.addEventListener('click', (event) => {
+    if (replaces && event.target.closest(replaces)) { // the later choice counts; its answer comes from the server
+        request?.abort();
+        request = null;
+    }
     const pressed = event.target.closest(holds);
     if (pressed) hold(event, pressed);
 }, true);

@@ -282,6 +282,14 @@ def test_a_slow_upload_shows_its_percentage_and_a_question_waits_for_it(visit: V
     expect(visit.page.get_by_text("the question was not sent")).to_be_visible()
     expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
 
+    with visit.slow_uploads():
+        visit.bring("drop", {"name": "other.png", "buffer": noise()})
+        expect(upload_).to_contain_text("Uploading other.png")
+        visit.press("Ask")
+        choose_sample(visit, "red star")  # the later choice counts
+    expect(last_answer(visit)).to_contain_text("red star")
+    expect(upload_).to_be_empty()
+
 
 def test_a_reload_during_an_answer_asks_the_question_again(visit: Visit, open_page: Callable[..., Visit]) -> None:
     upload(visit, MOON.read_bytes())

@@ -113,9 +113,7 @@ def _chat(values: list[Any], event: Any) -> object:
     count += _drain(page.chat.ask_suggested(_REQUEST, event, *asked))
     page.chat.stop(_REQUEST)
     count += _drain(page.chat.retry_or_clear(_REQUEST, event, *asked))
-    restored = ChatSession()
-    page.chat.restore(token, restored)
-    count += _drain(page.chat.go_on(_REQUEST, restored, question, without, *settings))
+    page.chat.restore(token, ChatSession())
     page.chat.remove(session, _REQUEST)
     return count
 
