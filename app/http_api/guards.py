@@ -11,8 +11,10 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -72,7 +74,12 @@ def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str
         max_separators=MAX_SEPARATORS,
         unread=unread,
     )
-    app.add_middleware(AccessGuard, host_names=settings.host_names, api_keys=settings.api_keys)  # before the limit
+    app.add_middleware(  # before the limit
+        AccessGuard,
+        host_names=settings.host_names,
+        api_keys=settings.api_keys,
+        cors_origins=settings.cors_origins,
+    )
     if settings.cors_origins:
         app.add_middleware(ApiCors, origins=settings.cors_origins)  # runs first: a preflight has no key
 
@@ -95,11 +102,36 @@ class ApiCors:
         await (self._api if is_api else self.app)(scope, receive, send)
 
 
-class AccessGuard:
-    """Answers 421 for a foreign host name. Below /v1/, it answers 401 without one of `api_keys` as bearer token."""
+def is_of_other_origin(scope: Scope) -> bool:
+    """Whether a web page of another origin sent this request.
 
-    def __init__(self, app: ASGIApp, *, host_names: Sequence[str] | None = None, api_keys: Sequence[str] = ()) -> None:
+    Browsers tell it in the header Sec-Fetch-Site. To servers without TLS on other machines they send the header Origin
+    only, whose host and port are compared with those of the request. Other clients send neither.
+    """
+    headers = Headers(scope=scope)
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and urlsplit(origin).netloc not in (headers.get("host"), headers.get("x-forwarded-host"))
+
+
+class AccessGuard:
+    """Answers 421 for a foreign host name. Below /v1/, it answers 401 without one of `api_keys` as bearer token.
+
+    It answers 403 to a form of a web page of another origin, unless it is one of `cors_origins`: browsers send forms
+    without asking the server before. JSON is sent only if `ApiCors` permits it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host_names: Sequence[str] | None = None,
+        api_keys: Sequence[str] = (),
+        cors_origins: Sequence[str] = (),
+    ) -> None:
         self.app = app
+        self._origins = cors_origins
         self._host_names = None if host_names is None else {name.lower() for name in host_names}
         self._digests = [_digest(key) for key in api_keys]
 
@@ -112,6 +144,9 @@ class AccessGuard:
                 "`--host-name NAME` for the name in your URL."
             )
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)
+        if self._is_foreign_form(scope):
+            message = "Forms of web pages of other origins are refused: start the server with `--cors-origin ORIGIN`."
+            return await refuse(ApiError(message, status=403, code="origin_not_allowed"), scope, receive, send)
         client = _address_of(scope)
         if self._digests and f"{scope['path']}/".startswith(API_PREFIX):
             digest = self._matching_digest(_headers(scope, b"authorization"))
@@ -128,6 +163,11 @@ class AccessGuard:
         if self._host_names is None:
             return True
         return len(hosts) == 1 and re.sub(r":[0-9]*\Z", "", hosts[0].lower()) in self._host_names
+
+    def _is_foreign_form(self, scope: Scope) -> bool:
+        is_form = scope.get("method") == "POST" and "json" not in "".join(_headers(scope, b"content-type"))
+        is_allowed = "*" in self._origins or any(origin in self._origins for origin in _headers(scope, b"origin"))
+        return is_form and not is_allowed and is_of_other_origin(scope)
 
     def _matching_digest(self, authorizations: Sequence[str]) -> bytes | None:
         """The digest of the key in the header, or None if it is not one of the server's keys."""

@@ -20,11 +20,11 @@ from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.registry import question_of, tasks
 from llama_adapter.app.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.web.batch_run import BatchRun, Result
-from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, progress_view, table
+from llama_adapter.app.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
 from llama_adapter.app.web.html import counted, render, told
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.suggestions import starters_for
-from llama_adapter.app.web.uploads import Upload, place_in_uploads, uploads_of
+from llama_adapter.app.web.uploads import MAX_UPLOAD_BYTES, Upload, place_in_uploads
 from llama_adapter.app.web.widgets import (
     DIRECT,
     PRIVATE,
@@ -33,7 +33,9 @@ from llama_adapter.app.web.widgets import (
     build_settings,
     html_buttons,
     html_list,
+    html_picker,
     html_view,
+    picked,
     pressed,
     sample_strip,
     sampling_of,
@@ -43,6 +45,8 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 TAB: Final = "batch"
 MAX_RUNS_AT_ONCE: Final = 8  # over all pages
+MAX_FILES: Final = 5_000  # of one page, with those of a folder that are no pictures
+MAX_LISTED: Final = 200  # files whose names are shown
 _DOWNLOADS: Final = (
     ("JSON lines", "jsonl", to_jsonl),
     ("CSV", "csv", to_csv),
@@ -56,7 +60,14 @@ class BatchSession:
 
     def __init__(self) -> None:
         self.rule = _RULE
+        self.files: list[Upload] = []
         self.begin()
+
+    def add(self, files: Sequence[Upload]) -> int:
+        """Add files that are not there yet; returns how many are over the limit."""
+        files = list(dict.fromkeys([*self.files, *files]))
+        self.files = files[:MAX_FILES]
+        return len(files) - len(self.files)
 
     def begin(self, choices: tuple[str, ...] = ()) -> "Shown":
         """Delete the answers and start a new list."""
@@ -83,8 +94,8 @@ class Shown:
         num_answered = sum(result.record["error"] is None for result in self.results)
         return [
             decisions(self.results, self.choices, rule),
+            failures(self.results),
             cards(self._newest, num_answered=num_answered, rule=rule),
-            table(self.results, rule=rule),
         ]
 
 
@@ -94,15 +105,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
     session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
     with gr.Row(elem_classes="la-columns", elem_id="batch-columns"):
         with gr.Column(scale=4, min_width=280, elem_classes="la-side"):
-            files = gr.File(
-                label="Pictures, or zips of pictures",
-                file_count="multiple",
-                height=140,
-                elem_id="batch-files",
-                buttons=[],
-            )
-            folder = gr.UploadButton("Add a folder", file_count="directory", size="sm", elem_id="batch-folder")
-            folder_line = html_view("", elem_id="batch-folder-line")
+            files = html_picker(events.files(BatchSession()), elem_id="batch-files")
             html_view(render("parts", "small_title", text="Add samples"), elem_id="batch-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="batch-samples")
             question = gr.Textbox(
@@ -147,22 +150,20 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                     info = "Width around it without a decision."
                     band = share_slider("Undecided band", value=_RULE.band, info=info)
                 decided = html_view("", elem_id="batch-decisions")
-            lists = [decided, html_list(elem_id="batch-cards"), html_list(elem_id="batch-table")]
+            lists = [decided, html_list(elem_id="batch-failed"), html_list(elem_id="batch-cards")]
 
     sliders = [threshold, band]
     shown = [progress, *lists, *downloads, start, cancel, clear, session]
-    # Without preprocessing: Gradio's would make an empty file for every upload and lose its name.
     raw: dict[str, Any] = {"preprocess": False, **PRIVATE}
-    direct: dict[str, Any] = {**raw, "queue": False}
-    latest: dict[str, Any] = {"trigger_mode": "always_last", **direct}
-    asked = [session, files, folder, question, *sliders, *boxes, *settings]
+    latest: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
+    asked = [session, question, *sliders, *boxes, *settings]
     start.click(events.start, asked, shown, concurrency_limit=None, **raw)
     cancel.click(events.cancel, **DIRECT)
-    clear.click(events.clear, session, [files, folder, folder_line, *shown], **DIRECT)
-    folder.upload(events.show_folder, folder, folder_line, **direct)
-    listed = [session, files, folder]
-    gr.on([files.change, folder.upload], events.show_files, listed, progress, **latest)
-    strip.click(events.add_sample, files, files, **direct)
+    clear.click(events.clear, session, [files, *shown], **DIRECT)
+    listed, each = [session, files, progress], {"trigger_mode": "multiple", **DIRECT}
+    files.upload(events.add, session, listed, **each)
+    files.clear(events.remove, session, listed, **each)
+    strip.click(events.add_sample, session, listed, **each)
     starters.click(events.start_from, None, [question, *boxes], **DIRECT)
     gr.on([box.change for box in boxes], events.show_rule, boxes, rule, **latest)
     gr.on([threshold.change, band.change], events.decide, [session, *sliders], lists, **latest)
@@ -187,8 +188,6 @@ class BatchEvents:
         self,
         request: gr.Request,
         session: BatchSession,
-        files: Any,
-        folder: Any,
         question: Any,
         threshold: Any,
         band: Any,
@@ -198,7 +197,7 @@ class BatchEvents:
 
         `values` are the texts of the options, then the settings of answers.
         """
-        page, chosen = str(request.session_hash), (uploads_of(files), uploads_of(folder))
+        page, chosen = str(request.session_hash), tuple(session.files)
         if not self._free.acquire(blocking=False):
             problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the limit."
             yield _update(session, progress=_failure(problem, "try again when one of them has ended"))
@@ -206,7 +205,7 @@ class BatchEvents:
         try:
             asked = self._question(question, values[: len(self.options)])
             sampling = sampling_of(*values[len(self.options) :])
-            if not any(chosen):
+            if not chosen:
                 raise ValueError("Add pictures, a folder or a zip first")
             session.rule = _rule(threshold, band)
             with self._runs.open(page, TAB) as run:
@@ -224,32 +223,56 @@ class BatchEvents:
 
     def clear(self, session: BatchSession) -> list[Any]:
         """Delete the files and the answers from the page."""
+        session.files = []
         shown = session.begin()
         paths = [None] * len(_DOWNLOADS)
         update = _update(
             session, progress=render("batch", "empty", num_files=0), shown=shown, paths=paths, is_running=False
         )
-        return [None, None, "", *update]
+        return [self.files(session), *update]
 
-    def show_folder(self, folder: Any) -> str:
-        """A folder was uploaded: shows how many files it has."""
-        count = len(uploads_of(folder))
-        return render("parts", "status", text=f"Folder: {counted(count, 'file')}") if count else ""
+    def files(self, session: BatchSession, *, problems: Sequence[str] = (), is_taken: bool = True) -> str:
+        """The files to ask about, the buttons to add more, and what is wrong with files that were chosen."""
+        return render(
+            "batch",
+            "files",
+            files=[file.name for file in session.files[:MAX_LISTED]],
+            num_files=len(session.files),
+            problems=problems,
+            is_taken=is_taken,
+            max_bytes=max(MAX_UPLOAD_BYTES, self._service.limits.max_picture_bytes),
+            max_files=MAX_FILES,
+        )
 
-    def show_files(self, session: BatchSession, files: Any, folder: Any) -> Any:
-        """Files were added or removed: before the first run, shows how many there are."""
-        if session.shown.has_begun:
-            return gr.skip()
-        return render("batch", "empty", num_files=len(uploads_of(files)) + len(uploads_of(folder)))
+    # Outputs: session, files, progress
 
-    def add_sample(self, value: Any, event: gr.EventData) -> Any:
-        """A sample was pressed: adds it to the files."""
+    def add(self, session: BatchSession, event: gr.EventData) -> list[Any]:
+        """Files were uploaded. A file that is there already is not added again."""
+        files, problems = picked(event)
+        left_out = session.add(files)
+        if left_out:
+            problems.append(f"A batch takes {MAX_FILES:,} files; {counted(left_out, 'more')} left out.")
+        return self._listed(session, problems=problems, is_taken=bool(files))
+
+    def remove(self, session: BatchSession, event: gr.EventData) -> list[Any]:
+        """A file was removed from the list."""
+        index = pressed(event, count=len(session.files))
+        if index is not None:
+            del session.files[index]
+        return self._listed(session)
+
+    def add_sample(self, session: BatchSession, event: gr.EventData) -> list[Any]:
+        """A sample was pressed."""
         index = pressed(event, count=len(self._samples))
-        if index is None:
-            return gr.skip()
-        paths = [file.path for file in uploads_of(value)]
-        sample = place_in_uploads(self._samples[index])
-        return paths if sample in paths else [*paths, sample]
+        if index is not None:
+            sample = self._samples[index]
+            session.add([Upload(path=place_in_uploads(sample), name=sample.name)])
+        return self._listed(session)
+
+    def _listed(self, session: BatchSession, **told: Any) -> list[Any]:
+        """Before the first run, the progress shows how many files there are."""
+        count = render("batch", "empty", num_files=len(session.files))
+        return [session, self.files(session, **told), gr.skip() if session.shown.has_begun else count]
 
     def start_from(self, event: gr.EventData) -> list[Any]:
         """A suggested question was pressed: fills in the question and its options."""
@@ -283,7 +306,7 @@ class BatchEvents:
     async def _run(
         self,
         session: BatchSession,
-        chosen: tuple[Sequence[Upload], Sequence[Upload]],
+        chosen: Sequence[Upload],
         question: Question,
         sampling: SamplingParams,
         *,
@@ -295,7 +318,7 @@ class BatchEvents:
         shown.has_begun = True
         history = self._runs.history(page)
         yield _update(session, progress=render("batch", "opening"), shown=shown, is_running=True)
-        with closing(await asyncio.to_thread(BatchFiles, *chosen, limits=self._service.limits)) as files:
+        with closing(await asyncio.to_thread(BatchFiles, chosen, limits=self._service.limits)) as files:
             batch = BatchRun(
                 self._service,
                 files.pictures,

@@ -23,12 +23,11 @@ class BatchFiles:
     def __init__(
         self,
         uploads: Sequence[Upload],
-        folder: Sequence[Upload],
         *,
         limits: ServiceLimits,
         max_pictures: int = MAX_PICTURES,
     ) -> None:
-        """`uploads` may have any suffix, including zip. Of a `folder`, only pictures are used.
+        """`uploads` may have any suffix, including zip. Of those with a folder in their name, only pictures are used.
 
         A zip that cannot be opened becomes one picture; reading it raises the reason.
         """
@@ -36,19 +35,22 @@ class BatchFiles:
         self.notes: list[str] = []  # sentences about skipped files
         self._limits, self._max_pictures = limits, max_pictures
         self._taken: set[str] = set()
-        self._num_left_out = 0
+        self._num_left_out = self._num_skipped = 0
         self._archives = ExitStack()
         try:
             for upload in uploads:
                 name = safe_name(upload.name)[0]
-                if name.lower().endswith(".zip"):
+                if "/" in upload.name:
+                    self._add_from_folder(upload.path, name)
+                elif name.lower().endswith(".zip"):
                     self._add_archive(upload.path, name)
                 else:
                     self._add_upload(upload.path, name)
-            self._add_folder(folder)
         except BaseException:
             self.close()
             raise
+        if self._num_skipped:
+            self.notes.append(f"Folder: skipped {counted(self._num_skipped, 'file that is not a picture')}.")
         if self._num_left_out:
             left_out = counted(self._num_left_out, "more")
             self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out} were left out.")
@@ -66,16 +68,11 @@ class BatchFiles:
     def _add_upload(self, path: str, name: str) -> None:
         self._add(name, partial(read_upload, path, name=name, max_bytes=self._limits.max_picture_bytes))
 
-    def _add_folder(self, folder: Sequence[Upload]) -> None:
-        num_skipped = 0
-        for upload in folder:
-            name = safe_name(upload.name)[0]
-            if name.startswith(".") or os.path.splitext(name)[1].lower() not in PICTURE_SUFFIXES:
-                num_skipped += 1
-            else:
-                self._add_upload(upload.path, name)
-        if num_skipped:
-            self.notes.append(f"Folder: skipped {counted(num_skipped, 'file that is not a picture')}.")
+    def _add_from_folder(self, path: str, name: str) -> None:
+        if os.path.basename(name).startswith(".") or os.path.splitext(name)[1].lower() not in PICTURE_SUFFIXES:
+            self._num_skipped += 1
+        else:
+            self._add_upload(path, name)
 
     def _add_archive(self, path: str, name: str) -> None:
         limits = ArchiveLimits(max_entry_bytes=self._limits.max_picture_bytes, max_entries=self._max_pictures)

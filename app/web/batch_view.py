@@ -7,10 +7,10 @@ from typing import Final, Literal
 from llama_adapter.app.calibration.decisions import Rule, decide, explain
 from llama_adapter.app.records.record import Record
 from llama_adapter.app.web.batch_run import Progress, Result
-from llama_adapter.app.web.html import percent, render
+from llama_adapter.app.web.html import render
 
 MAX_CARDS: Final = 60
-MAX_ROWS: Final = 100  # of the newest results, and the same number of failed ones in addition
+MAX_FAILURES: Final = 100
 
 State = Literal["running", "done", "cancelled", "failed"]
 
@@ -40,7 +40,11 @@ def cards(results: Sequence[Result], *, num_answered: int, rule: Rule) -> list[s
     """
     if not results:
         return []
-    which = f"newest {len(results)} of {num_answered:,}" if num_answered > len(results) else f"{len(results):,}"
+    which = (
+        f"newest {len(results)} of {num_answered:,}; the downloads have all"
+        if num_answered > len(results)
+        else f"{len(results):,}"
+    )
     is_judged = results[0].record["choice"] is not None
     return [
         render("batch", "cards_head", which=which, judged=is_judged),
@@ -52,25 +56,19 @@ def cards(results: Sequence[Result], *, num_answered: int, rule: Rule) -> list[s
     ]
 
 
-def table(results: Sequence[Result], *, rule: Rule) -> list[str]:
-    """A table of files with answers or errors, failed files first, as strings to concatenate.
-
-    `results` are all results in the order in which they were answered. If there are many, the failed and the newest are
-    shown.
-    """
-    if not results:
+def failures(results: Sequence[Result]) -> list[str]:
+    """The failed files with their reasons, as strings to concatenate. If there are many, the newest are shown."""
+    failed = [result for result in results if result.record["error"] is not None]
+    if not failed:
         return []
-    failed = [result for result in results if result.record["error"] is not None][-MAX_ROWS:]
-    newest = [result for result in results[-MAX_ROWS:] if result.record["error"] is None]
-    shown = [*sorted(failed, key=_by_index), *sorted(newest, key=_by_index)]
-    which = f"{len(results):,}"
-    if len(shown) < len(results):
-        kinds = "failed and newest" if failed else "newest"
-        which = f"{kinds}, {len(shown):,} of {len(results):,}; the downloads have all"
+    shown = sorted(failed[-MAX_FAILURES:], key=_by_index)
+    which = f"{len(failed):,}"
+    if len(shown) < len(failed):
+        which = f"newest {len(shown)} of {which}; the downloads have all"
     return [
-        render("batch", "table_head", which=which),
-        *(render("batch", "row", record=result.record, answer=answer_text(result, rule)) for result in shown),
-        render("batch", "table_tail"),
+        render("batch", "failed_head", which=which),
+        *(render("batch", "failed", record=result.record) for result in shown),
+        render("batch", "failed_tail"),
     ]
 
 
@@ -86,19 +84,6 @@ def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -
     if failed := len(results) - len(answered):
         counts.append(("failed", failed))
     return render("batch", "decisions", counts=counts, sentence=explain(choices, rule))
-
-
-def answer_text(result: Result, rule: Rule) -> str:
-    """The answer. With choices, the decision with the probability of the most likely choice.
-
-    Examples: `yes (98.7%)`, `undecided (yes 52.0%)`.
-    """
-    record = result.record
-    if not (choice := _probabilities(record)):
-        return record["text"]
-    best, decided = record["text"], _decided(result, rule) or "undecided"
-    share = percent(choice.get(best, 0.0))
-    return f"{decided} ({share})" if best == decided else f"{decided} ({best} {share})"
 
 
 def _decided(result: Result, rule: Rule) -> str | None:

@@ -1,6 +1,6 @@
 """The Chat tab: one picture, questions about it, and streamed answers."""
 
-import secrets
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,29 +10,42 @@ from typing import Any, Final
 import gradio as gr
 
 from llama_adapter.app.online.service import Service
+from llama_adapter.app.online.types import ServiceError
 from llama_adapter.app.terminal.wording import EMBEDDED_TEXT
-from llama_adapter.app.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
+from llama_adapter.app.web.chat_session import ChatSession, Turn, answer_turns, look
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.suggestions import Starter, is_embedded, starters_for
-from llama_adapter.app.web.uploads import Upload, place_in_uploads, upload_of
+from llama_adapter.app.web.uploads import Upload, place_in_uploads
 from llama_adapter.app.web.widgets import (
     DIRECT,
     PRIVATE,
     SESSION_SECONDS,
     build_settings,
     html_buttons,
+    html_picker,
     html_view,
+    picked,
     pressed,
     sample_name,
     sample_strip,
     sampling_of,
 )
+from llama_adapter.vision.errors import PictureError
 
 TAB: Final = "chat"
 MAX_KEPT: Final = 256  # chats that survive a reload of the page; the oldest is deleted
+MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
 _NOTE: Final = "Each question stands alone: the model does not see the earlier ones."
 _WITHOUT: Final = "Without a picture"
+# A random key of the browser's tab, which a reload and going back keep.
+_TOKEN: Final = """(_, session) => {
+    try {
+        return [sessionStorage.llamaAdapterChat ??= crypto.getRandomValues(new Uint32Array(4)).join('-'), session];
+    } catch {
+        return [null, session]; // the browser stores nothing
+    }
+}"""
 _RETRY, _CLEAR = 0, 1  # indices of the buttons below the last answer
 
 
@@ -44,26 +57,14 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
     events = ChatEvents(service, samples=samples, runs=runs, sees_pictures=sees_pictures)
     begun = ChatSession(is_text=not sees_pictures)
     session = gr.State(begun, time_to_live=SESSION_SECONDS)
-    kept = gr.BrowserState(storage_key="llama-adapter-chat")
-    with gr.Row(elem_classes="la-columns"):
-        with gr.Column(scale=4, min_width=280, elem_classes="la-side", visible=sees_pictures):
-            picture = gr.Image(
-                label="Picture",
-                type="filepath",
-                sources=["upload", "clipboard", "webcam"],
-                height=320,
-                buttons=[],
-                placeholder="Drop or paste a picture\nor choose a file",
-                alt_text="The picture that questions are about",
-                elem_id="chat-picture",
-            )
-            picture_line = html_view(render("chat", "picture_line", picture=None), elem_id="chat-picture-line")
-            html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
-            strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
-        with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            log = html_buttons(conversation((), is_text=begun.is_text), elem_id="chat-log")
+    kept = gr.Textbox(visible=False)
+    # The style shows the samples below the picture, and the log and suggestions above the question box. In this order
+    # the Tab key goes from the picture to the question box.
+    with gr.Row(elem_classes=["la-columns", "la-chat"]):
+        with gr.Column(elem_classes=["la-side", "la-picture"], visible=sees_pictures):
+            picture = html_picker(events.picture(begun), elem_id="chat-picture")
+        with gr.Column(min_width=300, elem_classes="la-main"):
             with gr.Column(elem_classes="la-composer"):
-                starters = html_buttons(events.offer(begun), elem_id="chat-starters")
                 with gr.Row(elem_classes="la-ask"):
                     question = gr.Textbox(
                         label="Question",
@@ -79,7 +80,9 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
                     )
                     ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90, scale=0)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="chat-stop", min_width=90, scale=0)
+                starters = html_buttons(events.offer(begun), elem_id="chat-starters")
                 notice = html_view("", elem_id="chat-notice")
+            log = html_buttons(conversation((), is_text=begun.is_text), elem_id="chat-log")
             without = gr.Checkbox(
                 value=begun.is_text,
                 interactive=sees_pictures,
@@ -90,25 +93,29 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
             )
             settings = build_settings(without)
             html_view(render("parts", "note", text=_NOTE))
+        with gr.Column(elem_classes=["la-side", "la-more"], visible=sees_pictures):
+            html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
+            strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
 
     shown = [log, starters, ask, stop]
-    chosen = [session, picture, picture_line, *shown]
-    # Without preprocessing, because Gradio's would open the picture. Only the last event counts: when a picture is
-    # pasted, the browser first reports that the present picture is removed.
-    last: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
-    picture.input(events.choose, [picture, session], chosen, **last)
-    strip.click(events.choose_sample, session, chosen, **DIRECT)
-    without.input(events.switch, [session, without], [session, notice, log, starters], **last)
+    chosen = [session, picture, *shown]
+    # Of several choices the last one counts, so none may be left out while an earlier one is read.
+    each: dict[str, Any] = {"trigger_mode": "multiple", **DIRECT}
+    picture.upload(events.choose, session, chosen, **each)
+    picture.clear(events.remove, session, chosen, **each)
+    strip.click(events.choose_sample, session, chosen, **each)
+    latest: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
+    without.input(events.switch, [session, without], [session, notice, log, starters], **latest)
 
     answered = [session, question, notice, *shown]
-    asked = [picture, session, question, without, *settings]
+    asked = [session, question, without, *settings]
     # The service queues the questions of all pages, so Gradio need not queue them.
     many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
     gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    page.load(events.restore, [kept, session], [kept, without, *chosen], **DIRECT)
+    page.load(events.restore, [kept, session], [without, *chosen], js=_TOKEN, **DIRECT)
 
 
 class ChatEvents:
@@ -121,21 +128,21 @@ class ChatEvents:
         self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
         self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by token, a secret of one browser
 
-    # Outputs: session, picture, line below it, log, suggestions, Ask, Stop
+    # Outputs: session, picture, log, suggestions, Ask, Stop
 
     def restore(self, token: Any, session: ChatSession) -> list[Any]:
-        """A page was opened or reloaded: continues the last chat of this browser, which gets a new token."""
-        before = self._kept.pop(token, None) if isinstance(token, str) else None
-        token = secrets.token_urlsafe()
+        """A page was opened or reloaded: continues the chat that its tab of the browser had before."""
+        if not isinstance(token, str) or not 16 <= len(token) <= 100:
+            return [gr.skip()] * 7
+        before = self._kept.pop(token, None)
         self._kept[token] = session
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
-            return [token, gr.skip(), session, *[gr.skip()] * 6]
-        picture = session.picture
-        shown = None if picture is None else picture.shown
-        line = render("chat", "picture_line", picture=picture)
-        return [token, session.is_text, session, shown, line, *self._shown(session)]
+            return [gr.skip(), session, *[gr.skip()] * 5]
+        shown = self._shown(session)
+        shown[0] = conversation(session.turns, is_text=session.is_text, is_restored=True)
+        return [session.is_text, session, self.picture(session), *shown]
 
     def switch(self, session: ChatSession, without: Any) -> list[Any]:
         """The checkbox was changed: returns session, notice, log, suggestions."""
@@ -143,53 +150,84 @@ class ChatEvents:
         log = gr.skip() if session.turns else conversation((), is_text=session.is_text)
         return [session, "", log, self.offer(session)]
 
-    async def choose(self, value: Any, session: ChatSession, request: gr.Request) -> list[Any]:
-        """A picture was uploaded, pasted, taken or removed."""
-        return await self._choose(upload_of(value), session, page=_page(request))
+    async def choose(self, session: ChatSession, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Files were uploaded: shows the first picture among them. Without one, the present picture stays."""
+        files, problems = picked(event)
+        return await self._choose(files[:MAX_FILES], session, page=_page(request), problems=problems)
 
     async def choose_sample(self, session: ChatSession, event: gr.EventData, request: gr.Request) -> list[Any]:
         """A sample was pressed."""
         index = pressed(event, count=len(self._samples))
         if index is None:
-            return [gr.skip()] * 7
+            return [gr.skip()] * 6
         sample = self._samples[index]
         file = Upload(path=place_in_uploads(sample), name=sample.name)
-        update = await self._choose(file, session, page=_page(request), about=sample_name(sample))
-        return [update[0], file.path, *update[2:]]
+        return await self._choose([file], session, page=_page(request), about=sample_name(sample))
 
-    async def _choose(self, file: Upload | None, session: ChatSession, *, page: str, about: str = "") -> list[Any]:
-        session.wanted = file
-        if file is None or session.picture is None or session.picture.source != file.path:
-            self._runs.stop(page, TAB)
-        preview: Any = gr.skip()
-        if file is None:
-            session.drop()
-        else:
-            looked = await look(self._service, file, client=f"page {page}", is_wanted=lambda: session.wanted == file)
-            if session.wanted != file:  # another picture was chosen meanwhile
-                return [gr.skip()] * 7
-            line = render("chat", "picture_line", picture=looked)
-            if looked.is_refused:
-                session.drop()
-                return [session, None, line, *self._shown(session)]
-            session.choose(looked)
+    def remove(self, session: ChatSession, request: gr.Request) -> list[Any]:
+        """The picture was removed, and its questions with it."""
+        self._runs.stop(_page(request), TAB)
+        session.drop()
+        return [session, self.picture(session), *self._shown(session)]
+
+    async def _choose(
+        self, files: Sequence[Upload], session: ChatSession, *, page: str, problems: Sequence[str] = (), about: str = ""
+    ) -> list[Any]:
+        choosing = session.choosing = asyncio.get_running_loop().create_future()
+        problems, notes, chosen = list(problems), [], None
+        try:
+            for index, file in enumerate(files):
+                try:
+                    chosen = await look(
+                        self._service, file, client=f"page {page}", is_wanted=lambda: session.choosing is choosing
+                    )
+                except (PictureError, ServiceError) as error:
+                    problems.append(error.message)
+                if session.choosing is not choosing:  # other files were chosen meanwhile
+                    return [gr.skip()] * 6
+                if chosen is not None:
+                    if left_out := len(files) - index - 1:
+                        was = "1 more file was" if left_out == 1 else f"{left_out} more files were"
+                        notes.append(f"The chat takes one picture: {was} left out. The tab Batch takes many.")
+                    break
+        finally:
+            choosing.set_result(chosen is not None)
+            if session.choosing is choosing:
+                session.choosing = None
+        if chosen is not None:
+            if session.picture is None or session.picture.source != chosen.source:
+                self._runs.stop(page, TAB)
+            session.choose(chosen)
             session.about = session.about or about
-            if looked.shown != looked.source:
-                preview = looked.shown
         # Only outputs that changed: a question may have been asked meanwhile, and this update may arrive after it.
-        rest = [gr.skip()] * 4 if session.turns else self._shown(session)
-        return [session, preview, render("chat", "picture_line", picture=session.picture), *rest]
+        rest = [gr.skip()] * 4 if session.turns or chosen is None else self._shown(session)
+        return [session, self.picture(session, problems=problems, notes=notes, is_taken=chosen is not None), *rest]
+
+    def picture(
+        self, session: ChatSession, *, problems: Sequence[str] = (), notes: Sequence[str] = (), is_taken: bool = True
+    ) -> str:
+        """The picture, the buttons to choose another one, and what is wrong with files that were chosen."""
+        return render(
+            "chat",
+            "picture",
+            picture=session.picture,
+            problems=problems,
+            notes=notes,
+            is_taken=is_taken,
+            max_bytes=self._service.limits.max_picture_bytes,
+            max_files=MAX_FILES,
+        )
 
     # Outputs: session, question, notice, log, suggestions, Ask, Stop
 
     async def ask(
-        self, request: gr.Request, value: Any, session: ChatSession, question: Any, without: Any, *settings: Any
+        self, request: gr.Request, session: ChatSession, question: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """Enter or Ask was pressed."""
         self._take(without, session)
         question = question.strip() if isinstance(question, str) else ""
         question = question or next((starter.text for starter in self._starters(session)), "")
-        async with aclosing(self._answer(value, session, question, settings, page=_page(request))) as updates:
+        async with aclosing(self._answer(session, question, settings, page=_page(request))) as updates:
             async for update in updates:
                 yield update
 
@@ -197,7 +235,6 @@ class ChatEvents:
         self,
         request: gr.Request,
         event: gr.EventData,
-        value: Any,
         session: ChatSession,
         _: Any,
         without: Any,
@@ -208,8 +245,9 @@ class ChatEvents:
         starters = self._starters(session)
         index = pressed(event, count=len(starters))
         if index is None:
+            yield [gr.skip()] * 7
             return
-        asked = self._answer(value, session, starters[index].text, settings, page=_page(request))
+        asked = self._answer(session, starters[index].text, settings, page=_page(request))
         async with aclosing(asked) as updates:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
@@ -218,7 +256,6 @@ class ChatEvents:
         self,
         request: gr.Request,
         event: gr.EventData,
-        value: Any,
         session: ChatSession,
         _: Any,
         without: Any,
@@ -231,13 +268,14 @@ class ChatEvents:
         self._take(without, session)
         index = pressed(event, count=2)
         if index is None or not session.turns:
+            yield [gr.skip()] * 7
             return
         if index == _CLEAR:
             self._runs.stop(_page(request), TAB)
             session.clear()
             yield [session, gr.skip(), "", *self._shown(session)]
             return
-        again = self._answer(value, session, session.turns[-1].question, settings, page=_page(request), is_again=True)
+        again = self._answer(session, session.turns[-1].question, settings, page=_page(request), is_again=True)
         async with aclosing(again) as updates:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
@@ -272,7 +310,6 @@ class ChatEvents:
 
     async def _answer(
         self,
-        value: Any,
         session: ChatSession,
         question: str,
         settings: Sequence[Any],
@@ -281,14 +318,14 @@ class ChatEvents:
         is_again: bool = False,
     ) -> AsyncGenerator[list[Any]]:
         is_text = session.is_text
-        picture = None if is_text else _present(value, session)
         try:
             if is_text and not question:
                 raise ValueError("Write a question first")
+            if not is_text and not await session.settled():
+                raise ValueError("No picture was added, so the question was not sent. Send it again")
+            picture = None if is_text else session.picture
             if not is_text and picture is None:
-                raise ValueError(
-                    f"Choose a picture first, wait until it is uploaded, or turn on “{_WITHOUT}” in the settings"
-                )
+                raise ValueError(f"Choose a picture first, or turn on “{_WITHOUT}” in the settings")
             sampling = sampling_of(*settings)
         except ValueError as error:
             yield [session, gr.skip(), render("parts", "alert", sentence=f"{error}."), *self._shown(session)]
@@ -307,8 +344,8 @@ class ChatEvents:
             )
             async with aclosing(turns):
                 async for turn in turns:
-                    if session.run is not run:  # the chat was cleared, or the next question was asked
-                        return
+                    if session.run is not run or run.is_left:
+                        return  # the chat was cleared, the next question was asked, or the page was closed
                     session.update(turn)
                     shown = (
                         self._shown(session) if not turn.is_open else [conversation(session.turns), *[gr.skip()] * 3]
@@ -316,20 +353,13 @@ class ChatEvents:
                     yield [session, gr.skip(), gr.skip(), *shown]
 
 
-def conversation(turns: Sequence[Turn], *, is_text: bool = False) -> str:
-    """The questions and answers as a live region for screen readers; `is_text` as in `ChatSession`."""
-    return render("chat", "conversation", turns=turns, is_text=is_text)
+def conversation(turns: Sequence[Turn], *, is_text: bool = False, is_restored: bool = False) -> str:
+    """The questions and answers as a live region for screen readers; `is_text` as in `ChatSession`.
+
+    If `is_restored`, the browser presses Retry for an answer that was interrupted.
+    """
+    return render("chat", "conversation", turns=turns, is_text=is_text, is_restored=is_restored)
 
 
 def _page(request: gr.Request) -> str:
     return str(request.session_hash)
-
-
-def _present(value: Any, session: ChatSession) -> PickedPicture | None:
-    """The picture that the page shows or is about to show. Its size may not be known yet."""
-    file = upload_of(value) or session.wanted
-    if file is None:
-        return None
-    if session.picture is None or file.path not in (session.picture.source, session.picture.shown):
-        session.choose(PickedPicture(source=file.path, shown=file.path, name=file.base_name))
-    return session.picture

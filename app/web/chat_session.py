@@ -12,7 +12,6 @@ from PIL import Image
 from llama_adapter.app.online.reading_pool import ReadingDroppedError
 from llama_adapter.app.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.app.reading.process_pool import ReadingProcessError
 from llama_adapter.app.tasks.answers import Answer, Event
 from llama_adapter.app.tasks.prompts import Dialogue, Prompt
@@ -30,9 +29,7 @@ MAX_TURNS = 50  # of one chat
 
 _SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
 _PREVIEW_SIDE = 1024  # pixels
-_NOT_READ = "The server could not read the picture in time; choose it again later."
 _OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
-_RELOADED = replace(_OVERTAKEN, sentence="Stopped when the page was loaded again.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +39,9 @@ class PickedPicture:
     source: str  # path of the uploaded file
     shown: str  # path of the file that the page shows: the same, or a preview if browsers do not show its format
     name: str
-    width: int = 0  # in pixels, after EXIF rotation; 0 if the picture could not be read
-    height: int = 0
-    num_bytes: int = 0
-    problem: str = ""  # why the picture cannot be read; empty: it can
-    is_refused: bool = False  # whether reading it again cannot help
+    width: int  # in pixels, after EXIF rotation
+    height: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,36 +63,46 @@ class Turn:
 class ChatSession:
     """A page's picture and questions. If `is_text`, questions are asked without a picture.
 
-    Handlers of one page run concurrently, so each checks whether it may still write. `wanted` is the file that was
-    chosen last. `run` is the run that writes the last of `turns` (oldest first).
+    Handlers of one page run concurrently, so each checks whether it may still write. `choosing` is the last choice of
+    files, while they are read. `run` is the run that writes the last of `turns` (oldest first).
     """
 
     def __init__(self, *, is_text: bool = False) -> None:
         self.is_text = is_text
         self.picture: PickedPicture | None = None
         self.turns: tuple[Turn, ...] = ()
-        self.wanted: Upload | None = None
+        self.choosing: asyncio.Future[bool] | None = None  # its result: whether there was a picture among them
         self.run: object | None = None
         self.about = ""  # description of the picture, for suggested questions
 
     def resume(self, other: "ChatSession") -> bool:
-        """Continue the chat of another page, unless its picture is gone or this page has begun a chat meanwhile."""
+        """Continue the chat of another page, unless its picture is gone or this page has begun a chat meanwhile.
+
+        If the last answer was interrupted, its turn stays open, and may be asked again.
+        """
         is_there = bool(other.turns) if other.picture is None else uploaded(other.picture.source) is not None
-        if self.wanted is not None or self.turns or not is_there:
+        if self.choosing is not None or self.picture is not None or self.turns or not is_there:
             return False
-        self.picture, self.turns, self.about = other.picture, _closed(other.turns, _RELOADED), other.about
+        self.picture, self.turns, self.about = other.picture, other.turns, other.about
         self.is_text = other.is_text
         return True
 
+    async def settled(self) -> bool:
+        """Wait until chosen files are read; returns False if there was no picture among the last ones."""
+        is_chosen = True
+        while self.choosing is not None:
+            is_chosen = await asyncio.shield(self.choosing)
+        return is_chosen
+
     def choose(self, picture: PickedPicture) -> None:
-        """Set the picture. A new picture starts a new chat; for the present picture, this updates its details."""
+        """Set the picture. Another picture than the present one starts a new chat."""
         if self.picture is None or self.picture.source != picture.source:
             self.run, self.turns, self.about = None, (), ""
         self.picture = picture
 
     def drop(self) -> None:
         """Remove the picture and its questions."""
-        self.run, self.picture, self.turns, self.wanted, self.about = None, None, (), None, ""
+        self.run, self.picture, self.turns, self.choosing, self.about = None, None, (), None, ""
 
     def clear(self) -> None:
         """Remove the questions."""
@@ -105,7 +110,9 @@ class ChatSession:
 
     def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
         """Add a last turn, which `run` writes; if `is_again`, it replaces the present one. An open turn is closed."""
-        turns = _closed(self.turns[:-1] if is_again else self.turns, _OVERTAKEN)
+        turns = self.turns[:-1] if is_again else self.turns
+        if turns and turns[-1].is_open:
+            turns = (*turns[:-1], replace(turns[-1], problem=_OVERTAKEN))
         self.run, self.turns = run, (*turns, turn)[-MAX_TURNS:]
 
     def update(self, turn: Turn) -> None:
@@ -116,39 +123,31 @@ class ChatSession:
             self.about = max(self.about, answer.text, key=num_named)
 
 
-def _closed(turns: tuple[Turn, ...], problem: Problem) -> tuple[Turn, ...]:
-    if not turns or not turns[-1].is_open:
-        return turns
-    return (*turns[:-1], replace(turns[-1], problem=problem))
-
-
 async def look(
     service: Service, file: Upload, *, client: str, is_wanted: Callable[[], bool] = lambda: True
 ) -> PickedPicture:
-    """Read an uploaded picture: its size and the file to show, or why it cannot be read.
+    """Read an uploaded picture: its size and the file to show.
 
-    Reading ends early if `is_wanted` returns False.
+    Reading ends early if `is_wanted` returns False. Raises PictureError if the picture cannot be read, and
+    ServiceError if the service is busy or unavailable.
     """
-    name = file.base_name
-    picture = PickedPicture(source=file.path, shown=file.path, name=name)
+    path, name = file.path, file.base_name
+    data = await asyncio.to_thread(read_upload, path, name=name, max_bytes=service.limits.max_picture_bytes)
+    reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
     try:
-        data = await asyncio.to_thread(read_upload, file.path, name=name, max_bytes=service.limits.max_picture_bytes)
-        reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
         view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
-    except PictureError as error:
-        return replace(picture, problem=error.message, is_refused=True)
-    except (UnavailableError, BusyError) as error:
-        return replace(picture, problem=error.message)
     except (TimeoutError, ReadingDroppedError, ReadingProcessError):
-        return replace(picture, problem=_NOT_READ)
+        raise _not_read(name) from None
     if view.pixels is None:
-        if view.error is None:
-            return replace(picture, problem=_NOT_READ)
-        return replace(picture, problem=view.error.message, is_refused=True)
-    if Path(file.path).suffix.lower() not in _SHOWN_BY_BROWSERS:
-        shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(file.path))
-        picture = replace(picture, shown=shown)
-    return replace(picture, width=view.width, height=view.height, num_bytes=len(data))
+        raise _not_read(name) if view.error is None else PictureError("unreadable", view.error.message)
+    shown = path
+    if Path(path).suffix.lower() not in _SHOWN_BY_BROWSERS:
+        shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(path))
+    return PickedPicture(source=path, shown=shown, name=name, width=view.width, height=view.height, num_bytes=len(data))
+
+
+def _not_read(name: str) -> PictureError:
+    return PictureError("unreadable", f"The server could not read `{name}` in time; choose it again later.")
 
 
 def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:

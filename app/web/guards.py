@@ -20,15 +20,19 @@ from urllib.parse import unquote
 
 import gradio as gr
 from gradio import route_utils
-from starlette.datastructures import FormData, MutableHeaders
+from starlette.applications import Starlette
+from starlette.datastructures import FormData, Headers, MutableHeaders
 from starlette.formparsers import MultiPartException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.access import kind_and_place
+from llama_adapter.app.http_api.bodies import BodyLimit
+from llama_adapter.app.http_api.guards import is_of_other_origin
 from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
 
 MAX_FAULT_LINES_A_MINUTE = 60
+MAX_EVENT_BYTES = 8 * 2**20  # the values of one event; the file names of a large folder take half of it
 LEFT_FREE_BYTES = 2**30  # disk space that uploads leave free
 
 _log = logging.getLogger("llama_adapter")
@@ -46,7 +50,7 @@ class GuardedBlocks(gr.Blocks):
         """Check and run an event. Gradio calls this for every event."""
         try:
             if kwargs.get("iterator") is None:  # later updates of a generator have the same inputs
-                refuse_foreign_files(inputs)
+                refuse_foreign_files([inputs, getattr(kwargs.get("event_data"), "_data", None)])
             result: dict[str, Any] = await super().process_api(block_fn, inputs, *args, **kwargs)
         except ForeignFileError:
             raise gr.Error(
@@ -125,14 +129,11 @@ def bounded_uploads() -> Iterator[None]:
 
 _PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")
 _PAGE_BELOW: Final = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
-_READ: Final = (
-    *("/gradio_api/queue/data", "/gradio_api/upload_progress"),
-    *("/gradio_api/startup-events", "/gradio_api/app_id"),
-)
+_READ: Final = ("/gradio_api/queue/data", "/gradio_api/startup-events", "/gradio_api/app_id")
 _WRITE: Final = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
 _WRITE_BELOW: Final = ("/gradio_api/run/", "/gradio_api/reset")
 _FILE: Final = "/gradio_api/file="
-EVENT_PATHS: Final = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # Gradio loads these bodies whole
+_EVENT_PATHS: Final = ("/gradio_api/queue/", "/gradio_api/cancel", *_WRITE_BELOW)  # Gradio loads these bodies whole
 
 # Gradio's page evaluates text as code and uses style attributes, so both are allowed. Everything else must come from
 # this server.
@@ -144,10 +145,23 @@ _CONTENT_POLICY: Final = (
 )
 _HEADERS: Final = {
     "content-security-policy": _CONTENT_POLICY,
+    "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
 }
+
+
+def add_page_guards(app: Starlette) -> None:
+    """Put the guards before Gradio's application."""
+    app.add_middleware(
+        BodyLimit,
+        prefix=_EVENT_PATHS,
+        max_bytes=MAX_EVENT_BYTES,
+        max_bytes_under_way=8 * MAX_EVENT_BYTES,
+        timeout_s=30.0,
+    )
+    app.add_middleware(ClosedRoutes)  # added last: the outermost
 
 
 def is_open(method: str, path: str) -> bool:
@@ -160,7 +174,11 @@ def is_open(method: str, path: str) -> bool:
 
 
 class ClosedRoutes:
-    """ASGI middleware: passes on requests of the page itself to routes that it needs, and adds security headers."""
+    """ASGI middleware: passes on requests of the page itself to routes that it needs, and adds security headers.
+
+    It must be the outermost: Gradio's own middleware lets every page of a local server read the answers to its requests
+    (CORS). It answers only requests with the header Origin, which is not passed on.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -174,17 +192,16 @@ class ClosedRoutes:
         app = self._app
         if not is_open(scope["method"], path):
             app = PlainTextResponse("Not found. The page is at the root.", 404)
-        elif scope["method"] == "POST" and _comes_from_elsewhere(scope):
+        elif is_of_other_origin(scope) and not _is_link(scope):
             app = PlainTextResponse("Requests from other sites are refused.", 403)
-        await app(scope, receive, _with_headers(send))
+        headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
+        await app({**scope, "headers": headers}, receive, _with_headers(send))
 
 
-def _comes_from_elsewhere(scope: Scope) -> bool:
-    """Whether a page of another site sent the request, by the Sec-Fetch-Site header that browsers send.
-
-    Other clients send no such header, and have no cookies to abuse.
-    """
-    return any(name == b"sec-fetch-site" and value != b"same-origin" for name, value in scope["headers"])
+def _is_link(scope: Scope) -> bool:
+    """Whether the browser shows the answer as a page, which the page with the link cannot read."""
+    headers = Headers(scope=scope)
+    return scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
 
 
 def _with_headers(send: Send) -> Send:

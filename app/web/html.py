@@ -2,8 +2,11 @@
 
 import logging
 import re
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -51,6 +54,11 @@ def named(text: str, *, max_chars: int = 80) -> Markup:
         half = (max_chars - 1) // 2
         text = f"{text[:half]}…{text[-half:]}"
     return Markup("<bdi>{}</bdi>").format(text)
+
+
+def file_address(path: str) -> str:
+    """The address of an uploaded file, relative to the page."""
+    return f"gradio_api/file={quote(path)}"
 
 
 def coded(text: str) -> Markup:
@@ -116,6 +124,15 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_environment.globals["serial"] = partial(next, count())
 _environment.filters.update(
-    coded=coded, counted=counted, duration=duration, ms=milliseconds, named=named, percent=percent, rate=rate, size=size
+    coded=coded,
+    counted=counted,
+    duration=duration,
+    file_address=file_address,
+    ms=milliseconds,
+    named=named,
+    percent=percent,
+    rate=rate,
+    size=size,
 )

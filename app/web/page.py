@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 from gradio.themes.utils import colors
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from llama_adapter.app.http_api.bodies import BodyLimit
 from llama_adapter.app.measuring.report import versions
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.batch import build_batch
 from llama_adapter.app.web.chat import build_chat
-from llama_adapter.app.web.guards import EVENT_PATHS, ClosedRoutes, GuardedBlocks
+from llama_adapter.app.web.guards import GuardedBlocks, add_page_guards
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
 from llama_adapter.app.web.scores import SavedReport, build_scores
 from llama_adapter.app.web.throughput import build_throughput
+from llama_adapter.app.web.uploads import MAX_UPLOAD_BYTES
 from llama_adapter.app.web.widgets import DIRECT, OnOpening, html_view
 
 if TYPE_CHECKING:
@@ -27,17 +29,9 @@ if TYPE_CHECKING:
 MAX_SESSIONS = 256  # pages with state; the state of the oldest is deleted
 MAX_STREAMING = 256  # running events of all pages; the service has its own queue
 MAX_QUEUED = 256  # waiting events of all pages
-MAX_UPLOAD_BYTES = 256 * 2**20  # one file, such as a zip; a further limit applies when pictures are read
-MAX_EVENT_BYTES = 8 * 2**20  # the values of one event; the file names of a large folder take half of it
 REFRESH_SECONDS = 5.0  # how often the shown state of the service is updated
 _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
-_EVENT_LIMIT = {
-    "prefix": EVENT_PATHS,
-    "max_bytes": MAX_EVENT_BYTES,
-    "max_bytes_under_way": 8 * MAX_EVENT_BYTES,
-    "timeout_s": 30.0,
-}
 _SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 _COLOURS = {  # Gradio's name -> colours in the light and the dark theme
@@ -129,6 +123,9 @@ def _build_reports(reports: tuple[SavedReport, ...]) -> None:
 def mount_page(application: "FastAPI", page: gr.Blocks, service: Service) -> None:
     """Serve the page at the root of the application."""
     gr.mount_gradio_app(application, page, "/", **page_settings(service))
+    mounted = next(route for route in reversed(application.routes) if isinstance(route, Mount))
+    assert isinstance(mounted.app, Starlette), "Gradio mounts its application last"
+    add_page_guards(mounted.app)
 
 
 def page_settings(service: Service) -> dict[str, Any]:
@@ -144,9 +141,6 @@ def page_settings(service: Service) -> dict[str, Any]:
         "enable_monitoring": False,
         "pwa": False,
         "mcp_server": False,
-        "i18n": gr.I18n(en={"common.upload": "Add files"}),  # Gradio has no text for this key
-        # Starlette takes its middlewares as (class, arguments, keywords).
-        "app_kwargs": {"middleware": [(ClosedRoutes, (), {}), (BodyLimit, (), _EVENT_LIMIT)]},
     }
 
 

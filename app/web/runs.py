@@ -22,6 +22,7 @@ class Run:
         self._lock = threading.Lock()
         self._handles: dict[int, RequestHandle] = {}
         self._is_stopped = False
+        self.is_left = False  # whether the page was closed
 
     @property
     def is_stopped(self) -> bool:
@@ -68,9 +69,11 @@ class Runs:
 
     def leave(self, session: str) -> None:
         """The page was closed: stop its runs and delete their figures."""
-        self.stop(session)
         with self._lock:
             self._histories.pop(session, None)
+            for run in self._of(session):
+                run.is_left = True
+        self.stop(session)
 
     @contextmanager
     def open(self, session: str, tab: str) -> Iterator[Run]:
@@ -92,6 +95,9 @@ class Runs:
     def stop(self, session: str, tab: str | None = None) -> None:
         """Stop this page's run in one tab, or in all tabs."""
         with self._lock:
-            runs = [run for (owner, place), run in self._runs.items() if owner == session and tab in (None, place)]
+            runs = self._of(session, tab)
         for run in runs:
             run.stop()
+
+    def _of(self, session: str, tab: str | None = None) -> list[Run]:
+        return [run for (owner, place), run in self._runs.items() if owner == session and tab in (None, place)]

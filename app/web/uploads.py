@@ -13,6 +13,8 @@ from typing import Any
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.vision.errors import PictureError
 
+MAX_UPLOAD_BYTES = 256 * 2**20  # one file, such as a zip; a further limit applies when pictures are read
+
 _FOLDER_VARIABLES = ("GRADIO_TEMP_DIR", "GRADIO_EXAMPLES_CACHE")  # Gradio serves the files of both
 
 

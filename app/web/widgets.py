@@ -10,6 +10,7 @@ from PIL import Image
 
 from llama_adapter.app.reading.views import data_address
 from llama_adapter.app.web.html import render
+from llama_adapter.app.web.uploads import Upload, uploads_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 # For every event: it is not part of Gradio's API, and shows no progress overlay on its outputs.
@@ -22,12 +23,8 @@ SESSION_SECONDS: Final = 6 * 3600  # a page that is not used for this time loses
 
 _SAMPLE_SIDE: Final = 96  # pixels
 _DEFAULTS: Final = SamplingParams()
-_SEND_INDEX: Final = """
-element.addEventListener('click', (event) => {
-    const button = event.target.closest('button[data-index]');
-    if (button) trigger('click', {index: Number(button.dataset.index)});
-});
-"""
+_BUTTONS: Final = Path(__file__).with_name("buttons.js").read_text(encoding="utf-8")
+_PICK: Final = Path(__file__).with_name("picker.js").read_text(encoding="utf-8")
 
 OnOpening = tuple[Component, Callable[[], Any]]  # a component, and the function for its value on opening
 
@@ -43,8 +40,24 @@ def html_list(*, elem_id: str) -> gr.HTML:
 
 
 def html_buttons(value: str, *, elem_id: str) -> gr.HTML:
-    """Buttons in HTML; pressing one is a `click` event whose `index` is the button's `data-index`."""
-    return gr.HTML(value, js_on_load=_SEND_INDEX, elem_id=elem_id, apply_default_css=False)
+    """Buttons in HTML; pressing one is a `click` event whose `index` is the button's `data-index`.
+
+    The Tab key stops once at the buttons of a toolbar. Arrow keys, Home and End go from one of them to another.
+    """
+    return gr.HTML(value, js_on_load=_BUTTONS, elem_id=elem_id, apply_default_css=False)
+
+
+def html_picker(value: str, *, elem_id: str) -> gr.HTML:
+    """Files to add: `value` is the macro `picker` of `parts.html`. `picked` reads its event `upload`."""
+    return gr.HTML(value, js_on_load=_PICK, elem_id=elem_id, apply_default_css=False)
+
+
+def picked(event: gr.EventData) -> tuple[list[Upload], list[str]]:
+    """The files that an `html_picker` uploaded, and sentences about those that it did not upload."""
+    data = event._data if isinstance(event._data, dict) else {}
+    refused = data.get("refused")
+    sentences = [one[:300] for one in (refused if isinstance(refused, list) else [])[:20] if isinstance(one, str)]
+    return uploads_of(data.get("files")), sentences
 
 
 def pressed(event: gr.EventData, *, count: int) -> int | None:

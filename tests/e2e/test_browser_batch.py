@@ -28,8 +28,8 @@ def visit(visit: Visit) -> Visit:
 
 def add(visit: Visit, *files: Any) -> None:
     """Upload pictures, given as paths or as dictionaries with name and bytes."""
-    visit.page.locator("#batch-files input[type=file]").set_input_files(list(files))
-    expect(visit.page.locator("#batch-files .file")).to_have_count(len(files))
+    visit.page.get_by_label("Add files").set_input_files(list(files))
+    expect(visit.page.locator("#batch-files li")).to_have_count(len(files))
 
 
 def ask(visit: Visit, question: str, choices: str) -> None:
@@ -89,7 +89,6 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     broken.write_bytes(SAMPLES[3].read_bytes()[:500])
     add(visit, *SAMPLES[:8], broken, zipped(tmp_path))
     expect(visit.page.locator("#batch-progress")).to_contain_text("10 files added")
-    expect(visit.page.get_by_role("button", name="Add files")).to_be_visible()
     visit.press("Start")
 
     progress = finished(visit)
@@ -99,12 +98,12 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     expect(visit.page.locator("#batch-cards figure")).to_have_count(13)
     expect(visit.page.locator("#batch-cards figure").first).to_contain_text(MOON)
     assert visit.page.locator("#batch-cards img").evaluate_all("all => all.every(one => one.naturalWidth == 160)")
-    rows = visit.page.locator("#batch-table tbody tr")
-    expect(rows).to_have_count(14)
-    expect(rows.first).to_contain_text("truncated")
-    for box in (".la-batch-scroll", ".la-batch-grid"):  # no results are hidden behind an inner edge
-        cut = visit.page.locator(box).first.evaluate("one => one.scrollHeight - one.clientHeight")
-        assert cut == 0, box
+    expect(visit.page.locator("#batch-failed li")).to_have_count(1)
+    expect(visit.page.locator("#batch-failed li")).to_contain_text("broken.jpg")
+    for name in ("broken.jpg", "01-yellow-moon-green-cross.png", "out.png"):
+        expect(visit.page.locator("bdi").filter(has_text=name).locator("visible=true")).to_have_count(1)
+    # No results are hidden behind an inner edge.
+    assert visit.page.locator(".la-batch-grid").evaluate("one => one.scrollHeight - one.clientHeight") == 0
     visit.screenshot("batch")
 
     lines = records(visit)
@@ -122,16 +121,16 @@ def test_a_folder_brings_its_pictures_only_and_clear_forgets_them(visit: Visit, 
         (tmp_path / sample.name).write_bytes(sample.read_bytes())
     (tmp_path / "notes.txt").write_text("no picture")
     with visit.page.expect_file_chooser() as chooser:
-        visit.page.locator("#batch-folder").click()
+        visit.page.get_by_text("Add a folder", exact=True).click()
     chooser.value.set_files(tmp_path)
-    expect(visit.page.locator("#batch-folder-line")).to_have_text("Folder: 3 files")
+    expect(visit.page.locator("#batch-files summary")).to_have_text("3 files")
     visit.press("Start")
     expect(finished(visit)).to_contain_text("2 of 2 pictures")
     expect(visit.page.locator("#batch-progress li")).to_have_count(1)
 
     visit.press("Clear")
     expect(visit.page.locator("#batch-progress .la-batch-empty")).to_be_visible()
-    expect(visit.page.locator("#batch-folder-line")).to_have_text("")
+    expect(visit.page.locator("#batch-files li")).to_have_count(0)
     expect(visit.page.locator("#batch-cards figure")).to_have_count(0)
     expect(visit.page.locator("#batch-download-jsonl")).to_have_count(0)
 
@@ -168,7 +167,6 @@ def test_choices_give_probabilities_and_the_sliders_decide_without_asking_again(
     slide(visit, "Undecided band", "1")
     expect(visit.page.locator(".la-summary")).to_have_text("2 undecided1 failed")
     expect(visit.page.locator(".la-decision.is-open")).to_have_count(2)
-    expect(visit.page.locator("#batch-table")).to_contain_text("undecided (yes >99.9%)")
     slide(visit, "Undecided band", "0")
     slide(visit, "Threshold", "0")
     expect(visit.page.locator(".la-summary")).to_have_text("2 yes1 failed")
@@ -178,7 +176,7 @@ def test_choices_give_probabilities_and_the_sliders_decide_without_asking_again(
 def test_a_sample_is_added_and_other_choices_are_scored(visit: Visit) -> None:
     sample = visit.page.locator("#batch-samples").get_by_role("button", name="Sample picture: red star", exact=True)
     sample.click()
-    expect(visit.page.locator("#batch-files")).to_contain_text("12-red-star")
+    expect(visit.page.locator("#batch-files li")).to_contain_text("12-red-star")
     ask(visit, "What color is the star?", "red, green, <i>blue</i>")
 
     expect(result(visit, "12-red-star.jpg").locator(".la-decision")).to_have_text("red")
@@ -202,10 +200,34 @@ def test_a_file_name_is_text_and_never_markup(visit: Visit) -> None:
     visit.press("Start")
     finished(visit)
 
-    expect(visit.page.locator("#batch-table tbody tr").nth(1)).to_contain_text(HOSTILE)
+    expect(visit.page.locator("#batch-failed li")).to_contain_text(HOSTILE.removesuffix(".png"))
     expect(visit.page.locator("#batch-cards figure")).to_contain_text(HOSTILE)
     assert visit.page.locator("img[src='x']").count() == 0
     assert dialogs == []
+
+
+def test_a_batch_waits_for_a_slow_upload_and_files_are_added_and_removed_one_by_one(visit: Visit) -> None:
+    add(visit, RING)
+    files = visit.page.locator("#batch-files")
+    expect(files.get_by_text("Drop pictures")).to_have_count(1)
+    with visit.slow_uploads():
+        visit.bring(
+            "drop", {"name": "notes.txt", "buffer": b"x" * 300_000}, STAR, {"name": "bad.png", "buffer": b"bad"}
+        )
+        expect(files).to_contain_text(re.compile("[1-9][0-9]?%"))
+        visit.page.get_by_role("button", name="Start").click()
+        expect(visit.page.get_by_text("The batch waits for the upload")).to_be_visible()
+        visit.screenshot("batch-slow-upload")
+    expect(finished(visit)).to_contain_text("4 of 4 pictures")
+    expect(visit.page.locator("#batch-failed li strong")).to_have_text(["notes.txt", "bad.png"])
+    expect(visit.page.get_by_text("The batch waits")).to_have_count(0)
+
+    files.locator("summary").click()
+    files.get_by_role("button", name="Remove notes.txt").click()
+    expect(files.locator("li")).to_have_count(3)
+    expect(files.get_by_role("button", name="Remove bad.png")).to_be_visible()
+    visit.bring("drop", RING, {"name": "bad.png", "buffer": b"bad"})  # they are there already
+    expect(files.locator("summary")).to_have_text("3 files")
 
 
 def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -> None:
@@ -225,7 +247,7 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
     lines = records(visit)
     assert 0 < len(lines) < len(SAMPLES)
     assert all(line["error"] is None for line in lines)
-    expect(visit.page.locator("#batch-table tbody tr")).to_have_count(len(lines))
+    expect(visit.page.locator("#batch-cards li")).to_have_count(len(lines))
     expect(visit.page.locator("#batch-start")).to_be_visible()
 
 

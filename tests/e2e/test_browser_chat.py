@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from tests.e2e.browser import ServedPage, Visit, expect, is_in_window
+from tests.e2e.browser import Browser, ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -167,20 +167,45 @@ def test_a_reload_keeps_the_conversation_and_a_new_visitor_has_none(
     expect(other.page.locator("#chat-log .la-turn")).to_have_count(0)
 
 
-def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
-    visit.page.locator("#chat-samples button").first.focus()
-    visit.page.keyboard.press("Enter")
-    expect(visit.page.locator("#chat-picture-line")).to_contain_text("pixels")
-    for _ in range(60):  # past samples, log and suggested questions
-        visit.page.keyboard.press("Tab")
-        if visit.page.evaluate("document.activeElement.tagName") == "TEXTAREA":
-            break
-    visit.page.keyboard.type("Where is the moon?")
-    outline = visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    visit.page.keyboard.press("Enter")
+def tab(visit: Visit, place: str, *, most: int, key: str = "Tab") -> int:
+    """Press the Tab key until the focus is in this place; returns how often. The focus must always be visible."""
+    for count in range(1, most + 1):
+        visit.page.keyboard.press(key)
+        has_outline = "one => getComputedStyle(one.closest('label.la-chip') ?? one).outlineStyle === 'solid'"
+        assert visit.page.locator(":focus").evaluate(has_outline), visit.page.locator(":focus").evaluate(
+            "one => one.outerHTML"
+        )
+        if visit.page.locator(f"{place} :focus, {place}:focus").count():
+            return count
+    raise AssertionError(f"{place} is not reached")
 
-    expect(last_answer(visit)).to_have_text("at the top right")
-    assert outline == "solid", "the focus must be visible"
+
+def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
+    before = tab(visit, "#chat-picture", most=5)
+    assert visit.page.get_by_label("Choose a file").evaluate("one => one === document.activeElement")
+    assert tab(visit, "#chat-question", most=3) == 3, "after the buttons for a picture"
+    assert before == 5, "after the tabs of the page"
+    tab(visit, "#chat-starters", most=2)
+    tab(visit, "#chat-samples", most=4)
+    for key in ("ArrowRight", "End", "Home", "ArrowUp", "ArrowDown", "ArrowLeft"):
+        visit.page.keyboard.press(key)
+    focused = visit.page.locator(":focus")
+    expect(focused).to_have_accessible_name("Sample picture: black circle black cross")  # the end of the first row
+    visit.page.keyboard.press("Enter")
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("black-circle-black-cross")
+    expect(visit.page.locator("#chat-samples [tabindex='0']")).to_have_count(1)
+    tab(visit, "#chat-question", most=6, key="Shift+Tab")
+    visit.page.keyboard.type("Where is the circle?")
+    visit.page.keyboard.press("Enter")
+    expect(last_answer(visit)).to_contain_text("at the")
+
+    tab(visit, "#chat-starters", most=2)
+    expect(visit.page.locator("#chat-starters button")).not_to_have_count(2)
+    visit.page.keyboard.press("ArrowRight")
+    expect(focused).to_have_text("How many?")
+    visit.page.keyboard.press("Enter")
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(2)
+    expect(last_answer(visit)).to_have_text("two")
 
 
 def test_broken_and_missing_pictures_are_explained(visit: Visit) -> None:
@@ -195,6 +220,111 @@ def test_broken_and_missing_pictures_are_explained(visit: Visit) -> None:
     expect(visit.page.locator("#chat-picture img")).to_have_count(0)
     visit.press("Ask")
     expect(notice).to_contain_text("Choose a picture first")
+
+
+@pytest.mark.parametrize("kind", ["drop", "paste"])
+def test_wrong_files_leave_the_picture_the_questions_and_a_growing_answer(visit: Visit, kind: str) -> None:
+    text = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no picture"}
+    broken = {"name": "broken.png", "buffer": MOON.read_bytes()[:900]}
+    choose_sample(visit, "red star")
+    ask(visit)
+    expect(last_answer(visit)).to_contain_text("red star")
+    visit.served.gate.close()
+    ask(visit)
+    expect(last_answer(visit)).to_have_text("a")
+    visit.bring(kind, text, broken)
+    told = visit.page.locator("#chat-picture-line [role=alert]")
+    expect(told.locator("code")).to_have_text(["notes.txt", "broken.png"])
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("12-red-star.jpg")
+    expect(visit.page.locator("#chat-picture img")).to_have_js_property("naturalWidth", 224)
+    visit.screenshot(f"wrong-files-{kind}")
+    visit.served.gate.open()
+    expect(last_answer(visit)).to_contain_text("red star")
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(2)
+
+    visit.bring(kind, text, MOON, broken)
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text(MOON.name)
+    expect(told.locator("code")).to_have_text(["notes.txt"])
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("1 more file was left out")
+    visit.press("Ask")
+    expect(last_answer(visit)).to_have_text(CAPTION)
+
+
+def test_a_slow_upload_shows_its_percentage_and_a_question_waits_for_it(visit: Visit) -> None:
+    picture, upload_ = visit.page.locator("#chat-picture"), visit.page.locator("#chat-picture .la-upload")
+    question = visit.page.get_by_label("Question", exact=True)
+    upload(visit, MOON.read_bytes()[:900], name="broken.png")
+    with visit.slow_uploads():
+        visit.bring("drop", {"name": "noise.png", "buffer": noise()})
+        expect(upload_).to_contain_text("Uploading noise.png")
+        expect(upload_).to_contain_text(re.compile("[1-9][0-9]?%"))
+        expect(upload_.get_by_role("progressbar")).to_have_attribute("value", re.compile("[1-9][0-9]?"))
+        expect(picture.get_by_text("broken.png")).not_to_be_visible()
+        question.fill("What is it?")
+        question.press("Enter")
+        waits = visit.page.get_by_text("The question waits for the upload")
+        expect(waits).to_be_visible()
+        expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+        visit.screenshot("slow-upload")
+    expect(visit.page.locator("#chat-log .la-question")).to_contain_text("What is it?")
+    expect(last_answer(visit)).not_to_be_empty()
+    expect(picture).to_contain_text("640 × 480 pixels")
+    expect(waits).to_have_count(0)
+    expect(upload_).to_be_empty()
+
+    with visit.slow_uploads():
+        visit.bring("drop", {"name": "other.png", "buffer": noise()})
+        visit.page.get_by_role("button", name="Retry").click()
+        expect(waits).to_be_visible()
+        picture.get_by_role("button", name="Cancel").click()
+    expect(upload_).to_have_text("The upload was cancelled.")
+    expect(picture.get_by_text("640 × 480 pixels")).to_have_count(1)
+    expect(visit.page.get_by_text("the question was not sent")).to_be_visible()
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
+
+    with visit.slow_uploads():
+        visit.bring("drop", {"name": "other.png", "buffer": noise()})
+        expect(upload_).to_contain_text("Uploading other.png")
+        visit.press("Ask")
+        choose_sample(visit, "red star")  # the later choice counts
+    expect(last_answer(visit)).to_contain_text("red star")
+    expect(upload_).to_be_empty()
+
+
+def test_a_reload_during_an_answer_asks_the_question_again(visit: Visit, open_page: Callable[..., Visit]) -> None:
+    upload(visit, MOON.read_bytes())
+    visit.served.gate.close()
+    visit.press("Ask")
+    expect(last_answer(visit)).to_have_text("a")
+    visit.reload_while_busy()
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("224 × 224 pixels, 2 kB")
+    expect(visit.page.locator("#chat-log .la-question")).to_contain_text(CAPTION_PROMPT)
+    other = open_page()
+    expect(other.page.locator("#chat-log .la-empty")).to_be_visible()
+    expect(other.page.locator("#chat-picture-line")).to_contain_text("No picture yet")
+    visit.served.gate.open()
+
+    expect(last_answer(visit)).to_have_text(CAPTION)
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
+    expect(visit.page.get_by_text("Stopped")).to_have_count(0)
+    expect(visit.page.locator("#chat-ask")).to_be_visible()
+    visit.page.goto(f"{visit.served.url}/robots.txt")
+    visit.page.go_back()
+    expect(last_answer(visit)).to_have_text(CAPTION)
+
+
+def test_a_page_of_another_local_server_reads_and_sends_nothing(served: ServedPage, browser: Browser) -> None:
+    from playwright.sync_api import Error
+
+    page = browser.new_page(width=400, height=400, dark=False)
+    page.route("http://localhost:9/", lambda route: route.fulfill(body="another server", content_type="text/html"))
+    page.goto("http://localhost:9/")
+    asked = "async ([url, more]) => (await fetch(url, {credentials: 'include', ...more})).text()"
+    for path, more in (("/config", {}), ("/gradio_api/upload", {"method": "POST", "body": "x"})):
+        for mode in ("cors", "no-cors"):
+            with pytest.raises(Error, match="Failed to fetch"):
+                page.evaluate(asked, [served.url + path, {"mode": mode, **more}])
+    page.close()
 
 
 def test_formats_that_browsers_do_not_show_get_a_preview_and_an_answer(visit: Visit) -> None:
@@ -213,7 +343,7 @@ def test_a_picture_is_pasted(visit: Visit) -> None:
         }""",
         list(MOON.read_bytes()),
     )
-    visit.page.get_by_label("Paste from clipboard").click()
+    visit.press("Paste")
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("224 × 224 pixels")
     ask(visit)
 
@@ -221,11 +351,14 @@ def test_a_picture_is_pasted(visit: Visit) -> None:
 
 
 def test_a_picture_is_taken_by_the_camera(visit: Visit) -> None:
-    visit.uses_camera = True
-    visit.page.get_by_label("Capture from camera").click()
-    visit.page.get_by_text("Click to Access Webcam").click()
-    visit.page.wait_for_function("document.querySelector('#chat-picture video')?.videoWidth > 0")
-    visit.page.get_by_label("capture photo").click()
+    choose_sample(visit, "red star")
+    visit.press("Camera")
+    visit.press("Cancel")
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("12-red-star")
+    visit.press("Camera")
+    visit.page.wait_for_function("document.querySelector('#chat-picture video').videoWidth > 0")
+    visit.press("Take the picture")
+    expect(visit.page.locator("#chat-picture-line")).to_contain_text("photo.png")
     expect(visit.page.locator("#chat-picture-line")).to_contain_text("pixels")
     ask(visit)
 
@@ -290,8 +423,7 @@ def test_settings_reach_the_answer(visit: Visit) -> None:
 def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Visit], dark: bool) -> None:
     visit = open_page(width=390, height=844, dark=dark)
     assert visit.overflow() == 0, "before anything is chosen"
-    for button in visit.page.locator("#chat-picture .source-selection button").all():
-        assert button.evaluate("one => getComputedStyle(one, '::after').content") in ('"Upload"', '"Camera"', '"Paste"')
+    for button in visit.page.locator("#chat-picture .la-drop .la-chip").all():
         assert button.evaluate("one => Math.min(one.clientWidth, one.clientHeight)") >= 24
     upload(visit, noise(), name="noise.png")
     visit.press("Ask")

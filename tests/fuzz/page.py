@@ -23,7 +23,8 @@ from llama_adapter.app.web.batch_files import BatchFiles
 from llama_adapter.app.web.chat import ChatEvents
 from llama_adapter.app.web.chat_session import ChatSession
 from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files, uploads_of
+from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files
+from llama_adapter.app.web.widgets import picked
 from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json, words
@@ -101,32 +102,35 @@ def _drain(updates: AsyncGenerator[Any]) -> int:
 
 def _chat(values: list[Any], event: Any) -> object:
     page, session = _page(), ChatSession()
-    picture, question, *settings, token, without = values
+    question, *settings, token, without = values
     page.chat.restore(token, session)
-    _await(page.chat.choose(picture, session, _REQUEST))
+    _await(page.chat.choose(session, event, _REQUEST))
     _await(page.chat.choose_sample(session, event, _REQUEST))
     page.chat.switch(session, without)
-    asked = (picture, session, question, without, *settings)
+    asked = (session, question, without, *settings)
     count = _drain(page.chat.ask(_REQUEST, *asked))
-    count += _drain(page.chat.ask(_REQUEST, picture, session, question, True, *settings))
+    count += _drain(page.chat.ask(_REQUEST, session, question, True, *settings))
     count += _drain(page.chat.ask_suggested(_REQUEST, event, *asked))
     page.chat.stop(_REQUEST)
     count += _drain(page.chat.retry_or_clear(_REQUEST, event, *asked))
+    page.chat.restore(token, ChatSession())
+    page.chat.remove(session, _REQUEST)
     return count
 
 
 def _batch(values: list[Any], event: Any) -> object:
     page, session = _page(), BatchSession()
-    files, folder, _, threshold, band, choices, *_ = values
-    page.batch.add_sample(files, event)
+    _, threshold, band, choices, *_ = values
+    page.batch.add(session, event)
+    page.batch.remove(session, event)
+    page.batch.add_sample(session, event)
     page.batch.start_from(event)
     page.batch.show_rule(choices)
-    page.batch.show_folder(folder)
     page.batch.decide(session, threshold, band)
     count = _drain(page.batch.start(_REQUEST, session, *values))
     page.batch.decide(session, band, threshold)
     page.batch.clear(session)
-    batch = BatchFiles(uploads_of(files), uploads_of(folder), limits=page.service.limits, max_pictures=20)
+    batch = BatchFiles(picked(event)[0], limits=page.service.limits, max_pictures=20)
     with contextlib.closing(batch) as pictures:
         for picture in pictures.pictures:
             try:
@@ -137,8 +141,8 @@ def _batch(values: list[Any], event: Any) -> object:
 
 
 _TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
-    "chat": (_chat, 9),
-    "batch": (_batch, 11),
+    "chat": (_chat, 8),
+    "batch": (_batch, 9),
 }
 
 
@@ -170,15 +174,13 @@ def _event(data: bytes) -> str:
 def _events() -> dict[str, bytes]:
     file = {"path": _UPLOAD, "orig_name": "a.jpg", "meta": {"_type": "gradio.FileData"}, "size": 7}
     events = {
-        "chat": [file, "What is it?", 16, 0, 0.9, 0, "7", "token", False],
-        "batch": [
-            *([file, {**file, "orig_name": "pictures.zip"}], [{**file, "orig_name": "folder/b.png"}]),
-            *("Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7"),
-        ],
+        "chat": ["What is it?", 16, 0, 0.9, 0, "7", "0123456789-a key", False],
+        "batch": ["Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7"],
     }
+    files = [file, {**file, "orig_name": "pictures.zip"}, {**file, "orig_name": "folder/b.png"}]
+    sent = {"index": 1, "files": files, "refused": ["`a.zip` has 3,000 MB"]}
     return {
-        tab: json.dumps({"tab": tab, "data": values, "event_data": {"index": 1}}).encode()
-        for tab, values in events.items()
+        tab: json.dumps({"tab": tab, "data": values, "event_data": sent}).encode() for tab, values in events.items()
     }
 
 
@@ -189,7 +191,7 @@ TARGETS = (
         run=event,
         seeds=_events,
         mutate=mutated_json(
-            *words("path orig_name index event_data data url meta"),
+            *words("path orig_name index event_data data url meta files refused"),
             *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
             *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
             *("9" * 50, 10**400, 1e400),

@@ -406,6 +406,24 @@ def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...
     assert "access-control-allow-origin" not in client.ask(guarded(*origins)).headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://b.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"origin": ORIGIN}, 200),
+        ({"origin": ORIGIN, "sec_fetch_site": "cross-site"}, 200),
+        ({"sec_fetch_site": "same-origin"}, 200),
+        ({}, 200),
+    ],
+)
+def test_a_form_on_a_page_of_another_origin_is_refused(headers: dict[str, str], status: int) -> None:
+    app = AccessGuard(Application(), cors_origins=(ORIGIN,))
+
+    assert Client(path="/v1/files", content_type="multipart/form-data; boundary=x", **headers).ask(app).status == status
+
+
 # All together
 
 

@@ -27,6 +27,7 @@ from llama_adapter.app.web.uploads import (
     uploads_of,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.vision.errors import PictureError
 from tests.app.http_api.live import StubService, answer
 
 MOON = sample_pictures() / "01-yellow-moon-green-cross.png"
@@ -37,6 +38,10 @@ CAPTION = "a small yellow moon above a small green cross"
 def uploads() -> Iterator[Path]:
     with private_uploads() as folder:
         yield folder
+
+
+def picture_at(path: str) -> PickedPicture:
+    return PickedPicture(source=path, shown=path, name="a.png", width=4, height=3, num_bytes=7)
 
 
 def turns_of(
@@ -51,7 +56,7 @@ def turns_of(
         with Runs().open("page", "chat") as run:
             if stop_first:
                 run.stop()
-            picture = None if path is None else PickedPicture(source=path, shown=path, name="a.png")
+            picture = None if path is None else picture_at(path)
             turns = answer_turns(
                 service,
                 run,
@@ -95,17 +100,16 @@ def test_a_stopped_question_ends_as_cancelled(service: Service, uploads: Path) -
 
 
 def test_another_page_goes_on_with_a_chat_whose_picture_is_there(uploads: Path) -> None:
-    path = place_in_uploads(MOON)
     before = ChatSession()
-    before.choose(PickedPicture(source=path, shown=path, name="a.png"))
+    before.choose(picture_at(place_in_uploads(MOON)))
     before.begin("run", Turn(question="q"))
     session, busy = ChatSession(), ChatSession()
-    busy.wanted = Upload(path=path, name="b.png")
+    busy.choose(picture_at("/b.png"))
 
     assert session.resume(before)
-    assert (session.picture, [turn.is_open for turn in session.turns]) == (before.picture, [False])
+    assert (session.picture, [turn.is_open for turn in session.turns]) == (before.picture, [True])
     assert not busy.resume(before)
-    before.choose(PickedPicture(source="/etc/passwd", shown=path, name="a.png"))
+    before.choose(picture_at("/etc/passwd"))
     assert not ChatSession().resume(before)
 
 
@@ -183,7 +187,7 @@ def packed(kind: str, image: Image.Image) -> bytes:
 @pytest.mark.slow
 def test_a_look_at_a_picture_gives_its_size_and_a_file_that_browsers_show(service: Service, uploads: Path) -> None:
     seen = look_at(service, MOON.read_bytes(), "moon.png", uploads=uploads)
-    assert (seen.name, seen.width, seen.height, seen.problem) == ("moon.png", 224, 224, "")
+    assert (seen.name, seen.width, seen.height, seen.num_bytes) == ("moon.png", 224, 224, MOON.stat().st_size)
     assert seen.shown == seen.source
 
     seen = look_at(service, packed("TIFF", Image.new("I;16", (300, 200))), "deep.tiff", uploads=uploads)
@@ -196,10 +200,13 @@ def test_a_look_at_a_picture_gives_its_size_and_a_file_that_browsers_show(servic
 def test_a_look_at_a_picture_that_cannot_be_read_says_why(service: Service, uploads: Path) -> None:
     huge = packed("PNG", Image.new("1", (9_000, 6_000)))
 
-    assert "`my.png` is cut off" in look_at(service, MOON.read_bytes()[:700], "my.png", uploads=uploads).problem
-    assert "50,000,000 pixels" in look_at(service, huge, "huge.png", uploads=uploads).problem
+    with pytest.raises(PictureError, match=r"`my\.png` is cut off"):
+        look_at(service, MOON.read_bytes()[:700], "my.png", uploads=uploads)
+    with pytest.raises(PictureError, match="50,000,000 pixels"):
+        look_at(service, huge, "huge.png", uploads=uploads)
     gone = Upload(path=str(uploads / "gone.png"), name="gone.png")
-    assert "no longer on the server" in asyncio.run(look(service, gone, client="test")).problem
+    with pytest.raises(PictureError, match="no longer on the server"):
+        asyncio.run(look(service, gone, client="test"))
 
 
 def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> None:

@@ -22,10 +22,8 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def files_of(
-    uploads: Sequence[Upload], folder: Sequence[Upload] = (), *, max_pictures: int = MAX_PICTURES
-) -> closing[BatchFiles]:
-    return closing(BatchFiles(uploads, folder, limits=LIMITS, max_pictures=max_pictures))
+def files_of(uploads: Sequence[Upload], *, max_pictures: int = MAX_PICTURES) -> closing[BatchFiles]:
+    return closing(BatchFiles(uploads, limits=LIMITS, max_pictures=max_pictures))
 
 
 def upload(folder: Path, name: str, data: bytes = b"x", *, shown: str = "") -> Upload:
@@ -58,8 +56,8 @@ def test_files_and_the_pictures_of_zips_come_in_their_order_under_unique_names(f
 def test_of_a_folder_only_pictures_count(folder: Path) -> None:
     names = ["a.png", "b.txt", ".hidden.png", "c.webp"]
 
-    with files_of([], [upload(folder, name) for name in names]) as files:
-        assert [file.name for file in files.pictures] == ["a.png", "c.webp"]
+    with files_of([upload(folder, name, shown=f"folder/{name}") for name in names]) as files:
+        assert [file.name for file in files.pictures] == ["folder/a.png", "folder/c.webp"]
         assert files.notes == ["Folder: skipped 2 files that are not pictures."]
 
 

@@ -21,7 +21,7 @@ from llama_adapter.app.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
 from llama_adapter.app.web.runs import Run, Runs
 from llama_adapter.app.web.throughput import IN_FLIGHT, measure
-from llama_adapter.app.web.uploads import place_in_uploads, private_uploads
+from llama_adapter.app.web.uploads import Upload, place_in_uploads, private_uploads
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
@@ -176,9 +176,10 @@ def test_too_many_batches_at_once_are_refused(service: Service, monkeypatch: pyt
     events, settings = BatchEvents(service, samples=[], runs=Runs()), (16, 0, 0.9, 0, "")
 
     def start(page: str) -> AsyncGenerator[list[Any]]:
-        file = {"path": place_in_uploads(SAMPLES[0]), "orig_name": "a.png"}
         request: Any = SimpleNamespace(session_hash=page)
-        return events.start(request, BatchSession(), [file], None, "", 0.5, 0.1, "", *settings)
+        session = BatchSession()
+        session.add([Upload(path=place_in_uploads(SAMPLES[0]), name="a.png")])
+        return events.start(request, session, "", 0.5, 0.1, "", *settings)
 
     async def main() -> list[str]:
         first = start("first")

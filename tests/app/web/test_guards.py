@@ -18,19 +18,19 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.web import guards
 from llama_adapter.app.web.guards import (
     LEFT_FREE_BYTES,
+    MAX_EVENT_BYTES,
     MAX_FAULT_LINES_A_MINUTE,
     BoundedUploads,
     ClosedRoutes,
     FaultLog,
     GuardedBlocks,
+    add_page_guards,
     bounded_uploads,
     is_open,
 )
-from llama_adapter.app.web.page import MAX_EVENT_BYTES, page_settings
 from llama_adapter.app.web.uploads import private_uploads
 
 SENT = "what was sent \x1b[31m\n"
@@ -115,10 +115,46 @@ def test_paths_are_those_below_the_mount() -> None:
     assert (status, has_reached) == (404, False)
 
 
-@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("", 200)])
-def test_a_page_of_another_site_cannot_post(site: str, status: int) -> None:
-    headers = ((b"sec-fetch-site", site.encode()),) if site else ()
-    assert ask("POST", "/gradio_api/queue/join", headers=headers)[0] == status
+HOST = "127.0.0.1:7860"
+NAVIGATED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /config", "GET /", "POST /gradio_api/queue/join", "POST /gradio_api/upload"]
+)
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "https://the-proxy.example"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"origin": f"http://{HOST}"}, 200),
+        ({"origin": "https://the-proxy.example", "x-forwarded-host": "the-proxy.example"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://localhost:7860"}, 403),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"origin": "https://127.0.0.1:7860.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+    ],
+)
+def test_a_page_of_another_origin_can_neither_read_nor_send(
+    request_line: str, sent: dict[str, str], status: int
+) -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in {"host": HOST, **sent}.items())
+    answer = ask(*request_line.split(), headers=headers)
+
+    assert answer[0] == status
+    assert not [name for name in answer[1] if name.startswith(b"access-control")]
+
+
+def test_a_link_on_another_page_opens_the_page_but_a_form_there_sends_nothing() -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in NAVIGATED.items())
+    assert ask("GET", "/", headers=headers)[0] == 200
+    assert ask("POST", "/gradio_api/upload", headers=headers)[0] == 403
 
 
 @pytest.mark.parametrize("path", ["/", "/monitoring"])
@@ -274,9 +310,9 @@ async def _echo_size(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _post(path: str, size: int) -> httpx.Response:
-    settings: dict[str, Any] = page_settings(SimpleNamespace(limits=ServiceLimits()))  # type: ignore[arg-type]
-    application = Starlette(middleware=settings["app_kwargs"]["middleware"])
+    application = Starlette()
     application.mount("/", _echo_size)
+    add_page_guards(application)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost") as client:
         return await client.post(path, content=bytes(size))
 

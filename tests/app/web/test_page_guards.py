@@ -56,8 +56,8 @@ def event_of(config: dict[str, Any], elem_id: str, event: str) -> dict[str, Any]
 
 def choose(client: httpx.Client, config: dict[str, Any], value: Any, *, session: str = "forged") -> httpx.Response:
     """Tell the page that this picture was uploaded, as a browser does or as an attacker would."""
-    event = event_of(config, "chat-picture", "input")
-    body = {"data": [value, None], "fn_index": event["id"], "session_hash": session, "event_data": None}
+    event = event_of(config, "chat-picture", "upload")
+    body = {"data": [None], "fn_index": event["id"], "session_hash": session, "event_data": {"files": [value]}}
     return client.post("/gradio_api/run/predict", json=body)
 
 
@@ -72,6 +72,28 @@ def test_the_forged_events_below_would_work_for_an_uploaded_picture(
 
     assert answer.status_code == 200
     assert "224 × 224 pixels" in answer.text
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:9999", "http://127.0.0.1:9999", "https://a.example", "null"])
+def test_no_page_of_another_origin_reads_or_sends_anything(client: httpx.Client, origin: str) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    for method, path in (
+        *(("GET", "/"), ("GET", "/config"), ("GET", "/gradio_api/queue/data"), ("POST", "/gradio_api/queue/join")),
+        *(("POST", "/gradio_api/upload"), ("OPTIONS", "/config"), ("OPTIONS", "/gradio_api/upload")),
+    ):
+        more = asked if method == "OPTIONS" else {}
+        answer = client.request(method, path, headers={"origin": origin, **more})
+
+        assert answer.status_code == (404 if method == "OPTIONS" else 403), path
+        assert [name for name in answer.headers if name.startswith("access-control")] == [], path
+
+
+def test_the_page_itself_sends_its_own_origin(client: httpx.Client) -> None:
+    answer = client.get("/config", headers={"origin": str(client.base_url).rstrip("/")})
+
+    assert answer.status_code == 200
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
 @pytest.mark.parametrize("secret", SECRETS)

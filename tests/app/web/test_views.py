@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,7 +14,7 @@ from llama_adapter.app.online.service import Service, ServiceStatus, Unavailable
 from llama_adapter.app.records.record import ErrorRecord, Record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.web.batch_run import Progress, Result
-from llama_adapter.app.web.batch_view import State, answer_text, cards, decisions, progress_view, table
+from llama_adapter.app.web.batch_view import State, cards, decisions, failures, progress_view
 from llama_adapter.app.web.chat import conversation
 from llama_adapter.app.web.chat_session import MAX_TURNS, ChatSession, PickedPicture, Turn
 from llama_adapter.app.web.html import duration, milliseconds, named, percent, rate, render, size, told
@@ -53,7 +54,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             self.attributes.setdefault(name, []).append(value)
-        if tag not in ("img", "br"):
+        if tag not in ("img", "br", "input"):
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -80,6 +81,11 @@ def answer(**changes: object) -> Answer:
 
 def shown(**turn: Any) -> str:
     return conversation([Turn(**{"question": "q", **turn})])
+
+
+def picture_of(picture: PickedPicture | None, *, problems: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
+    limits = {"is_taken": True, "max_bytes": 1, "max_files": 1}
+    return render("chat", "picture", picture=picture, problems=problems, notes=notes, **limits)
 
 
 def result(index: int, *, picture: str = "", text: str = "a red star", code: str = "", **changes: Any) -> Result:
@@ -112,14 +118,15 @@ def judged(index: int, probability: float, **changes: Any) -> Result:
         shown(answer=answer(text=EVIL)),
         shown(answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL))),
         shown(problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL)),
-        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, name=EVIL)),
-        render("chat", "picture_line", picture=dataclasses.replace(PICTURE, problem=EVIL)),
+        picture_of(dataclasses.replace(PICTURE, name=EVIL, shown=f"/{EVIL}")),
+        picture_of(PICTURE, problems=[EVIL], notes=[EVIL]),
+        render("batch", "files", files=[EVIL], num_files=2, problems=[EVIL], is_taken=True, max_bytes=1, max_files=1),
         render("about", "state", status=dataclasses.replace(STATUS, last_error=EVIL)),
         render("batch", "failure", sentence=EVIL, hint=EVIL),
         progress_view(PROGRESS, state="failed", notes=[EVIL], trouble=EVIL),
         "".join(cards([result(0, picture=EVIL, text=EVIL)], num_answered=1, rule=Rule())),
         "".join(cards([judged(0, 0.9, picture=EVIL)], num_answered=1, rule=Rule())),
-        "".join(table([result(0, picture=EVIL, text=EVIL), result(1, text=EVIL, code=EVIL)], rule=Rule())),
+        "".join(failures([result(1, picture=EVIL, text=EVIL, code=EVIL)])),
         decisions([result(0, text=EVIL, choice={EVIL: 0.9, "no": 0.1})], (EVIL, "no"), Rule()),
         named(EVIL),
     ],
@@ -150,12 +157,14 @@ def test_texts_of_the_page(snapshot: Any) -> None:
     texts = {
         "answers": [shown(answer=answer(**turn)) for turn in turns],
         "progress": [progress_view(waiting, state=state) for state in states],
-        "table": ["".join(table(failing, rule=Rule()))],
+        "failed": ["".join(failures(failing))],
+        "cards": [
+            "".join(cards(each, num_answered=2, rule=Rule())) for each in (chosen[:2], [result(2, finish="length")])
+        ],
         "decisions": [decisions(chosen, ("yes", "no"), rule) for rule in rules],
         "service": [render("about", "state", status=dataclasses.replace(STATUS, **change)) for change in services],
     }
     figures = {
-        "answers by rule": [[answer_text(each, rule) for each in chosen[:3]] for rule in rules],
         "times": [milliseconds(value) for value in (0.04, 9.94, 37.2, 1250.0)],
         "sizes": [size(value) for value in (812, 35_000, 2_400_000)],
         "durations": [duration(value) for value in (0.21, 9.9, 59, 60, 200, 3_900)],
@@ -188,8 +197,7 @@ def test_an_open_answer_is_busy_in_a_log_that_screen_readers_follow() -> None:
 def test_an_answer_about_an_unfamiliar_picture_is_marked(unfamiliar: bool | None, is_doubted: bool) -> None:
     changes = {} if unfamiliar is None else {"unfamiliar": unfamiliar}
     for each in (result(0, **changes), judged(0, 0.9, **changes)):
-        for html in (cards([each], num_answered=1, rule=Rule()), table([each], rule=Rule())):
-            assert "".join(html).count("la-batch-doubt") == is_doubted
+        assert "".join(cards([each], num_answered=1, rule=Rule())).count("la-batch-doubt") == is_doubted
     assert shown(answer=answer(unfamiliar=unfamiliar)).count("la-doubt") == is_doubted
 
 
@@ -231,13 +239,16 @@ def test_a_question_that_overtakes_another_closes_it_and_a_repeated_one_replaces
 # Batch
 
 
-def test_of_many_results_the_failed_and_the_newest_are_shown() -> None:
-    results = [result(index, code="empty" if index == 0 else "") for index in range(2_000)]
-    rows = table(results, rule=Rule())
+def test_every_file_is_shown_once_and_of_many_the_newest() -> None:
+    results = [result(index, code="empty" if index < 101 else "") for index in range(2_000)]
+    failed, answered = failures(results), cards(results[-60:], num_answered=1_899, rule=Rule())
 
-    assert "101 of 2,000" in rows[0]
-    assert len([row for row in rows if row.startswith("<tr")]) == 101
-    assert "60 of 1,999" in cards(results[-60:], num_answered=1_999, rule=Rule())[0]
+    assert "newest 100 of 101" in failed[0]
+    assert [row.count("<li") for row in failed] == [0, *[1] * 100, 0]
+    assert "newest 60 of 1,899" in answered[0]
+    assert failures(results[101:]) == []
+    names = re.findall("<bdi>(.+?)</bdi>", "".join([*failed, *answered]))
+    assert len(names) == len(set(names)) == 160
 
 
 # About
