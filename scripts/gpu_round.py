@@ -77,25 +77,13 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", PROCESSOR, "--out", str(out), *flags]
         command += ["--threads", "1" if toy else "8"]
         if toy:
-            command = [SMALL.get(word, word) for word in command] + ["--on", "cpu", "--budget", "0.1"]
+            command = [SMALL.get(word, word) for word in command] + ["--on", "cpu", "--budget", "0.1", "--rounds", "1"]
             if "--engines" not in flags:  # compiling takes a processor long
                 command += ["--engines", "ours-bfloat16", "hf-bfloat16", "reference-bfloat16"]
         return Step(name=name, about=about, command=tuple(command), least_s=16.0 if toy else least_s)
 
-    decoders = (
-        "--sections",
-        "decode",
-        "--batch-sizes",
-        "1",
-        "5",
-        "16",
-        "64",
-        "--prefill-batch-sizes",
-        "1",
-        "5",
-        "16",
-        "64",
-    )
+    batches = ("1", "5", "16", "64")
+    decoders = ("--sections", "decode", "--batch-sizes", *batches, "--prefill-batch-sizes", *batches)
     slots = ("ours-bfloat16-64-slots", "ours-bfloat16-most-slots")
     tests = ("tests/cuda/test_parity.py",) if toy else ("tests/cuda", "tests/runtime/devices/test_triton.py")
     return (
@@ -120,7 +108,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         measured(
             "encoder",
             "ViT-L/14 in bfloat16, float16 and float32, beside Hugging Face's, eager and compiled",
-            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", "1", "5", "16", "64", "--rounds", "2"),
+            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", *batches, "--rounds", "2"),
             least_s=45.0,
         ),
         measured(
@@ -187,7 +175,10 @@ def _outcomes(out: Path) -> dict[str, Outcome]:
 
 def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
     """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and last lines."""
-    command, environment = [sys.executable, *step.command], {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command, environment = (
+        [sys.executable, *step.command],
+        {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
     if SITE.exists():
         environment["PYTHONPATH"] = str(SITE)
     if toy:

@@ -1,0 +1,77 @@
+"""The round of measurements on a GPU, rehearsed on the CPU; what a second call runs."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import gpu_round
+from scripts.gpu_round import Outcome, Step, left, main, steps
+
+PASSED = Outcome(state="passed", seconds=1.0, time="", commit="", gpu="")
+FAILED = dataclasses.replace(PASSED, state="failed", lines=("why",))
+CUT = dataclasses.replace(PASSED, state="cut")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({}, ["a", "b", "c"]),
+        ({"a": PASSED}, ["b", "c"]),
+        ({"a": FAILED, "b": CUT, "c": PASSED}, ["b", "a"]),
+        ({"a": PASSED, "b": PASSED, "c": PASSED}, ["a", "b", "c"]),  # a new round
+    ],
+)
+def test_a_call_runs_what_never_ended_then_what_failed(outcomes: dict[str, Outcome], expected: list[str]) -> None:
+    assert left(["a", "b", "c"], outcomes) == expected
+
+
+def told(out: Path) -> dict[str, tuple[str, list[str]]]:
+    rows = json.loads((out / "gpu-round.json").read_text(encoding="utf-8"))["steps"]
+    return {row["name"]: (row["state"], row["lines"]) for row in rows}
+
+
+@pytest.mark.slow
+def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "there"
+    fails = f"import pathlib, sys; print('no file'); sys.exit(not pathlib.Path({str(file)!r}).exists())"
+
+    def made_up(*, toy: bool, out: Path) -> tuple[Step, ...]:
+        programs = {"fails": fails, "is cut": "print('round 1: the time is over')", "passes": "print('done')"}
+        return tuple(Step(name=name, about=name, command=("-c", text), least_s=0.0) for name, text in programs.items())
+
+    monkeypatch.setattr(gpu_round, "steps", made_up)
+
+    first = main(["1", "--rehearse", "--out", str(tmp_path)])
+    after_first = told(tmp_path)
+    file.touch()
+    second = main(["1", "--rehearse", "--out", str(tmp_path)])
+
+    cut = ("cut", ["round 1: the time is over"])
+    assert (first, second) == (1, 1)
+    assert after_first == {"fails": ("failed", ["no file"]), "is cut": cut, "passes": ("passed", [])}
+    assert told(tmp_path) == {"fails": ("passed", []), "is cut": cut, "passes": ("passed", [])}
+    assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_round_rehearses_on_the_cpu(tmp_path: Path) -> None:
+    code = main(["10", "--rehearse", "--out", str(tmp_path)])
+
+    names = [step.name for step in steps(toy=False, out=tmp_path)]
+    assert {name: state for name, (state, _) in told(tmp_path).items()} == dict.fromkeys(names, "passed")
+    assert code == 0
+    page = (tmp_path / "peers-h100.md").read_text(encoding="utf-8")
+    assert "66 pictures in 64 slots" in page
+    assert "### Decode, tiny, 1 thread on the host" in page
+
+
+def test_the_page_is_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("scripts.gpu_round.torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("scripts.gpu_round.torch.cuda.get_device_name", lambda index: "NVIDIA H200")
+
+    assert main(["1"]) == 2
+    assert "the page is of an NVIDIA H100" in capsys.readouterr().err
