@@ -1,6 +1,7 @@
 """The user's cache folder, for files that this program creates for its own use."""
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -16,7 +17,8 @@ def cache_folder() -> Path:
     except RuntimeError as error:  # a container's user without an entry in passwd
         raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (folder.parent, folder):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         file = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
         raise type(error)(f"`{file}` is not a folder: move it, or set XDG_CACHE_HOME") from None
@@ -26,3 +28,16 @@ def cache_folder() -> Path:
     if status.st_mode & 0o022:
         raise PermissionError(f"others may write to `{folder}`: chmod go-w it, or set XDG_CACHE_HOME")
     return folder
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file of the cache that is executed, such as a compiled library.
+
+    Raises OSError if it cannot be read, and PermissionError unless it is a regular file of this user or root that
+    others cannot write. The open file is checked. It keeps its name, because only this user writes to the folder.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            raise PermissionError(f"`{path}` is not a regular file of this user that others cannot write")
+        return file.read()

@@ -112,7 +112,7 @@ class Settings:
     rounds: int = 3
     engines: tuple[str, ...] = ENGINES
     budget: float = 2.5
-    work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-graphs")
+    work: str = str(Path(".work/graphs").absolute())
 
 
 def measure_exports(settings: Settings) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # documented, and not in __all__
 
 from llama_adapter import __version__
 from llama_adapter.app.models.checkpoints import LoadedModel
@@ -18,12 +21,12 @@ from llama_adapter.app.parallel.cores import bind_to, cores_of_ranks
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.fingerprint import files_fingerprint, fingerprints
 from llama_adapter.app.parallel.launch import checked_launch
+from llama_adapter.app.parallel.messages import ReceivedMessages
 from llama_adapter.app.parallel.rendezvous import (
     SECONDARY,
     environment_store,
     error_key,
     followed_key,
-    host_store,
     join,
     leave,
 )
@@ -57,11 +60,13 @@ class RankGroup:
         self.size = spec.tensor_parallel
         self._backend = backend
         self._children: dict[int, ChildProcess] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._runner: LeadingRunner | None = None
         self._is_closed, self._has_joined = False, False
         self._step_watch: StepWatch | None = None
         self._restore_cores: Callable[[], None] = lambda: None
         place = checked_launch(spec.tensor_parallel)
+        self._are_local = place is None or place.is_local
         if place is not None and place.rank > 0:
             raise UsageError(
                 f"This process is rank {place.rank} of {place.size} of torchrun, and a captioner leads them as rank 0",
@@ -70,11 +75,10 @@ class RankGroup:
         try:
             if place is None:
                 check()
-                self._store = host_store(self.size)
-                self._start_ranks(spec)
+                self._store, self._seen = self._start_ranks(spec)
             else:
                 self._store = environment_store(place, timeout_s=spec.parallel_timeout)
-            self._seen = self._store.clone()  # a separate connection: calls on the first one may block
+                self._seen = self._store.clone()  # a separate connection: calls on the first one may block
             self.ranks, self.channel = self._join(spec)
             self._has_joined = True
         except BaseException:
@@ -86,21 +90,29 @@ class RankGroup:
         """Whether all ranks use the memory of this host."""
         return bool(self._children) and self._backend.device.type == "cpu"
 
-    def _start_ranks(self, spec: CaptionerSpec) -> None:
+    def _start_ranks(self, spec: CaptionerSpec) -> tuple[Any, Any]:
+        """Start the other ranks; returns the store through which groups join, and the messages of the ranks.
+
+        Other users have no access to either.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="llama-adapter-ranks-")
+        store, messages = str(Path(self._folder.name) / "store"), ReceivedMessages()
         device = self._backend.device
         cores = cores_of_ranks(self.size) if device.type == "cpu" else [None] * self.size
         for rank in range(1, self.size):
             started = {
                 "rank": rank,
                 "size": self.size,
-                "port": self._store.port,
+                "store": store,
                 "device": str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + rank}",
                 "timeout_s": spec.parallel_timeout,
                 "cores": cores[rank],
             }
             self._children[rank] = ChildProcess(ENTRY, json.dumps(started), environ={}, watch_parent=True)
+            messages.receive(self._children[rank].connection)
         if cores[0] is not None:
             self._restore_cores = bind_to(cores[0])
+        return FileStore(store, self.size), messages
 
     def _join(self, spec: CaptionerSpec) -> Any:
         self._wait_for("hello", self._check_version)
@@ -115,7 +127,7 @@ class RankGroup:
                     collectives=collectives,
                     timeout_s=spec.parallel_timeout,
                     device=self._backend.device,
-                    are_local=bool(self._children),
+                    are_local=self._are_local,
                 )
         except CollectiveError as error:
             raise self._named_failure(error) from None
@@ -280,6 +292,8 @@ class RankGroup:
         if self._has_joined:
             with suppress(RuntimeError):
                 leave()
+        if self._folder is not None:
+            self._folder.cleanup()
         self._restore_cores()
 
     def _kill(self) -> None:

@@ -10,6 +10,7 @@ from llama_adapter.runtime.text import shown_excerpt
 
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MOST: Final = 2**20
+LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,7 @@ class Launched:
     rank: int
     size: int
     local_rank: int
+    is_local: bool  # all ranks are on this machine
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
@@ -39,7 +41,8 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     rank = _number(environ, "RANK", 0, size - 1)
     _number(environ, "MASTER_PORT", 1, 65535)
     local_rank = _number(environ, "LOCAL_RANK", 0, _MOST) if environ.get("LOCAL_RANK") else rank
-    return Launched(rank=rank, size=size, local_rank=local_rank)
+    is_local = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"] or environ["MASTER_ADDR"] in LOOPBACK
+    return Launched(rank=rank, size=size, local_rank=local_rank, is_local=is_local)
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:

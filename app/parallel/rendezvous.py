@@ -1,9 +1,11 @@
-"""How ranks join: a key-value store of the first rank, and process groups of `torch.distributed` that use it.
+"""How ranks join: a key-value store, and process groups of `torch.distributed` that use it.
 
-Under `torchrun`, the environment gives the store, the rank and the number of ranks. Otherwise the first rank starts the
-others on this machine, and the store listens on the loopback interface only.
+Under `torchrun`, the environment gives the store, the rank and the number of ranks. Whoever reaches the port of this
+store can read and change it. Otherwise the first rank starts the others on this machine: then the store is a file in a
+private folder, and messages between ranks go through inherited sockets (messages.py).
 """
 
+import errno
 import os
 import signal
 import socket
@@ -20,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.rendezvous import rendezvous
 
 from llama_adapter.app.parallel.errors import RankError
-from llama_adapter.app.parallel.launch import Launched
+from llama_adapter.app.parallel.launch import LOOPBACK, Launched
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.runtime.devices.base import Collectives
 from llama_adapter.runtime.devices.collectives import LIBRARIES
@@ -31,28 +33,9 @@ from llama_adapter.runtime.text import one_line
 BEAT_S: Final = 1.0
 SECONDARY: Final = 75  # exit code of a rank that ended because another one did
 _END_BEATS: Final = 10
-DEFAULT_TIMEOUT_S: Final = 60.0
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
-_LOOPBACK: Final = "127.0.0.1"
 _SPARE_S: Final = 5.0  # torch may exceed its own timeout by this time
 _MOST_REASON: Final = 200  # characters of torch's message that are shown
-
-
-def host_store(size: int) -> Any:
-    """A store in this process for ranks on this machine; its attribute `port` is where it listens.
-
-    The store gets a socket that already listens, so no other process can take the port in between.
-    """
-    listener = socket.socket()
-    listener.bind((_LOOPBACK, 0))
-    listener.listen()
-    port = listener.getsockname()[1]
-    return TCPStore(_LOOPBACK, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def find_store(port: int, size: int) -> Any:
-    """The store of the process that started this one. Raises RuntimeError if it has ended."""
-    return TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=DEFAULT_TIMEOUT_S))
 
 
 def environment_store(place: Launched, *, timeout_s: float) -> Any:
@@ -62,9 +45,9 @@ def environment_store(place: Launched, *, timeout_s: float) -> Any:
     """
     port = os.environ["MASTER_PORT"]
     try:
-        return _met(timeout_s)
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error):
+        return _met(place, timeout_s)
+    except (RuntimeError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
             raise RankError(
                 f"Rank {place.rank} of {place.size} cannot listen on port {port}, which MASTER_PORT names: it is taken",
                 hint="set MASTER_PORT to a free port, the same one for all ranks",
@@ -77,7 +60,7 @@ def environment_store(place: Launched, *, timeout_s: float) -> Any:
         ) from None
 
 
-def _met(timeout_s: float) -> Any:
+def _met(place: Launched, timeout_s: float) -> Any:
     """The store of the environment. Raises RuntimeError, also in a case in which torch waits forever.
 
     This is a server that accepts the connection and sends nothing.
@@ -86,7 +69,7 @@ def _met(timeout_s: float) -> Any:
 
     def meet() -> None:
         try:
-            found.set_result(next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0])
+            found.set_result(_open_store(place, timedelta(seconds=timeout_s)))
         except BaseException as error:
             found.set_exception(error)
 
@@ -95,6 +78,15 @@ def _met(timeout_s: float) -> Any:
         return found.result(timeout_s + _SPARE_S)
     except TimeoutError:
         raise RuntimeError("the server there does not answer like a rank") from None
+
+
+def _open_store(place: Launched, timeout: timedelta) -> Any:
+    """The store of the environment. If this rank serves it, for this machine alone, it listens on loopback only."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if place.rank > 0 or address not in LOOPBACK or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return next(iter(rendezvous("env://", timeout=timeout)))[0]
+    listener = socket.create_server(("127.0.0.1", port))
+    return TCPStore(address, port, place.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
 def join(

@@ -23,7 +23,6 @@ from llama_adapter.runtime.text import one_line
 # Found in messages of torch.distributed's libraries about a rank that has ended.
 _LOST: Final = re.compile(r"gloo|nccl|hccl|connection|peer|timed? ?out|process group", re.IGNORECASE)
 _MOST_REASON: Final = 200  # characters
-_LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 class OneRank:
@@ -59,7 +58,7 @@ class TrainingRanks(OneRank):
         """Join the process group."""
         self.rank, self.size, self._device, self._timeout_s = place.rank, place.size, backend.device, timeout_s
         store = environment_store(place, timeout_s=timeout_s)
-        if os.environ.get("MASTER_ADDR") in _LOOPBACK:
+        if place.is_local:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if backend.device.type != "cpu":
             torch.get_device_module(backend.device).set_device(backend.device)

@@ -6,6 +6,7 @@ This module does not import triton, which older GPUs do without.
 # R rows, K inputs, N outputs
 
 import importlib.util
+import os
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT
+from llama_adapter.runtime.user_cache import cache_folder
 
 _LEAST_ROWS = 32  # `_int_mm` needs at least 17
 
@@ -20,7 +22,8 @@ _LEAST_ROWS = 32  # `_int_mm` needs at least 17
 def find_triton_fault(device: torch.device, capability: tuple[int, int]) -> str:
     """Why the Triton kernels cannot run on a GPU; empty if they can.
 
-    One of them is run, because Triton needs a C compiler and Python's headers.
+    One of them is run, because Triton needs a C compiler and Python's headers. Triton loads libraries from its cache,
+    so that is in the user's cache folder, which only this user can write.
     """
     if torch.version.hip is not None:
         return "they are written for NVIDIA GPUs"
@@ -29,6 +32,7 @@ def find_triton_fault(device: torch.device, capability: tuple[int, int]) -> str:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
         from llama_adapter.runtime.devices.triton_calls import swiglu
 
         swiglu(torch.zeros(1, 2, dtype=torch.float16, device=device))

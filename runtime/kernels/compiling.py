@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
-from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.runtime.user_cache import cache_folder, read_own
 
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-lm",)
@@ -57,24 +58,28 @@ def compilers() -> Iterator[list[str]]:
 
 
 def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
-    """Path of the library in the user's cache, compiled if missing or damaged; raises OSError or SubprocessError."""
+    """Path of the library in the user's cache; raises OSError or SubprocessError.
+
+    It is compiled if it is missing or damaged, or if another user could have written it.
+    """
     command = [*compiler, *FLAGS, *instructions.options(instructions.extras())]
     stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), _c_library())}"
     cache = cache_folder()
     for path in cache.glob(f"{stem}-*.so"):
-        if path == named_by_content(path, stem):
-            return path
+        with suppress(OSError):
+            if path.name == name_by_content(read_own(path), stem):
+                return path
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         made = Path(folder) / "kernels.so"
         compile_kernels(command, made)
-        target = cache / named_by_content(made, stem).name
+        made.chmod(0o600)
+        target = cache / name_by_content(read_own(made), stem)
         return made.replace(target)  # atomic: other processes may compile the same
 
 
-def named_by_content(path: Path, stem: str) -> Path:
-    """`path` renamed to `stem` and 16 hexadecimal digits for its content; raises OSError if it cannot be read."""
-    content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return path.with_name(f"{stem}-{content}.so")
+def name_by_content(data: bytes, stem: str) -> str:
+    """The name of a library with this content: `stem` and 16 hexadecimal digits."""
+    return f"{stem}-{hashlib.sha256(data).hexdigest()[:16]}.so"
 
 
 def compile_kernels(command: list[str], target: Path) -> None:

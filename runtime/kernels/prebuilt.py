@@ -8,7 +8,7 @@ end the process.
 from collections.abc import Collection
 from pathlib import Path
 
-from llama_adapter.runtime.kernels.compiling import FLAGS, digest_of_sources, named_by_content
+from llama_adapter.runtime.kernels.compiling import FLAGS, digest_of_sources, name_by_content
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet
 
 FOLDER = Path(__file__).parent / "prebuilt"  # exists in a wheel for one platform; not in a checkout
@@ -25,14 +25,14 @@ def find_prebuilt(instructions: InstructionSet) -> Path | None:
     path = next(FOLDER.glob(wanted), None)
     if path is None:
         raise FileNotFoundError(f"`{FOLDER}` has no {wanted}: its libraries are of other sources")
-    if path != named_by_content(path, _stem(instructions, instructions.extras())):
+    if path.name != name_by_content(path.read_bytes(), _stem(instructions, instructions.extras())):
         raise OSError(f"`{path}` is damaged: install the package again")
     return path
 
 
 def name_prebuilt(path: Path, instructions: InstructionSet, extras: Collection[str]) -> Path:
     """Rename a compiled library to the name that `find_prebuilt` looks for on processors with these optional flags."""
-    return path.rename(named_by_content(path, _stem(instructions, extras)))
+    return path.rename(path.with_name(name_by_content(path.read_bytes(), _stem(instructions, extras))))
 
 
 def _stem(instructions: InstructionSet, extras: Collection[str]) -> str:

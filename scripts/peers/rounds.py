@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ class Plan:
     job_sizes: tuple[int, ...] = (len(JOB_ENDS),)
     rounds: int = 3
     threads: int = 1
-    work: str = str(Path(tempfile.gettempdir()) / "llama-adapter-peers")
+    work: str = str(Path(".work/peers").absolute())
     budget: float = 2.5  # seconds
     long: float = 8.0  # seconds; a measurement that took longer in the first round is not repeated
     instructions: str = INSTRUCTIONS[0]

@@ -1,5 +1,8 @@
-"""The processes of ranks, as listed by the operating system."""
+"""The processes of ranks, and where processes listen, as listed by the operating system."""
 
+import ipaddress
+import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -9,3 +12,20 @@ def ranks_of(process: int) -> list[int]:
         child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
     ]
     return sorted(int(child) for child in found if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def listening(process: int) -> list[tuple[str, int]]:
+    """The addresses and TCP ports on which a process listens."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # it was closed in between
+            sockets.add(os.readlink(descriptor))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, _, port = fields[1].partition(":")
+                words = [bytes.fromhex(address[place : place + 8])[::-1] for place in range(0, len(address), 8)]
+                found.append((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return sorted(found)

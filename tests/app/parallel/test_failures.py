@@ -18,10 +18,11 @@ from llama_adapter.app.parallel import group as group_module
 from llama_adapter.app.parallel import rendezvous
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.app.parallel.group import RankGroup
-from llama_adapter.app.parallel.launch import launched
+from llama_adapter.app.parallel.launch import LOOPBACK, Launched, launched
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
+from tests.app.parallel.processes import listening
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = sorted(sample_pictures().glob("*.png"))[:6]
@@ -178,21 +179,31 @@ def test_variables_of_a_single_process_mean_nothing() -> None:
     assert launched({"MASTER_ADDR": "localhost"}) is None
 
 
-def test_nobody_can_take_our_own_port_between_choice_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[int] = []
-    open_store = rendezvous.TCPStore
+@pytest.mark.parametrize(
+    ("change", "is_local"),
+    [
+        ({"MASTER_ADDR": "127.0.0.1"}, True),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "1"}, False),
+        ({"MASTER_ADDR": "host0"}, False),
+    ],
+)
+def test_ranks_of_one_machine_are_told_from_those_of_several(change: dict[str, str], is_local: bool) -> None:
+    place = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", **change})
+    assert place is not None
+    assert place.is_local is is_local
 
-    def store(address: str, port: int, *arguments: Any, **options: Any) -> Any:
-        with socket.socket() as other:
-            try:
-                other.bind((address, port))
-            except OSError as error:
-                refused.append(error.errno)
-        return open_store(address, port, *arguments, **options)
 
-    monkeypatch.setattr(rendezvous, "TCPStore", store)
-    rendezvous.host_store(2)
-    assert [os.strerror(number) for number in refused] == ["Address already in use"]
+def test_the_store_of_ranks_on_this_machine_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for address in LOOPBACK:
+        launch(monkeypatch, 0, address=address, port=port)
+        place = Launched(rank=0, size=1, local_rank=0, is_local=True)
+        store = rendezvous.environment_store(place, timeout_s=10)
+        assert [address for address, taken in listening(os.getpid()) if taken == port] == ["127.0.0.1"]
+        del store
 
 
 def test_variables_are_those_of_before_once_ranks_have_met(monkeypatch: pytest.MonkeyPatch) -> None:

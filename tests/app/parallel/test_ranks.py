@@ -1,7 +1,9 @@
 """A decoder on several ranks answers as on one. A failure of one rank ends all of them, with one sentence."""
 
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from llama_adapter.app.online.request_handle import Ask
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.errors import UsageError
+from tests.app.parallel.processes import listening, ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +47,20 @@ def test_a_service_answers_on_ranks(alone: Captioner) -> None:
         service.wait_until_ready()
         answers = [service.submit(ask).result().text for ask in asks]  # the second time from the cache
     assert answers == texts(alone) * 2
+
+
+def test_other_users_of_this_machine_reach_only_ports_that_ignore_them(alone: Captioner, pair: Captioner) -> None:
+    assert texts(pair) == texts(alone)
+    places = [place for process in (os.getpid(), *ranks_of(os.getpid())) for place in listening(process)]
+    assert len(places) == 2 * 2  # of gloo, for two groups
+    assert {address for address, _ in places} == {"127.0.0.1"}
+    with ExitStack() as stack:
+        for place in places:
+            for number in (0, 1, 2**63):  # gloo expects a number of the connection
+                other = stack.enter_context(socket.create_connection(place))
+                other.sendall(number.to_bytes(8, "little") + b"forged" * 100)
+        assert texts(pair) == texts(alone)
+    assert texts(pair) == texts(alone)
 
 
 @pytest.mark.proves("tensor parallelism", "CPU")

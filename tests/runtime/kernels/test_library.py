@@ -5,7 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from llama_adapter.runtime.kernels import library as native
 from llama_adapter.runtime.kernels.compiling import compiled, compilers
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library, find_library
+from tests.runtime.test_user_cache import NOT_OUR_OWN
 
 INSTRUCTIONS = choose_instructions()
 NO_COMPILER = "" if next(compilers(), None) else "no C compiler"
@@ -78,6 +79,34 @@ def test_a_damaged_library_is_compiled_again(num_bytes: int, cache: Path, monkey
 
     assert again.read_bytes() == content
     assert list(cache.iterdir()) == [again]
+
+
+@pytest.mark.parametrize("spoil", NOT_OUR_OWN.values(), ids=NOT_OUR_OWN)
+def test_a_library_that_another_user_can_write_is_compiled_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path, pytest.MonkeyPatch], None]
+) -> None:
+    contents = iter((b"theirs", b"ours"))
+    monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(next(contents)))
+    path = compiled(["cc"], INSTRUCTION_SETS[0])  # its name has the digest of its content
+    with monkeypatch.context() as patch:
+        spoil(path, patch)
+    if os.getuid() != 0 and spoil is NOT_OUR_OWN["another user's"]:
+        pytest.skip("only root may give files away")
+
+    again = compiled(["cc"], INSTRUCTION_SETS[0])
+
+    assert again.read_bytes() == b"ours"
+
+
+def test_a_compiled_library_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(b"machine code"))
+    umask = os.umask(0)
+    try:
+        path = compiled(["cc"], INSTRUCTION_SETS[0])
+    finally:
+        os.umask(umask)
+
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
