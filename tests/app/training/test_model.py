@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
-from llama_adapter.app.models.checkpoints import sources_of
+from llama_adapter.app.models.checkpoints import LoadedModel, sources_of
 from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -29,6 +29,7 @@ from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
 from llama_adapter.vision.weights import ClipSource
 from tests.app.golden import GOLDEN, model_options
+from tests.bounds import Float64, difference, spread
 from tests.llm.toys import forward
 from tests.parity.golden import CASES, GENERATE, max_difference, pixels, tensors
 
@@ -67,21 +68,29 @@ def encoded(model: TrainableModel, pixels_BHWC: Tensor) -> Tensor | None:
     return None if model.encodes == "nothing" else model.encode(pixels_BHWC)
 
 
-def production_logits(loaded: Any, tokens: Tensor, pixels_BHWC: Tensor) -> Tensor:
-    model, stream = loaded
-    decoder = decoder_from_state(model.decoder_config, dict(stream))
-    visual_query = torch.zeros(len(tokens), model.decoder_config.num_queries, model.decoder_config.dim)
+def production_logits(
+    model: LoadedModel, state: dict[str, Tensor], tokens: Tensor, pixels_BHWC: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    """The logits of the model as it is loaded, computed in `dtype`."""
+    decoder = decoder_from_state(model.decoder_config, state).to(dtype)
+    visual_query = torch.zeros(len(tokens), model.decoder_config.num_queries, model.decoder_config.dim, dtype=dtype)
     if model.vision_state:
-        visual_query = encoder_from_state(model.vision_config, model.vision_state)(pixels_BHWC)
-    return decoder.logits(forward(decoder, tokens, decoder.project_prefix(visual_query.to(model.dtype))))
+        visual_query = encoder_from_state(model.vision_config, model.vision_state).to(dtype)(pixels_BHWC)
+    return decoder.logits(forward(decoder, tokens, decoder.project_prefix(visual_query)))
 
 
-def is_same_model(model: TrainableModel, wanted: CaptionerSpec, *, limit: float) -> None:
+def distance(model: TrainableModel, wanted: CaptionerSpec) -> float:
+    """The largest difference of the logits of `model` and of `wanted` in float32; it should be at most 1.
+
+    Its unit is the spread of the production model, in which a fault of the trainable one is not counted.
+    """
     tokens, _, pictures = batch()
-    ours = model.logits(tokens, encoded(model, pictures))
-    theirs = production_logits(stream_model(wanted, dtype=model.dtype), tokens, pictures)
-    assert max_difference(ours, theirs) < limit
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    loaded, stream = stream_model(wanted, dtype=torch.float32)
+    state = dict(stream)
+    theirs = production_logits(loaded, state, tokens, pictures, dtype=torch.float32)
+    with Float64():
+        exact = production_logits(loaded, state, tokens, pictures, dtype=torch.float64)
+    return difference(model.logits(tokens, encoded(model, pictures)), theirs) / spread(theirs, exact)
 
 
 def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[float]:
@@ -114,7 +123,7 @@ def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, 
 @pytest.mark.parametrize("sets", SETS, ids="-".join)
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 def test_before_the_first_step_it_is_the_model_that_was_opened(adapter: str, sets: tuple[ParameterSet, ...]) -> None:
-    is_same_model(trainable(spec(adapter), *sets), spec(adapter), limit=1e-4)
+    assert distance(trainable(spec(adapter), *sets), spec(adapter)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -128,14 +137,21 @@ def test_before_the_first_step_it_is_the_model_that_was_opened(adapter: str, set
     ids=["without-biases", "trainer-checkpoint", "hugging-face", "embedded"],
 )
 def test_every_source_begins_as_the_model_that_was_opened(wanted: CaptionerSpec) -> None:
-    is_same_model(trainable(wanted, "bias", "lora"), wanted, limit=5e-4)
+    assert distance(trainable(wanted, "bias", "lora"), wanted) <= 1
+
+
+@pytest.mark.parametrize("name", ["adapter.new_gate", "layers.1.feed_forward_norm.weight"])
+def test_a_scale_that_is_wrong_by_a_thousandth_is_more_than_rounding(name: str) -> None:
+    model = trainable(CaptionerSpec(), "bias", "lora")
+    model.trained()[name].detach().mul_(1.001)
+    assert distance(model, CaptionerSpec()) > 2
 
 
 def test_a_new_adapter_begins_as_the_base_model() -> None:
-    is_same_model(trainable(ALONE, "bias", "lora", **NEW), ALONE, limit=1e-4)
+    assert distance(trainable(ALONE, "bias", "lora", **NEW), ALONE) <= 1
     for_texts = trainable(ALONE, "adapter")
     assert for_texts.encodes == "nothing"
-    is_same_model(for_texts, ALONE, limit=1e-4)
+    assert distance(for_texts, ALONE) <= 1
 
 
 def test_half_precision_trains_float32_parameters_near_those_of_float32() -> None:
@@ -337,7 +353,7 @@ def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> No
     tensors |= {f"layers.{layer}.attention.gate": torch.full((1,), 0.3) for layer in range(4)}
     torch.save(tensors, tmp_path / "old.pth")
     old = trainable(CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth")), "adapter")
-    is_same_model(old, CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth")), limit=1e-4)
+    assert distance(old, CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth"))) <= 1
     step(old)
     written = old.adapter_tensors()
     assert {name: value.shape for name, value in written.items()} == {name: t.shape for name, t in tensors.items()}
@@ -372,14 +388,16 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
 def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said(tmp_path: Path) -> None:
     folder = convert(sources_of(spec()), tmp_path / "bundle", dtype=torch.float32)
     without = spec("CAPTION-TINY", llama_dir=str(folder), llama_type=None)
-    is_same_model(trainable(without, "bias"), without, limit=1e-4)
+    assert distance(trainable(without, "bias"), without) <= 1
     bundle = load_bundle(folder)
     bundle.decoder_state["adapter.gates"] = bundle.decoder_state["adapter.gates"].clone()
     bundle.decoder_state["adapter.gates"][0, 1] = -1.0
     save_bundle(folder, model=bundle, overwrite=True)
     model = trainable(CaptionerSpec(model=str(folder)), "bias")
     assert model.notes[0].startswith("1 of the 12 gates of")
-    is_same_model(model, CaptionerSpec(model=str(folder)), limit=1e-2)
+    bundle.decoder_state["adapter.gates"][0, 1] = -(1 - 2.0**-12)  # the gate nearest to -1 that is trained
+    save_bundle(folder, model=bundle, overwrite=True)
+    assert distance(model, CaptionerSpec(model=str(folder))) <= 1
 
 
 @pytest.mark.parametrize(
