@@ -3,19 +3,22 @@
 Processors, libraries and numbers of threads add in different orders. So a number that was seen on one machine is no
 bound. There are three that hold on all:
 
-- `spread`: the distance of a program from itself in float64. Two programs for the same numbers, in the same type, are
-  both about that far from the exact result (`FACTOR`). A fault of the program under test cancels in its own spread and
-  is whole in the difference from the other program. It is for whole models.
-- `sums`: the error of sums of products, at most `n u |x| |w|` for n terms and unit roundoff u, and almost always below
-  `sqrt(n) u |x| |w|` because roundings have both signs (Higham and Mary, A New Approach to Probabilistic Rounding
+- `spread`: how far a program is from itself in float64. Another program for the same numbers, in the same type, is
+  about as far from the exact result (`FACTOR`). A fault of the program under test is in both runs and does not make
+  its own spread larger, but is whole in the difference from the other one. It is for whole models.
+- `sums`: the error of sums of products is at most n u |x| |w| for n terms and the unit roundoff u, and almost always
+  below sqrt(n) u |x| |w|, because roundings have both signs (Higham and Mary, A New Approach to Probabilistic Rounding
   Error Analysis, 2019). It is for single operators.
-- `unit`: the relative error of one rounding, for numbers that are copied, or computed in float32 and then rounded.
+- `unit`: u, the relative error of one rounding. It is for results that are rounded to a smaller type at the end.
+
+`make processors` runs the tests as several processors compute.
 """
 
+import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # The other program may be three times as far from the exact result as the one that was measured: 3 + 1.
@@ -28,7 +31,7 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest magnitude in a tensor."""
+    """The largest magnitude in a tensor; 0 if it is empty."""
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
@@ -46,17 +49,35 @@ class Float64(TorchFunctionMode):
 
 
 def spread(computed: Tensor, exact: Tensor) -> float:
-    """How far two programs may be apart of which one gave `computed`, and `exact` in float64."""
+    """How far apart two programs may be if one of them gives `computed`, and `exact` in float64.
+
+    Of a few numbers, the one program's may be nearly exact by chance, so there must be many.
+    """
+    assert exact.numel() >= 64
     assert bool(exact.isfinite().all())
     return FACTOR * max(difference(computed, exact), unit(computed.dtype) * largest(exact))
 
 
-def sums(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-    """How far two results (..., O) of x (..., F) @ weight (O, F).T may be apart, each summed in float32.
+def sums(x: Tensor, weight: Tensor, *others: Tensor | None) -> Tensor:
+    """How far apart two results x (..., F) @ weight (O, F).T may be that are summed in float32, (..., O).
 
-    `others` are added after the products and broadcast, such as a bias (O,).
+    `others`, such as a bias (O,), are added to the products. The margin is `FACTOR`.
     """
-    magnitudes = x.double().abs() @ weight.double().abs().T
-    for other in others:
-        magnitudes = magnitudes + other.double().abs()
-    return 2 * FACTOR * (weight.shape[1] + len(others)) ** 0.5 * unit(torch.float32) * magnitudes
+    added = [other.double().abs() for other in others if other is not None]
+    magnitudes = sum(added, x.double().abs() @ weight.double().abs().T)
+    return FACTOR * (weight.shape[1] + len(added)) ** 0.5 * unit(torch.float32) * magnitudes
+
+
+def rounding_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy that computes in float32 and rounds weights and the output of each part to `dtype`.
+
+    This is the least that a program in `dtype` rounds, so its distance from the exact result is a measure for them.
+    """
+
+    def rounded(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return output.to(dtype).to(output.dtype) if isinstance(output, Tensor) else output
+
+    rounding = copy.deepcopy(module).to(dtype).float()
+    for part in rounding.modules():
+        part.register_forward_hook(rounded)
+    return rounding

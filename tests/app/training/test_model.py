@@ -29,9 +29,10 @@ from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
 from llama_adapter.vision.weights import ClipSource
 from tests.app.golden import GOLDEN, model_options
-from tests.bounds import Float64, difference, spread
+from tests.bounds import Float64, difference, largest, spread, unit
 from tests.llm.toys import forward
 from tests.parity.golden import CASES, GENERATE, max_difference, pixels, tensors
+from tests.parity.test_decoder import loss_limits
 
 CLIP = str(GOLDEN / "CLIP/tiny-vit-torchscript.pt")
 ALONE = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY")
@@ -180,13 +181,14 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
     adapter: str, sets: tuple[ParameterSet, ...], has_kernels: bool
 ) -> None:
     golden, (tokens, labels, pictures) = tensors(f"loss_{adapter}"), batch(adapter)
-    model = trainable(spec(adapter), *sets, has_kernels=has_kernels)
+    model, limits = trainable(spec(adapter), *sets, has_kernels=has_kernels), loss_limits(adapter)
     for checkpoint_layers in (False, True):
         model.zero_grad()
         model.checkpoint_layers = checkpoint_layers
         loss, loss_B = model(tokens, labels, model.encode(pictures))
         (loss / (labels[:, 1:] != 0).sum()).backward()
-        assert float(loss.detach() / (labels[:, 1:] != 0).sum()) == pytest.approx(float(golden["loss"]), rel=1e-5)
+        mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
+        assert mean == pytest.approx(float(golden["loss"]), abs=limits["loss"])
         assert float(loss_B.detach().sum()) == pytest.approx(float(loss.detach()), rel=1e-6)
         gradients = reference_gradients(model)
         compared = [name for name in golden if name.startswith("grad/") and name.removeprefix("grad/") in gradients]
@@ -194,9 +196,9 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
         counted = {"bias": 11 if adapter.startswith("LORA") else 10, "adapter": 4 if adapter.startswith("LORA") else 3}
         assert len(compared) == sum((expected | counted)[name] for name in sets)
         for name in compared:
-            limit = 1e-3 * float(golden[name].abs().max())
             ours = gradients[name.removeprefix("grad/")].reshape(golden[name].shape)
-            assert max_difference(ours, golden[name]) <= limit, name
+            written = unit(ours.dtype) * largest(golden[name])  # gates and factors are written in float16
+            assert max_difference(ours, golden[name]) <= limits[name] + written, name
 
 
 def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:
