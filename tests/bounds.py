@@ -48,14 +48,23 @@ class Float64(TorchFunctionMode):
         return (Tensor.double if function is Tensor.float else function)(*args, **(kwargs or {}))
 
 
-def spread(computed: Tensor, exact: Tensor) -> float:
+def spread(computed: Tensor, exact: Tensor, *others: Tensor) -> float:
     """How far apart two programs may be if one of them gives `computed`, and `exact` in float64.
 
-    Of a few numbers, the one program's may be nearly exact by chance, so there must be many.
+    A few numbers, or one that is far more sensitive than the rest, may be nearly exact by chance. So there must be
+    many, and `others` are results of `jittered` copies, where one is sensitive.
     """
     assert exact.numel() >= 64
     assert bool(exact.isfinite().all())
-    return FACTOR * max(difference(computed, exact), unit(computed.dtype) * largest(exact))
+    return FACTOR * max(unit(computed.dtype) * largest(exact), *(difference(one, exact) for one in (computed, *others)))
+
+
+def jittered(module: nn.Module, *, seed: int) -> nn.Module:
+    """A copy in float32 whose weights are moved by up to one unit roundoff, so that all its sums round differently."""
+    draw, moved = torch.Generator().manual_seed(seed), copy.deepcopy(module)
+    for weight in moved.parameters():
+        weight.data *= 1 + unit(torch.float32) * (2 * torch.rand(weight.shape, generator=draw) - 1)
+    return moved
 
 
 def sums(x: Tensor, weight: Tensor, *others: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Encoders of the embedded and the golden model as torch, ONNX and OM, made once per test run."""
 
+import copy
 import fcntl
 import functools
 import io
@@ -27,6 +28,7 @@ from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from tests.app.golden import GOLDEN, picture
+from tests.bounds import Float64, jittered, rounding_module, spread
 from tests.fakes.om_format import write_fake_om
 from tests.parity.golden import model as golden_model
 
@@ -110,6 +112,18 @@ def sample_queries() -> torch.Tensor:
     """The visual queries that torch computes from `sample_pixels`, float32 (32, Q, D)."""
     queries: torch.Tensor = embedded_encoder()(torch.from_numpy(sample_pixels()))
     return queries
+
+
+@functools.cache
+def query_limit(dtype: GraphDtype = "float32") -> float:
+    """How far apart the visual queries of `sample_pixels` by two programs in `dtype` may be."""
+    encoder, pixels = embedded_encoder(), torch.from_numpy(sample_pixels())
+    with Float64():
+        exact = copy.deepcopy(encoder).double()(pixels)
+    if dtype == "float16":
+        return spread(rounding_module(encoder, torch.float16)(pixels), exact)
+    # One of the pictures is several times as sensitive as the others.
+    return spread(sample_queries(), exact, *(jittered(encoder, seed=seed)(pixels) for seed in range(4)))
 
 
 def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float = 0.26130258) -> Path:
