@@ -15,11 +15,13 @@ bound. There are three that hold on all:
 """
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+Module = TypeVar("Module", bound=nn.Module)
 
 # The other program may be three times as far from the exact result as the one that was measured: 3 + 1.
 FACTOR = 4
@@ -59,7 +61,7 @@ def spread(computed: Tensor, exact: Tensor, *others: Tensor) -> float:
     return FACTOR * max(unit(computed.dtype) * largest(exact), *(difference(one, exact) for one in (computed, *others)))
 
 
-def jittered(module: nn.Module, *, seed: int) -> nn.Module:
+def jittered(module: Module, *, seed: int) -> Module:
     """A copy in float32 whose weights are moved by up to one unit roundoff, so that all its sums round differently."""
     draw, moved = torch.Generator().manual_seed(seed), copy.deepcopy(module)
     for weight in moved.parameters():
@@ -77,7 +79,7 @@ def sums(x: Tensor, weight: Tensor, *others: Tensor | None) -> Tensor:
     return FACTOR * (weight.shape[1] + len(added)) ** 0.5 * unit(torch.float32) * magnitudes
 
 
-def rounding_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def rounding_module(module: Module, dtype: torch.dtype) -> Module:
     """A copy that computes in float32 and rounds weights and the output of each part to `dtype`.
 
     This is the least that a program in `dtype` rounds, so its distance from the exact result is a measure for them.

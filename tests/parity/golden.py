@@ -87,7 +87,7 @@ def measured_model(adapter: str, *, dtype: torch.dtype = torch.float32, channel_
     encoder, decoder = model(adapter, channel_order=channel_order)
     if dtype == torch.float32:
         return GoldenModel(encoder, decoder)
-    return GoldenModel(rounding_module(encoder, dtype), rounding_module(decoder, dtype))  # type: ignore[arg-type]
+    return GoldenModel(rounding_module(encoder, dtype), rounding_module(decoder, dtype))
 
 
 @functools.cache
