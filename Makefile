@@ -8,7 +8,7 @@ OWN_TESTS := -n auto --dist loadfile --no-loadscope-reorder --ignore tests/clien
 # Tests start many processes, which would compile all of our modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check style own clients mindspore test-mindspore arm arm-short cuda fuzz audit clean
+.PHONY: demo test check style own clients mindspore test-mindspore arm arm-short cuda processors fuzz audit clean
 
 demo: .venv/.installed
 	@echo "Captions the sample pictures. A first run compiles kernels for this processor: a few seconds."
@@ -61,6 +61,11 @@ arm arm-short: .venv/.installed-dev
 cuda: .venv/.installed-dev
 	$(BIN)/python -m tests.cuda.device
 	$(PYTEST) tests/cuda tests/runtime/devices/test_triton.py
+
+# The numeric tests as other x86 processors compute: instruction sets, libraries and numbers of threads are chosen by
+# environment variables (tests/processors.py). Half an hour; TESTS=path for some tests alone, TESTS=--slow for more.
+processors: .venv/.installed-dev
+	$(BIN)/python -m tests.processors $(TESTS)
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
 # found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'

@@ -7,12 +7,11 @@ from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import OperatorChoice
 from tests.cuda.device import DEVICE, GRAPHS
-from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, max_difference, model, pixels, tensors
+from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, max_difference, model, pixels, query_limit, tensors
 from tests.parity.test_captioner import answer, load
-from tests.parity.test_decoder import WITH_STEPS, logits_along
+from tests.parity.test_decoder import WITH_STEPS, logits_along, logits_limit
 
-# The limits of tests/parity.
-LIMITS = [(torch.float32, 2e-5, 1e-4), (torch.float16, 0.012, 0.14), (torch.bfloat16, 0.12, 0.5)]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,27 +19,27 @@ def _backend() -> None:
     open_backend(DEVICE)  # convolutions are exact from here on
 
 
-@pytest.mark.parametrize(("dtype", "limit", "_"), LIMITS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_visual_query_is_near_the_reference(adapter: str, dtype: torch.dtype, limit: float, _: float) -> None:
+def test_the_visual_query_is_near_the_reference(adapter: str, dtype: torch.dtype) -> None:
     ours = model(adapter, dtype=dtype, device=DEVICE).encoder(pixels(PICTURES).to(DEVICE))
 
-    assert max_difference(ours.cpu(), tensors(f"vision_{adapter}")["visual_query"]) < limit
+    assert max_difference(ours.cpu(), tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter, dtype=dtype)
 
 
-@pytest.mark.parametrize(("dtype", "_", "limit"), LIMITS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wanted", ["aten", "auto"])
 @pytest.mark.parametrize("name", WITH_STEPS)
-def test_logits_are_near_the_reference(
-    name: str, wanted: OperatorChoice, dtype: torch.dtype, limit: float, _: float
-) -> None:
+def test_logits_are_near_the_reference(name: str, wanted: OperatorChoice, dtype: torch.dtype) -> None:
     case = GENERATE[name]
-    decoder = model(case["adapter"], dtype=dtype, device=DEVICE).decoder
-    operators = open_backend(DEVICE).choose_operators(decoder.config, dtype=dtype, wanted=wanted, mode="eager")
-    use_operators(decoder, operators)
-    pairs = logits_along(case, dtype=dtype, device=DEVICE)
+    parts = model(case["adapter"], dtype=dtype, device=DEVICE)
+    config = parts.decoder.config
+    use_operators(
+        parts.decoder, open_backend(DEVICE).choose_operators(config, dtype=dtype, wanted=wanted, mode="eager")
+    )
+    pairs = logits_along(case, parts, device=DEVICE)
 
-    assert max(max_difference(ours, golden) for ours, golden in pairs) < limit
+    assert max(max_difference(ours, golden) for ours, golden in pairs) <= logits_limit(name, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", list(GENERATE))

@@ -23,7 +23,18 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes.int8 import quantise_weight
 from tests.llm import toys
 from tests.llm.exported import exported_card, onnx_runner
-from tests.llm.toys import CONFIG, EOS_ID, answer, drain, eager, toy_decoder, toy_engine, toy_prompts, toy_requests
+from tests.llm.toys import (
+    CONFIG,
+    EOS_ID,
+    answer,
+    drain,
+    eager,
+    rounding,
+    toy_decoder,
+    toy_engine,
+    toy_prompts,
+    toy_requests,
+)
 
 CONFIGS = {
     "adapter": CONFIG,
@@ -90,7 +101,7 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
 
     for wanted, made in zip(*found, strict=True):
         assert made[:2] == wanted[:2]
-        assert made[2] == pytest.approx(wanted[2], abs=1e-4)
+        assert made[2] == pytest.approx(wanted[2], abs=2 * 3 * rounding())  # of up to three tokens
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
@@ -112,14 +123,20 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
     assert made == wanted
 
 
-@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-4), ("float16", 0.05), ("int8", 0.6), ("int4", 6.0)])
-def test_logits_differ_by_rounding_only(tmp_path: Path, precision: str, limit: float) -> None:
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
+def test_logits_differ_by_rounding_only(tmp_path: Path, precision: str) -> None:
     decoder = toy_decoder()
     runner = onnx_runner(decoder, tmp_path, num_slots=3, precision=precision)
+    limits = {
+        "float32": rounding(),
+        "float16": 2 * rounding(dtype=torch.float16),  # of activations, and of weights
+        "int8": 0.6,  # integers of 8 and 4 bits, where the logits' standard deviation is 3
+        "int4": 6.0,
+    }
 
     parity = compare(runner.program, eager(decoder, num_slots=3))
 
-    assert parity.max_abs < limit * parity.magnitude / 3
+    assert parity.max_abs < limits[precision]
     assert parity.is_ok(precision)
     assert parity.num_same == parity.num_tokens or precision in ("int8", "int4")
 
@@ -154,7 +171,7 @@ def test_8_bit_weights_of_a_model_stay_exactly_what_they_are(tmp_path: Path) -> 
     widened = onnx_runner(decoder, tmp_path / "float32", num_slots=3)
     del decoder.state_dict
 
-    assert compare(widened.program, eager(decoder, num_slots=3)).max_abs < 1e-3
+    assert compare(widened.program, eager(decoder, num_slots=3)).max_abs < rounding()
     assert compare(runner.program, eager(decoder, num_slots=3)).max_abs < 0.6  # its activations are rounded to 8 bits
 
 

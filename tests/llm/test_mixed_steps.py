@@ -18,7 +18,7 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
-from tests.llm.test_native_runner import CONFIG, CONFIGS, TOLERANCE, open_native, prefixes, runners
+from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
 from tests.llm.toys import EOS_ID, SMALL, answer, answers, drain, toy_decoder, toy_prompts, toy_requests
 
 NATIVE_SMALL = dataclasses.replace(SMALL, dim=128, ffn_dim=192)
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_libr
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
 def test_a_mixed_step_gives_the_logits_of_its_parts(
     are_equal: bool, dtype: torch.dtype, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch

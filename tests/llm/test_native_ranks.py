@@ -21,9 +21,10 @@ from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.ranks import ALONE, Alone, CollectiveError
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.state import quantise
+from llama_adapter.runtime.schemes.state import dequantise, quantise
+from tests.bounds import difference
 from tests.llm.test_native_runner import CONFIG
-from tests.llm.toys import toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import rounding, toy_decoder, toy_prompts, toy_visual_queries
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -118,18 +119,18 @@ def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", [2, 3])  # they share 4 heads and 3 blocks of hidden units
 @pytest.mark.parametrize(
-    ("config", "dtype", "precision", "tolerance"),
+    ("config", "dtype", "precision"),
     [
-        (WIDE, torch.float32, "float", 1e-6),
-        (WIDE, torch.bfloat16, "float", 0.02),
-        (WIDE, torch.float32, "int8", 0.005),  # sums in another order may round an activation differently
-        (WIDE, torch.float32, "int4", 0.005),
-        (CONFIG, torch.float32, "int4", 0.01),  # shares begin inside the 128 inputs whose activations share a scale
+        (WIDE, torch.float32, "float"),
+        (WIDE, torch.bfloat16, "float"),
+        (WIDE, torch.float32, "int8"),
+        (WIDE, torch.float32, "int4"),
+        (CONFIG, torch.float32, "int4"),  # shares begin inside the 128 inputs whose activations share a scale
     ],
     ids=["float32", "bfloat16", "int8", "int4", "int4, heads of 32"],
 )
 def test_all_ranks_have_the_whole_decoders_logits(
-    config: DecoderConfig, dtype: torch.dtype, precision: Precision, tolerance: float, size: int
+    config: DecoderConfig, dtype: torch.dtype, precision: Precision, size: int
 ) -> None:
     state = stored(dtype, precision, config=config)
     meeting = Meeting(size)
@@ -138,33 +139,29 @@ def test_all_ranks_have_the_whole_decoders_logits(
 
     assert all(torch.equal(first, other) for other in others)
     whole = logits(runner(state, config=config))
-    assert (first - whole).norm() <= tolerance * whole.norm()
+    if precision == "float":
+        assert difference(first, whole) <= 2 * 2 * rounding(config, dtype=dtype)  # scores are of up to two tokens
+        return
+    # Sums in another order round some activations to another integer, in the last case all of them. So the results are
+    # not further apart than twice the error that rounding activations makes at all.
+    exact = logits(runner(dict(dequantise(state, dtype=dtype)), config=config))
+    assert (first - whole).norm() <= 2 * (whole - exact).norm()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_in_int4_round_activations_as_one_process_does(size: int) -> None:
+@pytest.mark.parametrize(("config", "size"), [(WIDE, 2), (WIDE, 3), (dataclasses.replace(WIDE, ffn_dim=512), 2)])
+def test_ranks_in_int4_round_activations_as_one_process_does(config: DecoderConfig, size: int) -> None:
     """Except for the few activations that another order of sums moves over a rounding boundary.
 
-    With other groups, every logit would differ.
+    They change the logits of their row. With other groups, every row would differ.
     """
-    state = stored(torch.float32, "int4", config=WIDE)
+    state = stored(torch.float32, "int4", config=config)
     meeting = Meeting(size)
 
-    first, *_ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=WIDE) for rank in range(size))
+    first, *_ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(size))
 
-    whole = logits(runner(state, config=WIDE))
-    assert (first - whole).abs().median() <= 1e-5 * whole.abs().median()
-
-
-def test_ranks_of_whole_groups_give_the_logits_of_one_process() -> None:
-    config = dataclasses.replace(CONFIG, dim=512, ffn_dim=512)
-    state = stored(torch.float32, "int4", config=config)
-    meeting = Meeting(2)
-
-    first, _ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(2))
-
-    whole = logits(runner(state, config=config))
-    assert (first - whole).norm() <= 1e-5 * whole.norm()
+    differences = (first - logits(runner(state, config=config)))[: 12 * config.vocab_size].abs()
+    is_near = differences.view(12, -1).amax(1) <= rounding(config)
+    assert is_near.float().mean() >= 0.5
 
 
 def test_a_sum_that_fails_ends_the_call_and_is_raised() -> None:

@@ -17,9 +17,10 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.devices import CpuBackend
+from tests.bounds import unit
 from tests.llm import toys
 from tests.llm.exported import onnx_runner
-from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, toy_decoder, toy_prompts, toy_requests
+from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, rounding, toy_decoder, toy_prompts, toy_requests
 
 CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)  # sizes that the kernels accept
 DECODER = toy_decoder(CONFIG)
@@ -105,7 +106,7 @@ def test_choices_are_scored_behind_it(make: MakeRunner, tmp_path: Path) -> None:
         scores.append({output.request_id: output.logprobs for output in drain(one)})
 
     for number in range(len(prompts)):
-        assert scores[1][number] == pytest.approx(scores[0][number], abs=2e-4)
+        assert scores[1][number] == pytest.approx(scores[0][number], abs=2 * 3 * rounding(CONFIG))
 
 
 def test_the_context_holds_past_prompt_and_answer(tmp_path: Path) -> None:
@@ -136,7 +137,9 @@ def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(tmp_path: Path) -
 
     for path in (tmp_path, tmp_path / "pre_caches.npy"):
         read = read_past(path, CONFIG)
-        np.testing.assert_allclose(read.k_LNCH, past.k_LNCH, atol=1e-5)
+        # Keys are rotated back when they are written, and rotated again: two products and their sum each time.
+        limit = 2 * 4 * unit(torch.float32) * np.abs(past.k_LNCH).max()
+        np.testing.assert_allclose(read.k_LNCH, past.k_LNCH, atol=limit, rtol=0)
         np.testing.assert_array_equal(read.v_LNCH, past.v_LNCH)
     stored = np.load(tmp_path / "pre_caches.npy")
     assert stored.shape == (CONFIG.num_layers, 2, CONFIG.num_heads, len(TEXT), CONFIG.head_dim)

@@ -18,7 +18,8 @@ from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 from llama_adapter.runtime.schemes.state import quantise
-from tests.llm.toys import CONFIG, GOLDEN, toy_decoder
+from tests.bounds import difference, largest, unit
+from tests.llm.toys import CONFIG, GOLDEN, rounding, toy_decoder
 
 ODD = DecoderConfig(
     vocab_size=301,
@@ -155,7 +156,8 @@ def test_checkpoints_are_read_by_shares(folder: str, adapter_name: str | None, s
         assert read.keys() == whole.keys()
         for name, tensor in dense(read.items()):
             wanted = take(name, whole[name], whole=config, share=share)
-            torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=1e-7)  # LoRA's products differ in size
+            # LoRA's products of 8 terms differ in size, and are added to the weights.
+            assert difference(tensor, wanted) <= 2 * 9**0.5 * unit(torch.float32) * largest(wanted)
 
 
 def test_parts_of_shards_are_views_of_the_files() -> None:
@@ -183,8 +185,8 @@ def test_partial_outputs_of_a_layer_add_up(config: DecoderConfig) -> None:
         first, last = share.heads.start * share.head_dim, share.heads.stop * share.head_dim
         totals["out"] += own.attention.out(heads[..., first:last])
         totals["down"] += own.feed_forward(x)
-    torch.testing.assert_close(totals["out"], layer.attention.out(heads))
-    torch.testing.assert_close(totals["down"], layer.feed_forward(x))
+    assert difference(totals["out"], layer.attention.out(heads)) <= rounding(config)  # smaller than the logits
+    assert difference(totals["down"], layer.feed_forward(x)) <= rounding(config)
 
 
 def test_a_past_has_the_heads_of_its_rank() -> None:

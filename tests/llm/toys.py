@@ -1,5 +1,6 @@
 """Tiny random decoders, runners and requests for tests of the language half; none of them is trained."""
 
+import functools
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.devices import Backend, CpuBackend
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.operators import ATEN, Operators
+from tests.bounds import Float64, spread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EOS_ID = 2
@@ -69,6 +71,23 @@ def forward(decoder: LlamaAdapterDecoder, ids: Tensor, prefix: Prefix) -> Tensor
     mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids.device).tril()
     hidden: Tensor = decoder(ids, torch.arange(length, device=ids.device)[None], mask, prefix)
     return hidden
+
+
+@functools.cache
+def rounding(config: DecoderConfig = CONFIG, *, dtype: torch.dtype = torch.float32) -> float:
+    """How far apart two programs in `dtype` may be in the logits of `toy_decoder(config)`.
+
+    Log-probabilities may be twice as far apart, and those of several tokens add up.
+    """
+    with torch.random.fork_rng(devices=[]):
+        decoder = toy_decoder(config).to(dtype)
+    shape, draw = (8, min(30, config.context)), torch.Generator().manual_seed(0)
+    ids, queries = torch.randint(config.vocab_size, shape, generator=draw), toy_visual_queries(8, config=config)
+    computed = decoder.logits(forward(decoder, ids, decoder.project_prefix(queries.to(dtype))))
+    with Float64():
+        decoder = decoder.double()
+        exact = decoder.logits(forward(decoder, ids, decoder.project_prefix(queries.to(dtype).double())))
+    return spread(computed, exact)
 
 
 def eager_config(decoder: LlamaAdapterDecoder, **options: Any) -> EngineConfig:

@@ -7,12 +7,13 @@ needs CANN's graph engine, which has no stand-in, so only its signatures are che
 """
 
 import pytest
+import torch
 
+from tests.llm.toys import rounding
 from tests.npu import symbols
+from tests.npu.inside.decoder import FUSED, SMALL
 from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL, FakeNpu
 
-# Largest allowed difference of a choice's log-probability with fused operators, by dtype.
-TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.15}
 # The chip's own operators that must be called, for heads of 64 in float16.
 KERNELS = {
     "Ascend310P3": {"npu_rms_norm", "npu_apply_rotary_pos_emb", "npu_swiglu", "npu_format_cast"},
@@ -158,7 +159,9 @@ def test_fused_operators_give_the_same_ids_in_float32_and_close_scores(npu: Fake
     for label, run in runs(npu, soc).items():
         if label in ("fused float32 auto", "small float32 auto"):
             assert run["given"]["ids"] == run["expected"]["ids"], label
-        tolerance = TOLERANCE[label.split()[1]]
+        size, name, _ = label.split()
+        # The bound of any logit. A score is the sum of three log-probabilities at most.
+        tolerance = rounding({"fused": FUSED, "small": SMALL}[size], dtype=getattr(torch, name))
         assert run["given"]["scores"] == pytest.approx(run["expected"]["scores"], abs=tolerance), label
 
 

@@ -22,14 +22,15 @@ from llama_adapter.runtime.devices.npu_linear import (
 from llama_adapter.runtime.devices.npu_operators import FAMILIES, UNKNOWN
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
+from tests.llm.toys import rounding
 from tests.npu.inside import linear_references
+from tests.npu.inside.few_bits import CONFIG
 from tests.npu.wheel import CHIPS, WHOLE_MODEL, FakeNpu
 
 BY_NAME = {family.name: family for family in (*FAMILIES, UNKNOWN)}
 FULL = SimpleNamespace(**linear_references.REFERENCES)
-# Largest allowed difference of a log-probability from widened weights; 8-bit inputs differ more than rounding does.
-TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
-ROUNDED_TOLERANCE = 0.3
+# Largest allowed difference of a log-probability from widened weights: in float16, and with inputs rounded to 8 bits.
+TOLERANCE, ROUNDED_TOLERANCE = 0.05, 0.3
 WEIGHT_ONLY, ROUNDED = "npu_weight_quant_batchmatmul", "npu_quant_matmul"
 # For each chip, the operator that multiplies in float16, by precision and wanted operators. Refused combinations are
 # missing.
@@ -159,7 +160,7 @@ def test_answers_are_those_of_widened_weights_or_the_chip_refuses(npu: FakeNpu, 
             continue
         assert given["captions"] == expected["captions"], way
         assert len(given["captions"]) == 32
-        tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE["float16"]
+        tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE
         for ours, theirs in zip(given["scores"], expected["scores"], strict=True):
             assert ours == pytest.approx(theirs, abs=tolerance), way
         assert not any("widened" in note for note in given["notes"])
@@ -174,7 +175,8 @@ def test_toy_decoders_give_the_scores_of_widened_weights(npu: FakeNpu, soc: str)
     for way, outcome in npu.reports()[soc]["few bits"].items():
         assert bool(outcome["toys"]) == (way in ALLOWED[soc])
         for toy in outcome["toys"]:
-            tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE[toy["dtype"]]
+            rounded = rounding(CONFIG, dtype=getattr(torch, toy["dtype"]))
+            tolerance = ROUNDED_TOLERANCE if "w8a8" in way else rounded
             assert toy["given"]["scores"] == pytest.approx(toy["expected"]["scores"], abs=tolerance), way
             assert toy["calls"][f"npu::{ALLOWED[soc][way]}"] > 0
 
@@ -192,7 +194,7 @@ def test_weights_are_packed_at_load_and_not_per_step(npu: FakeNpu) -> None:
 @on_the_wheel
 def test_graphs_take_weights_of_fewer_bits(npu: FakeNpu) -> None:
     for way, run in npu.reports()["graphs of few bits"].items():
-        tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE["float16"]
+        tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE
         assert run["graph"]["scores"] == pytest.approx(run["eager"]["scores"], abs=tolerance), way
         assert run["replays"] > run["captures"] > 0
         assert run["replays"] > run["captures"] > 0

@@ -1,5 +1,6 @@
 """The reference's data, and our models built from its checkpoints with the production converter."""
 
+import copy
 import functools
 import itertools
 import json
@@ -21,6 +22,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.weights import build_vision, read_clip
+from tests.bounds import Float64, rounding_module, spread
 from tests.llm.toys import build_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -70,6 +72,31 @@ def model(
     config, state = decoder_state("LLaMA/TINY", adapter=adapter, dtype=dtype)
     encoder, decoder = encoder_from_state(vision_config, vision_state), decoder_from_state(config, state)
     return GoldenModel(encoder.to(device), decoder.to(device))
+
+
+@functools.cache
+def exact_model(adapter: str, *, channel_order: Any = "rgb") -> GoldenModel:
+    """The model in float64; it computes in it inside `Float64`."""
+    encoder, decoder = model(adapter, channel_order=channel_order)
+    return GoldenModel(copy.deepcopy(encoder).double(), copy.deepcopy(decoder).double())
+
+
+@functools.cache
+def measured_model(adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: Any = "rgb") -> GoldenModel:
+    """The model whose distance from `exact_model` is the measure for other programs in `dtype`."""
+    encoder, decoder = model(adapter, channel_order=channel_order)
+    if dtype == torch.float32:
+        return GoldenModel(encoder, decoder)
+    return GoldenModel(rounding_module(encoder, dtype), rounding_module(decoder, dtype))
+
+
+@functools.cache
+def query_limit(adapter: str, *, dtype: torch.dtype = torch.float32, channel_order: Any = "rgb") -> float:
+    """How far apart the visual queries of `PICTURES` by two programs in `dtype` may be."""
+    measured = measured_model(adapter, dtype=dtype, channel_order=channel_order)
+    with Float64():
+        exact = exact_model(adapter, channel_order=channel_order).encoder(pixels(PICTURES))
+    return spread(measured.encoder(pixels(PICTURES)), exact)
 
 
 def decoder_state(

@@ -2,35 +2,50 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from tests.parity.golden import ADAPTERS, GOLDEN, PICTURES, max_difference, model, pixels, tensors
+from tests.bounds import Float64, largest, spread, unit
+from tests.parity.golden import (
+    ADAPTERS,
+    GOLDEN,
+    PICTURES,
+    exact_model,
+    max_difference,
+    model,
+    pixels,
+    query_limit,
+    tensors,
+)
 
 
 def test_normalised_pixels_equal_the_reference() -> None:
     for name, corner in tensors("preprocess").items():
         normalised = model("BIAS-TINY").encoder.normalise(pixels([name.removeprefix("corner/")]))
-        assert max_difference(normalised[0, :, :8, :8], corner) < 1e-6
+        assert max_difference(normalised[0, :, :8, :8], corner) <= 4 * unit(torch.float32) * largest(corner)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.proves("visual query of the reference", "CPU")
 def test_the_visual_query_equals_the_reference(adapter: str) -> None:
     ours = model(adapter).encoder(pixels(PICTURES))
-    assert max_difference(ours, tensors(f"vision_{adapter}")["visual_query"]) < 2e-5
+    assert max_difference(ours, tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter)
 
 
 def test_clip_features_of_all_tokens_equal_the_reference() -> None:
     golden = tensors("vision_BIAS-TINY")
     for picture in ("gradient_640x360.png", "shapes_200x300.jpg"):
         features = model("BIAS-TINY").encoder.features(pixels([picture]))[0]
-        assert max_difference(features, golden[f"clip_features/{picture}"]) < 2e-5
+        with Float64():
+            exact = exact_model("BIAS-TINY").encoder.features(pixels([picture]))[0]
+        assert max_difference(features, golden[f"clip_features/{picture}"]) <= spread(features, exact)
 
 
-def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
-    encoder, golden = model("BIAS-TINY").encoder, tensors("vision_BIAS-TINY")
-    seen = {}
+def stages_of(encoder: PictureEncoder) -> dict[str, Tensor]:
+    """What each stage makes of one picture: (tokens, width)."""
+    seen: dict[str, Tensor] = {}
     stages = {
         "clip_ln_pre": encoder.clip.pre_norm,
         "clip_block_0": encoder.clip.blocks[0],
@@ -47,12 +62,20 @@ def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
     encoder(pixels(["shapes_200x300.jpg"]))
     for hook in hooks:
         hook.remove()
-    queries = golden["trace/visual_block_1"][: encoder.query.num_queries]
-    assert max_difference(seen["visual_block_1"], queries) < 2e-5, "the last block is asked for the queries alone"
+    seen["queries"] = seen["visual_block_1"]  # the last block is asked for the queries alone
     [seen["visual_block_1"]] = encoder.query.blocks[1](seen["visual_block_0"][None])
-    for name in stages:
+    return seen
+
+
+def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
+    encoder, golden = model("BIAS-TINY").encoder, tensors("vision_BIAS-TINY")
+    ours = stages_of(encoder)
+    with Float64():
+        exact = stages_of(exact_model("BIAS-TINY").encoder)
+    golden["trace/queries"] = golden["trace/visual_block_1"][: encoder.query.num_queries]
+    for name, stage in ours.items():
         expected = golden[f"trace/{name}"]
-        assert max_difference(seen[name][: len(expected)], expected) < 2e-5, name
+        assert max_difference(stage[: len(expected)], expected) <= spread(stage, exact[name]), name
 
 
 @pytest.mark.parametrize("picture", PICTURES)
@@ -62,7 +85,7 @@ def test_bgr_order_equals_the_reference_fed_as_by_opencv(picture: str) -> None:
     image = load_picture(GOLDEN / "images" / picture, orientation="upright").image
     ours = encoder(torch.from_numpy(preprocess(image, convert="first"))[None])[0]
     golden = tensors("vision_BIAS-TINY")["visual_query_opencv_style"][PICTURES.index(picture)]
-    assert max_difference(ours, golden) < 2e-5
+    assert max_difference(ours, golden) <= query_limit("BIAS-TINY", channel_order="bgr")
 
 
 def test_pixels_may_come_as_bytes_or_as_floats() -> None:
@@ -70,8 +93,8 @@ def test_pixels_may_come_as_bytes_or_as_floats() -> None:
     assert torch.equal(encoder(batch), encoder(batch.to(torch.float16)))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 0.012), (torch.bfloat16, 0.12)])
-def test_half_precision_stays_near_the_reference(dtype: torch.dtype, limit: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_near_the_reference(dtype: torch.dtype) -> None:
     ours = model("BIAS-TINY", dtype=dtype).encoder(pixels(PICTURES))
     assert ours.dtype == dtype
-    assert max_difference(ours, tensors("vision_BIAS-TINY")["visual_query"]) < limit
+    assert max_difference(ours, tensors("vision_BIAS-TINY")["visual_query"]) <= query_limit("BIAS-TINY", dtype=dtype)

@@ -22,6 +22,7 @@ from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import GOLDEN, model_options
+from tests.parity.test_decoder import logits_limit
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
 PROMPTS = ["Describe the image.", ("Is it red?", "Look at the border."), "What is shown in this picture?", ("", "")]
@@ -211,7 +212,8 @@ def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captione
     assert apart.choice is not None
     # The odds of two choices do not depend on the other choices.
     assert answer.choice["10"] / answer.choice["100"] == pytest.approx(
-        apart.choice["10"] / apart.choice["100"], rel=1e-4
+        apart.choice["10"] / apart.choice["100"],
+        rel=2 * 4 * logits_limit("bias_b1"),  # of up to four tokens
     )
     assert captioner.tokenizer.eos_id not in answer.token_ids
     assert captioner.tokenizer.decode(answer.token_ids) == answer.text

@@ -17,6 +17,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.exported.card import read_card
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import model_options
+from tests.fakes.exported import choice_limit
 from tests.parity.golden import GOLDEN, GROUPS, batch
 from tests.parity.test_captioner import answer
 
@@ -86,7 +87,7 @@ def test_choices_have_torchs_probabilities(torchs: Captioner) -> None:
     made = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
 
     for one, other in zip(made, wanted, strict=True):
-        assert one.choice == pytest.approx(other.choice, abs=1e-4)
+        assert one.choice == pytest.approx(other.choice, abs=choice_limit())
 
 
 @pytest.mark.slow

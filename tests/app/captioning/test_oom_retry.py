@@ -28,6 +28,7 @@ from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES, Device, narrow
 from tests.llm.toys import QueuedBackend
+from tests.parity.test_decoder import logits_limit
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,7 @@ def test_choices_are_scored_in_smaller_batches(parts: Parts) -> None:
 
     for answer, other in zip(answers, expected, strict=True):
         assert answer.text == other.text
-        assert answer.choice == pytest.approx(other.choice, abs=1e-5)
+        assert answer.choice == pytest.approx(other.choice, abs=2 * 4 * logits_limit("bias_b1"))
     assert notes[-1] == "out of memory with 2 rows: going on with 1"
 
 

@@ -12,6 +12,7 @@ from llama_adapter import Captioner, CheckpointError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.resources import sample_pictures
 from tests.app.exported import exported_embedded
+from tests.fakes.exported import choice_limit
 from tests.parity.golden import GOLDEN
 
 LLAMA = {"llama_dir": GOLDEN / "LLaMA-HF/TINY"}
@@ -87,7 +88,7 @@ def test_an_exported_decoder_has_torchs_answers_behind_a_past(past: Path) -> Non
         ours.generate(pictures[:3], question, choices=choices),
         strict=True,
     ):
-        assert one.choice == pytest.approx(other.choice, abs=1e-4)
+        assert one.choice == pytest.approx(other.choice, abs=choice_limit())
 
 
 @pytest.mark.slow

@@ -133,7 +133,9 @@ def test_padding_does_not_count(model: LoadedModel, samples: list[Sample], monke
     together = hessians(model, [short, long], monkeypatch)
 
     for name in ("0.qkv", "0.out", "0.down", "2.qkv", "3.down", "head"):
-        torch.testing.assert_close(together[name], alone[0][name] + alone[1][name], rtol=1e-3, atol=1e-2, msg=name)
+        # A Hessian is a sum over tokens, so one more would add about a token's share to it. Rounding adds far less.
+        share = float(alone[0][name].trace()) / len(short.token_ids)
+        assert float((together[name] - alone[0][name] - alone[1][name]).norm()) < 0.01 * share, name
 
 
 def test_the_adapters_tokens_count_in_the_layers_that_project_them(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
-from llama_adapter.app.models.checkpoints import sources_of
+from llama_adapter.app.models.checkpoints import LoadedModel, sources_of
 from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -29,8 +29,10 @@ from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
 from llama_adapter.vision.weights import ClipSource
 from tests.app.golden import GOLDEN, model_options
+from tests.bounds import Float64, difference, largest, spread, unit
 from tests.llm.toys import forward
 from tests.parity.golden import CASES, GENERATE, max_difference, pixels, tensors
+from tests.parity.test_decoder import loss_limits
 
 CLIP = str(GOLDEN / "CLIP/tiny-vit-torchscript.pt")
 ALONE = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY")
@@ -67,21 +69,29 @@ def encoded(model: TrainableModel, pixels_BHWC: Tensor) -> Tensor | None:
     return None if model.encodes == "nothing" else model.encode(pixels_BHWC)
 
 
-def production_logits(loaded: Any, tokens: Tensor, pixels_BHWC: Tensor) -> Tensor:
-    model, stream = loaded
-    decoder = decoder_from_state(model.decoder_config, dict(stream))
-    visual_query = torch.zeros(len(tokens), model.decoder_config.num_queries, model.decoder_config.dim)
+def production_logits(
+    model: LoadedModel, state: dict[str, Tensor], tokens: Tensor, pixels_BHWC: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    """The logits of the model as it is loaded, computed in `dtype`."""
+    decoder = decoder_from_state(model.decoder_config, state).to(dtype)
+    visual_query = torch.zeros(len(tokens), model.decoder_config.num_queries, model.decoder_config.dim, dtype=dtype)
     if model.vision_state:
-        visual_query = encoder_from_state(model.vision_config, model.vision_state)(pixels_BHWC)
-    return decoder.logits(forward(decoder, tokens, decoder.project_prefix(visual_query.to(model.dtype))))
+        visual_query = encoder_from_state(model.vision_config, model.vision_state).to(dtype)(pixels_BHWC)
+    return decoder.logits(forward(decoder, tokens, decoder.project_prefix(visual_query)))
 
 
-def is_same_model(model: TrainableModel, wanted: CaptionerSpec, *, limit: float) -> None:
+def distance(model: TrainableModel, wanted: CaptionerSpec) -> float:
+    """The largest difference of the logits of `model` and of `wanted` in float32; it should be at most 1.
+
+    Its unit is the spread of the production model, in which a fault of the trainable one is not counted.
+    """
     tokens, _, pictures = batch()
-    ours = model.logits(tokens, encoded(model, pictures))
-    theirs = production_logits(stream_model(wanted, dtype=model.dtype), tokens, pictures)
-    assert max_difference(ours, theirs) < limit
-    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    loaded, stream = stream_model(wanted, dtype=torch.float32)
+    state = dict(stream)
+    theirs = production_logits(loaded, state, tokens, pictures, dtype=torch.float32)
+    with Float64():
+        exact = production_logits(loaded, state, tokens, pictures, dtype=torch.float64)
+    return difference(model.logits(tokens, encoded(model, pictures)), theirs) / spread(theirs, exact)
 
 
 def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[float]:
@@ -114,7 +124,7 @@ def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, 
 @pytest.mark.parametrize("sets", SETS, ids="-".join)
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 def test_before_the_first_step_it_is_the_model_that_was_opened(adapter: str, sets: tuple[ParameterSet, ...]) -> None:
-    is_same_model(trainable(spec(adapter), *sets), spec(adapter), limit=1e-4)
+    assert distance(trainable(spec(adapter), *sets), spec(adapter)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -128,14 +138,21 @@ def test_before_the_first_step_it_is_the_model_that_was_opened(adapter: str, set
     ids=["without-biases", "trainer-checkpoint", "hugging-face", "embedded"],
 )
 def test_every_source_begins_as_the_model_that_was_opened(wanted: CaptionerSpec) -> None:
-    is_same_model(trainable(wanted, "bias", "lora"), wanted, limit=5e-4)
+    assert distance(trainable(wanted, "bias", "lora"), wanted) <= 1
+
+
+@pytest.mark.parametrize("name", ["adapter.new_gate", "layers.1.feed_forward_norm.weight"])
+def test_a_scale_that_is_wrong_by_a_thousandth_is_more_than_rounding(name: str) -> None:
+    model = trainable(CaptionerSpec(), "bias", "lora")
+    model.trained()[name].detach().mul_(1.001)
+    assert distance(model, CaptionerSpec()) > 2
 
 
 def test_a_new_adapter_begins_as_the_base_model() -> None:
-    is_same_model(trainable(ALONE, "bias", "lora", **NEW), ALONE, limit=1e-4)
+    assert distance(trainable(ALONE, "bias", "lora", **NEW), ALONE) <= 1
     for_texts = trainable(ALONE, "adapter")
     assert for_texts.encodes == "nothing"
-    is_same_model(for_texts, ALONE, limit=1e-4)
+    assert distance(for_texts, ALONE) <= 1
 
 
 def test_half_precision_trains_float32_parameters_near_those_of_float32() -> None:
@@ -164,13 +181,14 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
     adapter: str, sets: tuple[ParameterSet, ...], has_kernels: bool
 ) -> None:
     golden, (tokens, labels, pictures) = tensors(f"loss_{adapter}"), batch(adapter)
-    model = trainable(spec(adapter), *sets, has_kernels=has_kernels)
+    model, limits = trainable(spec(adapter), *sets, has_kernels=has_kernels), loss_limits(adapter)
     for checkpoint_layers in (False, True):
         model.zero_grad()
         model.checkpoint_layers = checkpoint_layers
         loss, loss_B = model(tokens, labels, model.encode(pictures))
         (loss / (labels[:, 1:] != 0).sum()).backward()
-        assert float(loss.detach() / (labels[:, 1:] != 0).sum()) == pytest.approx(float(golden["loss"]), rel=1e-5)
+        mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
+        assert mean == pytest.approx(float(golden["loss"]), abs=limits["loss"])
         assert float(loss_B.detach().sum()) == pytest.approx(float(loss.detach()), rel=1e-6)
         gradients = reference_gradients(model)
         compared = [name for name in golden if name.startswith("grad/") and name.removeprefix("grad/") in gradients]
@@ -178,9 +196,9 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
         counted = {"bias": 11 if adapter.startswith("LORA") else 10, "adapter": 4 if adapter.startswith("LORA") else 3}
         assert len(compared) == sum((expected | counted)[name] for name in sets)
         for name in compared:
-            limit = 1e-3 * float(golden[name].abs().max())
             ours = gradients[name.removeprefix("grad/")].reshape(golden[name].shape)
-            assert max_difference(ours, golden[name]) <= limit, name
+            written = unit(ours.dtype) * largest(golden[name])  # gates and factors are written in float16
+            assert max_difference(ours, golden[name]) <= limits[name] + written, name
 
 
 def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:
@@ -337,7 +355,7 @@ def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> No
     tensors |= {f"layers.{layer}.attention.gate": torch.full((1,), 0.3) for layer in range(4)}
     torch.save(tensors, tmp_path / "old.pth")
     old = trainable(CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth")), "adapter")
-    is_same_model(old, CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth")), limit=1e-4)
+    assert distance(old, CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth"))) <= 1
     step(old)
     written = old.adapter_tensors()
     assert {name: value.shape for name, value in written.items()} == {name: t.shape for name, t in tensors.items()}
@@ -372,14 +390,16 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
 def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said(tmp_path: Path) -> None:
     folder = convert(sources_of(spec()), tmp_path / "bundle", dtype=torch.float32)
     without = spec("CAPTION-TINY", llama_dir=str(folder), llama_type=None)
-    is_same_model(trainable(without, "bias"), without, limit=1e-4)
+    assert distance(trainable(without, "bias"), without) <= 1
     bundle = load_bundle(folder)
     bundle.decoder_state["adapter.gates"] = bundle.decoder_state["adapter.gates"].clone()
     bundle.decoder_state["adapter.gates"][0, 1] = -1.0
     save_bundle(folder, model=bundle, overwrite=True)
     model = trainable(CaptionerSpec(model=str(folder)), "bias")
     assert model.notes[0].startswith("1 of the 12 gates of")
-    is_same_model(model, CaptionerSpec(model=str(folder)), limit=1e-2)
+    bundle.decoder_state["adapter.gates"][0, 1] = -(1 - 2.0**-12)  # the gate nearest to -1 that is trained
+    save_bundle(folder, model=bundle, overwrite=True)
+    assert distance(model, CaptionerSpec(model=str(folder))) <= 1
 
 
 @pytest.mark.parametrize(

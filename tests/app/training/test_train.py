@@ -220,13 +220,16 @@ def test_accumulated_parts_give_the_same_sums(
 
 
 def assert_same_sums(folder: Path, whole: Path) -> None:
-    """Losses, and the moments, which are sums of gradients, are equal except for rounding."""
+    """Losses, and the moments, which are sums of gradients, are equal except for rounding.
+
+    A wrong sum lacks or repeats one of the batch's eight examples at least. A hundredth of its share is the limit.
+    """
+    limit = 0.01 / 8
     for ours, theirs in zip(losses(folder), losses(whole), strict=True):
-        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=1e-5)
+        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=limit)
     mine, other = tensors(folder), tensors(whole)
     for name in (name for name in mine if name.startswith("exp_avg/")):
-        scale = float(other[name].abs().max())
-        assert float((mine[name] - other[name]).abs().max()) <= 1e-4 * scale + 1e-9, name
+        assert float((mine[name] - other[name]).norm()) <= limit * float(other[name].norm()), name
 
 
 def torchrun(*arguments: str, timeout: float = 200) -> Ran:

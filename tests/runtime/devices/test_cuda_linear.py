@@ -13,6 +13,7 @@ from llama_adapter.runtime.devices.triton_calls import PackedLinear
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
+from tests.bounds import FACTOR, sums, unit
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
 from tests.llm.toys import CONFIG
@@ -64,7 +65,13 @@ def test_a_layer_computes_what_its_scheme_says(
     out = layer(x)
     expected = x.float() @ weight.T + (0 if linear.bias is None else linear.bias.float())
     assert (out.dtype, out.shape) == (torch.bfloat16, (*shape, NUM_OUTPUTS))
-    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.02)
+    # Each product has an error of its own: of its widened weight, or of its input, which is rounded in even steps.
+    steps = x.double().abs().amax(-1, keepdim=True) / 127 / 12**0.5
+    relative = unit(torch.bfloat16) * x.double().abs()
+    errors = steps.expand(x.shape) if made is RoundedLinear else relative
+    of_products = 2 * FACTOR * (errors.square() @ weight.double().square().T).sqrt()
+    limit = sums(x, weight, linear.bias) + unit(torch.bfloat16) * expected.double().abs() + of_products
+    assert bool(((out.double() - expected.double()).abs() <= limit).all())
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])

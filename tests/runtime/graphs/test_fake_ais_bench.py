@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.exported import make_om, sample_pixels, sample_queries
-
-LIMIT = 6e-3
+from tests.fakes.exported import make_om, query_limit, sample_pixels, sample_queries
 
 
 @pytest.fixture
@@ -43,9 +41,9 @@ def test_only_the_number_of_bytes_is_compared(interface: Any, static: str, capfd
     turned = np.ascontiguousarray(half(2).transpose(0, 3, 1, 2))
     wider = sample_pixels()[:1].astype(np.float32)
 
-    assert largest_difference(session.infer([half(2)])[0]) < LIMIT
+    assert largest_difference(session.infer([half(2)])[0]) <= query_limit("float16")
     for wrong in (turned, wider):
-        assert not largest_difference(session.infer([wrong])[0]) < 100 * LIMIT  # noise, or NaN
+        assert not largest_difference(session.infer([wrong])[0]) < 100 * query_limit("float16")  # noise, or NaN
     with pytest.raises(RuntimeError, match=r"^\[-1\]\[ACL: general failure\] $"):
         session.infer([half(1)])
     assert "check i:0 name:input in size:301056 needsize:602112 not match" in printed(capfd)

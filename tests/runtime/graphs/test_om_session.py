@@ -19,11 +19,9 @@ import torch
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
-from tests.fakes.exported import make_om, open_om, sample_pixels, sample_queries
+from tests.fakes.exported import make_om, open_om, query_limit, sample_pixels, sample_queries
 
 pytestmark = pytest.mark.slow
-
-LIMITS = {"float32": 2e-5, "float16": 6e-3}
 
 
 def difference(queries: torch.Tensor, start: int = 0) -> float:
@@ -53,7 +51,7 @@ def test_pictures_get_torchs_visual_query_by_the_cheapest_calls(
         queries = encoder.encode(sample_pixels()[pictures])
 
     assert (len(queries), queries.dtype) == (len(sample_pixels()[pictures]), getattr(torch, dtype))
-    assert difference(queries, start=pictures.start or 0) < LIMITS[dtype]
+    assert difference(queries, start=pictures.start or 0) <= query_limit(dtype)
     assert sizes_run(acl) == calls
 
 
@@ -63,7 +61,7 @@ def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any,
         make_om(tmp_path / f"clip_bs{size}.om", [size])
     encoder = open_om(tmp_path)
     assert encoder.batch_sizes == (1, 4)
-    assert difference(encoder.encode(sample_pixels()[:7])) < LIMITS["float16"]
+    assert difference(encoder.encode(sample_pixels()[:7])) <= query_limit("float16")
     assert sizes_run(acl) == [4, 4]
     encoder.close()
     assert acl.RECORD.freed == 2
@@ -142,7 +140,7 @@ def test_an_encoder_of_another_program_has_no_card(acl: Any, batch_sizes: list[i
 
     with contextlib.closing(open_om(om)) as encoder:
         assert (encoder.card, encoder.batch_sizes, encoder.image_size) == (None, tuple(batch_sizes), 224)
-        assert difference(encoder.encode(sample_pixels()[:5])) < LIMITS["float16"]
+        assert difference(encoder.encode(sample_pixels()[:5])) <= query_limit("float16")
 
 
 def test_the_time_on_the_device_is_that_of_the_last_call(acl: Any, tmp_path: Path) -> None:

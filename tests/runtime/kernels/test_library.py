@@ -206,6 +206,7 @@ def test_a_file_in_place_of_the_cache_is_no_fault_of_the_compiler(cache: Path, m
 def test_on_other_machines_torch_computes(
     system: str, machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(instruction_sets.CHOICE, raising=False)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({"avx512f", "avx512bw", "avx2"}))
