@@ -24,7 +24,7 @@ from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.parallel.group import RankGroup
-from llama_adapter.app.prefixes.file import Encoding, read_encoding
+from llama_adapter.app.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
@@ -58,7 +58,7 @@ def assemble_parts(
     encoding: Encoding | None = None
     if vision is None and spec.vision_kind == "prefixes":
         check_encoder_exists(spec)
-        encoding = read_encoding(str(spec.encoder))
+        encoding = read_first_file(str(spec.encoder)).encoding
         vision = EncodedBefore(encoding.vision)
         spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
@@ -101,6 +101,7 @@ def assemble_parts(
         check_rounding(spec, model.precision)
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)
+            check_keys_values(str(spec.encoder), model.decoder_config)
         elif card is not None:
             check_card(card, model, spec=spec)
         if not model.vision_state and vision is None:

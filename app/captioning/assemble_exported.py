@@ -18,7 +18,7 @@ from llama_adapter.app.models.exported_model import (
 )
 from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
-from llama_adapter.app.prefixes.file import Encoding, read_encoding
+from llama_adapter.app.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.om_program import open_om_program
@@ -114,7 +114,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         runner = ExportedRunner(program, engine)
         stack.pop_all()
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
-        encoding = read_encoding(spec.encoder)
+        encoding = read_first_file(spec.encoder).encoding
         spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
     spec = dataclasses.replace(
         spec,
@@ -185,7 +185,7 @@ def _open_vision(
     if not exported.card.fingerprint:  # LLaMA alone, or with an adapter for texts
         return NoEncoder(), None
     if spec.encoder is not None and spec.vision_kind == "prefixes":
-        return _encoded_before(read_encoding(spec.encoder), exported, path=spec.encoder)
+        return _encoded_before(read_first_file(spec.encoder).encoding, exported, path=spec.encoder)
     if spec.vision_kind == "torch":
         from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
 
@@ -227,6 +227,7 @@ def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -
             f"the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]} in {card.channel_order}",
             hint="encode the pictures again with the decoder's model",
         )
+    check_keys_values(path, card.config)
     is_own = encoding.encoder is not None or (encoding.dtype, encoding.precision) == (card.dtype, card.precision)
     return EncodedBefore(encoding.vision), None if is_own else f"{encoding.dtype} {encoding.precision}"
 

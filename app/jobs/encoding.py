@@ -24,7 +24,7 @@ from llama_adapter.app.prefixes.file import (
     Kept,
     StoredPicture,
     differences,
-    read_encoding,
+    read_first_file,
     write_prefixes,
 )
 from llama_adapter.app.reading.isolated import open_reader
@@ -222,7 +222,7 @@ def _prefix_files(folder: Path) -> dict[int, Path]:
 def _check_folder(folder: Path, encoding: Encoding) -> None:
     """Raise UsageError if the folder holds prefixes of another encoding, or records of answers."""
     shown = shown_name(str(folder))
-    if (folder / FIRST_FILE).exists() and (found := read_encoding(str(folder))) != encoding:
+    if (folder / FIRST_FILE).exists() and (found := read_first_file(str(folder)).encoding) != encoding:
         raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
     for part in filter(is_part, folder.iterdir()):
         first = next((record for record in read_records(part) if record["error"] is None), None)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from llama_adapter.app.prefixes import FIRST_FILE
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.json_object import check_fields, read_object
@@ -126,9 +127,29 @@ class Entry(NamedTuple):
     crc32: int  # of the row's bytes
 
 
-def read_encoding(place: str) -> Encoding:
-    """The encoding of a prefix file, or of a folder by its first file. Raises PrefixFileError."""
-    return read_prefix_file(os.path.join(place, FIRST_FILE) if os.path.isdir(place) else place).encoding
+def read_first_file(place: str) -> "PrefixFile":
+    """The header of a prefix file, or of the first file of a folder. Raises PrefixFileError."""
+    return read_prefix_file(_first_file(place))
+
+
+def check_keys_values(place: str, config: DecoderConfig) -> None:
+    """Raise PrefixFileError if the keys and values of the first file at `place` do not fit the decoder."""
+    wanted = (config.num_adapter_layers, config.all_heads or config.num_heads, config.num_queries, config.head_dim)
+    keys = read_first_file(place).rows.get("keys", wanted)
+    if keys != wanted:
+        raise PrefixFileError(
+            f"`{shown_name(_first_file(place))}` holds {_told_keys(keys)}, and this model needs {_told_keys(wanted)}",
+            hint="name the model that encoded them, or encode the pictures again with this one",
+        )
+
+
+def _first_file(place: str) -> str:
+    return os.path.join(place, FIRST_FILE) if os.path.isdir(place) else place
+
+
+def _told_keys(shape: tuple[int, ...]) -> str:
+    layers, heads, queries, width = shape
+    return f"keys and values of {layers} layers, {heads} heads, {queries} queries and head size {width}"
 
 
 def write_prefixes(path: Path, encoding: Encoding, rows: Sequence[tuple[str, str, StoredPicture]]) -> None:
@@ -166,6 +187,11 @@ class PrefixFile:
     encoding: Encoding
     entries: tuple[Entry, ...]
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]  # by name: offset in the file, and shape of one row
+
+    @property
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one row of each tensor, by name."""
+        return {name: shape for name, (_, shape) in self.tensors.items()}
 
 
 def read_prefix_file(path: str | os.PathLike[str]) -> PrefixFile:
@@ -210,10 +236,11 @@ def _read_head(path: str, num_bytes: int, changed_ns: int) -> PrefixFile:
         if form["data_offsets"] != [start, end]:
             raise ValueError(f"{name} of shape {shape} lies at {form['data_offsets']}, not at {[start, end]}")
         tensors[name] = (8 + length + start, tuple(row))
-    _check_shapes({name: row for name, (_, row) in tensors.items()}, encoding)
+    prefixes = PrefixFile(encoding=encoding, entries=entries, tensors=tensors)
+    _check_shapes(prefixes.rows, encoding)
     if 8 + length + end != num_bytes:
         raise ValueError(f"it has {num_bytes:,} bytes, where {8 + length + end:,} are wanted")
-    return PrefixFile(encoding=encoding, entries=entries, tensors=tensors)
+    return prefixes
 
 
 def _check_shapes(rows: Mapping[str, tuple[int, ...]], encoding: Encoding) -> None:
@@ -250,13 +277,20 @@ class PrefixRow:
     row: int
     digest: str  # of the picture
 
-    def read(self, wanted: Encoding) -> StoredPicture:
-        """Read the row. Raises PictureError if it cannot be read, is damaged, or has another encoding than `wanted`."""
+    def read(self, wanted: PrefixFile) -> StoredPicture:
+        """Read the row.
+
+        Raises PictureError if it cannot be read, is damaged, has numbers that are not finite, or if its file has
+        another encoding or other shapes than `wanted`.
+        """
         shown = f"`{shown_name(self.path)}`"
         try:
             file = read_prefix_file(self.path)
-            if file.encoding != wanted:
-                raise PictureError("unsupported", f"{shown} {differences(file.encoding, wanted)}.")
+            if file.encoding != wanted.encoding:
+                raise PictureError("unsupported", f"{shown} {differences(file.encoding, wanted.encoding)}.")
+            if file.rows != wanted.rows:
+                keys, others = _told_keys(file.rows["keys"]), _told_keys(wanted.rows["keys"])
+                raise PictureError("unsupported", f"{shown} holds {keys}, and {others} are wanted; {_HINT}.")
             if self.row >= len(file.entries) or file.entries[self.row].digest != self.digest:
                 raise PictureError("truncated", f"Row {self.row} of {shown} does not hold this picture; {_HINT}.")
             with open(self.path, "rb") as opened:
@@ -268,7 +302,10 @@ class PrefixRow:
             raise PictureError("unreadable", f"Wanted an encoded picture in {shown}: {error.strerror}.") from None
         if _checksum(parts.values()) != file.entries[self.row].crc32:
             raise PictureError("truncated", f"Row {self.row} of {shown} is damaged; {_HINT}.")
-        tensors = {name: _numbers(parts[name], wanted.dtype, shape) for name, (_, shape) in file.tensors.items()}
+        tensors = {name: _numbers(parts[name], file.encoding.dtype, shape) for name, shape in file.rows.items()}
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            message = f"Row {self.row} of {shown} has numbers that are not finite; encode this picture in float32."
+            raise PictureError("unsupported", message)
         return StoredPicture(tensors["queries"], tensors.get("keys"), tensors.get("values"))
 
     def _part(self, descriptor: int, file: PrefixFile, name: str) -> bytes:

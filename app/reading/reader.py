@@ -10,7 +10,7 @@ from typing import Final, Literal, Protocol, cast, get_args
 import numpy as np
 
 from llama_adapter.app.models.spec import CaptionerSpec, TextPrefix
-from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_encoding
+from llama_adapter.app.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_first_file
 from llama_adapter.app.reading.sources import FileSlice, Source
 from llama_adapter.app.reading.views import view_pixels
 from llama_adapter.app.tasks.answers import AnswerError
@@ -172,7 +172,7 @@ class PictureReader:
         if self._spec.vision_kind != "prefixes" or self._spec.encoder is None:
             raise PictureError("unsupported", _HAS_ENCODER)
         try:
-            return source.read(read_encoding(self._spec.encoder))
+            return source.read(read_first_file(self._spec.encoder))
         except PrefixFileError as error:
             raise PictureError("unreadable", f"{error.message}; {error.hint}.") from None
 

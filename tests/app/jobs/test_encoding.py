@@ -19,6 +19,7 @@ from llama_adapter.app.jobs import encoding
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
 from llama_adapter.app.records.record import read_records
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
@@ -317,6 +318,33 @@ def test_prefixes_of_another_model_are_refused(
         told[name] = re.sub(r"\b[0-9a-f]{12}\b", "DIGEST", error.replace(str(tmp_path), ""))
 
     assert told == snapshot
+
+
+def with_half_of_the_layers(file: Path, to: Path) -> None:
+    """Write a prefix file whose keys and values have half of the layers."""
+    found = read_prefix_file(file)
+    rows = []
+    for number, entry in enumerate(found.entries):
+        picture = PrefixRow(str(file), number, entry.digest).read(found)
+        keys_values = (part[: len(part) // 2] for part in picture.keys_values or ())
+        rows.append((entry.digest, entry.name, StoredPicture(picture.query_QD, *keys_values)))
+    write_prefixes(to, found.encoding, rows)
+
+
+def test_keys_and_values_of_other_sizes_are_refused(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    encode = ["encode", "--model", str(bundle), "--keys-values", "--out", str(kept), *HERE]
+    run(encode, str(folder / NAMES[0]))
+    run(encode, str(folder))
+    first, second = sorted(kept.glob("*.safetensors"))
+
+    with_half_of_the_layers(second, second)
+    ran = run("caption", str(kept), "--model", str(bundle))
+    assert sorted((record["error"] or {"code": ""})["code"] for record in ran.records) == ["", *["unsupported"] * 2]
+    with_half_of_the_layers(first, first)
+    refused = run("caption", str(kept), "--model", str(bundle))
+    assert (refused.code, refused.out) == (1, "")
+    assert "prefixes-00000.safetensors` holds keys and values of" in refused.err
 
 
 def test_damage_is_an_error_of_the_pictures_it_meets(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -17,9 +17,12 @@ from llama_adapter.app.prefixes.file import (
     PrefixFileError,
     PrefixRow,
     StoredPicture,
+    check_keys_values,
+    read_first_file,
     read_prefix_file,
     write_prefixes,
 )
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.errors import PictureError
 
@@ -70,7 +73,7 @@ def test_rows_read_back_exactly(dtype: str, keeps: Any, tmp_path: Path) -> None:
     assert file.encoding == encoding
     assert [(entry.digest, entry.name) for entry in file.entries] == list(zip(DIGESTS, NAMES, strict=True))
     for row, (digest, picture) in enumerate(zip(DIGESTS, pictures, strict=True)):
-        read = PrefixRow(str(tmp_path / "x.safetensors"), row, digest).read(encoding)
+        read = PrefixRow(str(tmp_path / "x.safetensors"), row, digest).read(file)
         assert read.tensors.keys() == picture.tensors.keys()
         for name, tensor in picture.tensors.items():
             np.testing.assert_array_equal(read.tensors[name], tensor)
@@ -149,10 +152,11 @@ def test_damage_is_told(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
 
 def test_a_row_that_is_not_the_pictures_is_an_error_of_that_picture(tmp_path: Path) -> None:
     written(path := tmp_path / "x.safetensors")
+    first = read_prefix_file(path)
 
     def code(row: int, digest: str, wanted: Encoding = ENCODING, *, at: Path = path) -> str:
         with pytest.raises(PictureError) as caught:
-            PrefixRow(str(at), row, digest).read(wanted)
+            PrefixRow(str(at), row, digest).read(replace(first, encoding=wanted))
         return caught.value.code
 
     assert code(0, DIGESTS[1]) == code(2, DIGESTS[0]) == code(2**70, DIGESTS[0]) == "truncated"
@@ -163,4 +167,37 @@ def test_a_row_that_is_not_the_pictures_is_an_error_of_that_picture(tmp_path: Pa
     data[-1] ^= 1  # a byte of the last row
     path.write_bytes(data)
     assert code(1, DIGESTS[1]) == "truncated"
-    assert PrefixRow(str(path), 0, DIGESTS[0]).read(ENCODING).query_QD.shape == (Q, D)
+    assert PrefixRow(str(path), 0, DIGESTS[0]).read(first).query_QD.shape == (Q, D)
+
+
+def test_keys_and_values_fit_the_model_and_all_files_are_alike(tmp_path: Path) -> None:
+    encoding = replace(ENCODING, keeps="keys_values")
+    first, second = tmp_path / "prefixes-00000.safetensors", tmp_path / "prefixes-00001.safetensors"
+    [picture, _] = written(first, encoding)
+    assert picture.keys_values is not None
+    decoder = DecoderConfig(
+        vocab_size=8, dim=D, num_layers=4, num_heads=2, ffn_dim=8, norm_eps=1e-5, num_adapter_layers=4, num_queries=Q
+    )
+    check_keys_values(str(tmp_path), decoder)
+
+    for other in (replace(decoder, num_adapter_layers=3), replace(decoder, num_heads=1)):
+        with pytest.raises(
+            PrefixFileError, match=r"prefixes-00000.safetensors` holds keys and values of 4 layers, 2 h"
+        ):
+            check_keys_values(str(tmp_path), other)
+    for part in (tuple(one[:3] for one in picture.keys_values), tuple(one.reshape(4, 1, Q, D) for one in picture[1:])):
+        write_prefixes(second, encoding, [(DIGESTS[0], "a", StoredPicture(picture.query_QD, *part))])
+        with pytest.raises(PictureError, match="and keys and values of 4 layers, 2 heads") as caught:
+            PrefixRow(str(second), 0, DIGESTS[0]).read(read_first_file(str(tmp_path)))
+        assert caught.value.code == "unsupported"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite_are_an_error_of_their_picture(number: float, tmp_path: Path) -> None:
+    pictures = [StoredPicture(np.full((Q, D), value, np.float32)) for value in (number, 1.0)]
+    write_prefixes(path := tmp_path / "x.safetensors", ENCODING, list(zip(DIGESTS, NAMES, pictures, strict=True)))
+    first = read_prefix_file(path)
+
+    with pytest.raises(PictureError, match=r"Row 0 of `.*` has numbers that are not finite"):
+        PrefixRow(str(path), 0, DIGESTS[0]).read(first)
+    assert PrefixRow(str(path), 1, DIGESTS[1]).read(first).query_QD[0, 0] == 1.0
