@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import random
-import re
 import threading
 import time
 import uuid
@@ -20,21 +19,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from llama_adapter.app.http_api.access import INTERNAL_ERROR, kind_and_place
 from llama_adapter.app.http_api.asking import Asker, Form
 from llama_adapter.app.http_api.bodies import num_separators, parse_json
 from llama_adapter.app.http_api.errors import ApiError, of_validation
-from llama_adapter.app.http_api.file_store import FileLimits, FileStore, open_private
+from llama_adapter.app.http_api.file_store import (
+    EXACT,
+    FileId,
+    FileLimits,
+    FileStore,
+    Time,
+    open_private,
+    read_state,
+    remove,
+)
 from llama_adapter.app.http_api.guards import MAX_SEPARATORS
 from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.record import ErrorRecord, Record, json_line, read_record_lines
+from llama_adapter.app.records.record import ErrorRecord, Record, RecordFileError, json_line, read_record_lines
 from llama_adapter.app.records.tail import MAX_RECORD_BYTES
 from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 MAX_ROWS: Final = 50_000
 MAX_CUSTOM_ID_CHARS: Final = 512
@@ -45,36 +54,53 @@ MAX_BYTES_AT_ONCE: Final = 128 * 2**20  # total size of the rows that are being 
 
 _RETRY_S = 10.0  # pause after a disk error
 _PAUSE_S = 0.5  # pause before a row is tried again; doubles with each failure
-_ID = re.compile(r"batch_[0-9a-f]{32}")
+_DAMAGED = ("damaged_batch", "The files of this batch are missing or damaged: send its rows in a new batch.")
 _log = logging.getLogger("llama_adapter.server")
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
+Endpoint = Literal["/v1/chat/completions", "/v1/responses"]
+_Count = Annotated[int, Field(ge=0, le=MAX_ROWS)]
 _FINISHED: Final = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchError:
+    """The error that ended a batch."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """The state of a batch, as stored in its JSON file. Times are seconds since 1970."""
 
-    id: str
+    __pydantic_config__ = EXACT
+
+    id: Annotated[str, Field(pattern="^batch_[0-9a-f]{32}$")]
     owner: str | None  # as in `StoredFile`
-    endpoint: str
-    input_file_id: str
+    endpoint: Endpoint
+    input_file_id: FileId
     metadata: dict[str, str] | None
-    created_at: float
+    created_at: Time
     status: Status = "validating"
-    times: dict[str, float] = field(default_factory=dict)  # status -> the time at which it began
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    num_rows: int = 0
-    num_completed: int = 0
-    num_failed: int = 0
+    times: dict[Status, Time] = field(default_factory=dict)  # status -> the time at which it began
+    output_file_id: FileId | None = None
+    error_file_id: FileId | None = None
+    errors: list[BatchError] = field(default_factory=list)
+    num_rows: _Count = 0
+    num_completed: _Count = 0
+    num_failed: _Count = 0
 
     @property
     def is_finished(self) -> bool:
         """Whether its state is final."""
         return self.status in _FINISHED
+
+
+_BATCH: Final = TypeAdapter(Batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +146,7 @@ class Batches:
     def __enter__(self) -> Self:
         for batch in self._batches.values():
             if batch.status in ("completed", "cancelled"):
-                self._records(batch.id).unlink(missing_ok=True)  # left by a crash in `_finish`
+                remove(self._records(batch.id))  # left by a crash in `_finish`
             elif not batch.is_finished:
                 self.files.take_room(2 * _size(self._records(batch.id)), is_forced=True)
                 self._loop.call_soon(self._start, batch.id)
@@ -144,7 +170,9 @@ class Batches:
             self._loop.close()
         self.files.close()
 
-    def create(self, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, owner: str | None) -> Batch:
+    def create(
+        self, *, endpoint: Endpoint, input_file_id: str, metadata: dict[str, str] | None, owner: str | None
+    ) -> Batch:
         """Begin a batch; raises ApiError if the file does not exist, storage is full, or too many batches run."""
         with self._lock:
             self.files.find(input_file_id, owner=owner)
@@ -218,12 +246,9 @@ class Batches:
             self._batches[batch.id] = batch
 
     def _read(self) -> dict[str, Batch]:
-        found = []
-        for path in self._folder.glob("batch_*.json"):
-            with suppress(ValueError, TypeError):
-                batch = Batch(**json.loads(path.read_bytes()))
-                if _ID.fullmatch(batch.id) and path == self._state(batch.id):
-                    found.append(batch)
+        """The batches of the folder, oldest first. A damaged file is left alone, and the log names it."""
+        read = (read_state(path, _BATCH) for path in self._folder.glob("batch_*.json"))
+        found = [batch for batch in read if batch is not None]
         return {batch.id: batch for batch in sorted(found, key=lambda batch: (batch.created_at, batch.id))}
 
     def _state(self, batch_id: str) -> Path:
@@ -248,25 +273,31 @@ class Batches:
             try:
                 await self._go_on(batch_id)
                 return
+            except (FileNotFoundError, RecordFileError) as error:
+                _log.error("%s failed: %s", batch_id, shown_excerpt(str(error)))
+                self._fail(batch_id, _DAMAGED)
+                return
             except OSError as error:
                 _log.error("%s waits for its disk: %s", batch_id, error.strerror)
                 await asyncio.sleep(_RETRY_S)
             except Exception as error:
                 _log.error("%s failed: %s", batch_id, kind_and_place(error))
                 known = error if isinstance(error, ApiError) else INTERNAL_ERROR
-                fault = (known.code, known.message)
-                try:
-                    self._finish(batch_id, fault=fault)
-                except Exception:  # the records stay where they are
-                    self._change(self._batches[batch_id], "failed", errors=[_error(*fault)])
+                self._fail(batch_id, (known.code, known.message))
                 return
+
+    def _fail(self, batch_id: str, fault: tuple[str, str]) -> None:
+        try:
+            self._finish(batch_id, fault=fault)
+        except Exception:  # the records stay where they are
+            self._change(self._batches[batch_id], "failed", errors=[_error(*fault)])
 
     async def _go_on(self, batch_id: str) -> None:
         batch = self._batches[batch_id]
         if batch.status == "validating" and (fault := self._begin(batch)) is not None:
             self._finish(batch_id, fault=fault)
             return
-        open_private(self._records(batch_id), "ab").close()
+        open_private(_regular(self._records(batch_id)), "ab").close()
         with RecordWriter(self._records(batch_id)) as records:
             if self._batches[batch_id].status == "in_progress":
                 answering = self._loop.create_task(self._answer_rows(batch, records))
@@ -284,7 +315,7 @@ class Batches:
 
     def _begin(self, batch: Batch) -> tuple[str, str] | None:
         """Count the rows and set the batch in progress; returns code and message if the file cannot be a batch."""
-        with open(self.files.path(batch.input_file_id), "rb") as file:
+        with open(_regular(self.files.path(batch.input_file_id)), "rb") as file:
             num_rows = sum(1 for _ in itertools.islice(_lines(file, max_bytes=self._max_row_bytes), MAX_ROWS + 1))
         if num_rows == 0:
             return "empty_file", "The file has no requests."
@@ -300,7 +331,7 @@ class Batches:
         """Answer the rows that have no record. A new row waits until few enough rows are being answered."""
         known = {place.line: place.custom_id for place in self._places(batch.id)}
         custom_ids: set[str | None] = {None}
-        with open(self.files.path(batch.input_file_id), "rb") as file:
+        with open(_regular(self.files.path(batch.input_file_id)), "rb") as file:
             lines = _lines(file, max_bytes=self._max_row_bytes)
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -401,13 +432,18 @@ class Batches:
         )
 
     def _places(self, batch_id: str) -> list["_Place"]:
-        """The places of the records of all answered rows, in the order of the rows. Sets the batch's counts to them."""
-        places = []
-        if self._records(batch_id).exists():
-            for offset, record in read_record_lines(self._records(batch_id)):
-                row = cast(dict[str, Any], record)
-                is_answer = record["error"] is None
-                places.append(_Place(row["line"], offset, is_answer, row["output"]["custom_id"]))
+        """The places of the records of all answered rows, in the order of the rows. Sets the batch's counts to them.
+
+        Raises RecordFileError for a file with other records.
+        """
+        places, journal = [], _regular(self._records(batch_id))
+        if journal.exists():
+            for offset, record in read_record_lines(journal):
+                line, output = record.get("line"), record.get("output")
+                custom_id = output.get("custom_id") if isinstance(output, dict) else False
+                if type(line) is not int or not isinstance(custom_id, str | None):
+                    raise RecordFileError(f"`{shown_name(str(journal))}` has records of another kind at byte {offset}")
+                places.append(_Place(line, offset, record["error"] is None, custom_id))
         num_answers = sum(place.is_answer for place in places)
         with self._lock:
             self._batches[batch_id] = dataclasses.replace(self._batches[batch_id], num_completed=0, num_failed=0)
@@ -462,9 +498,15 @@ class _Place(NamedTuple):
     custom_id: str | None
 
 
-def _error(code: str, message: str) -> dict[str, Any]:
-    """The error that ended a batch, in OpenAI's form."""
-    return {"code": code, "message": message, "param": None, "line": None}
+def _regular(path: Path) -> Path:
+    """The path. Raises RecordFileError if a folder, pipe or device is there: opening a pipe would wait for its end."""
+    if path.exists() and not path.is_file():
+        raise RecordFileError(f"`{shown_name(str(path))}` is no regular file")
+    return path
+
+
+def _error(code: str, message: str) -> BatchError:
+    return BatchError(code=code, message=message, param=None, line=None)
 
 
 def _lines(file: Any, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:

@@ -8,9 +8,9 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 from starlette.types import Scope
 
-from llama_adapter.app.http_api.batches import Batch, Batches, Status
+from llama_adapter.app.http_api.batches import Batch, BatchError, Batches, Endpoint, Status
 from llama_adapter.app.http_api.errors import ApiError
-from llama_adapter.app.http_api.file_store import StoredFile
+from llama_adapter.app.http_api.file_store import Purpose, StoredFile
 from llama_adapter.app.http_api.schemas import Part, error_replies
 from llama_adapter.app.http_api.uploads import RefusedUpload, Uploads
 
@@ -30,7 +30,7 @@ class FileObject(BaseModel):
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Purpose
     status: Literal["processed"] = "processed"
 
 
@@ -56,7 +56,7 @@ class BatchRequest(Part):
     """A new batch."""
 
     input_file_id: str = Field(max_length=100)
-    endpoint: Literal["/v1/chat/completions", "/v1/responses"] = Field(description="`url` of all rows.")
+    endpoint: Endpoint = Field(description="`url` of all rows.")
     completion_window: Literal["24h"] = Field(description="Without effect: batches do not expire.")
     metadata: (
         Annotated[
@@ -65,15 +65,6 @@ class BatchRequest(Part):
         | None
     ) = None
     output_expires_after: None = None
-
-
-class BatchError(BaseModel):
-    """The error that ended a batch."""
-
-    code: str
-    message: str
-    param: str | None
-    line: int | None
 
 
 class BatchErrors(BaseModel):
@@ -173,7 +164,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
         after: After = None,
         limit: Shown = MAX_LISTED,
         order: Literal["asc", "desc"] = "desc",
-        purpose: Literal["batch", "batch_output"] | None = None,
+        purpose: Purpose | None = None,
     ) -> FileList:
         """The kept files: uploads, and the output files of batches."""
         files = [file for file in store.all(owner=_owner(request.scope)) if purpose in (None, file.purpose)]
@@ -251,7 +242,7 @@ def _file_object(file: StoredFile) -> FileObject:
         bytes=file.num_bytes,
         created_at=int(file.created_at),
         filename=file.name,
-        purpose=file.purpose,  # type: ignore[arg-type]
+        purpose=file.purpose,
     )
 
 
@@ -263,7 +254,7 @@ def _batch_object(batch: Batch) -> BatchObject:
     return BatchObject(
         id=batch.id,
         endpoint=batch.endpoint,
-        errors=BatchErrors(data=[BatchError(**error) for error in batch.errors]) if batch.errors else None,
+        errors=BatchErrors(data=batch.errors) if batch.errors else None,
         input_file_id=batch.input_file_id,
         status=batch.status,
         output_file_id=batch.output_file_id,

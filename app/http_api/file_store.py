@@ -2,27 +2,36 @@
 
 import dataclasses
 import json
+import logging
 import os
-import re
 import stat
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Annotated, BinaryIO, Final, Literal, Self, TypeVar
+
+import pydantic
 
 from llama_adapter.app.http_api.errors import ApiError
 from llama_adapter.app.records.loss import sync_folder
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import take_lock
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 MAX_NAME_CHARS = 255
+MAX_STATE_BYTES: Final = 2**20  # of a JSON file in the folder; those that the server writes have a tenth of it
 _PRIVATE = 0o600
-_ID = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
+_log = logging.getLogger("llama_adapter.server")
+
+Purpose = Literal["batch", "batch_output"]
+FileId = Annotated[str, pydantic.Field(pattern="^file-[0-9a-f]{32}(-output|-errors)?$")]
+Time = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # seconds since 1970
+EXACT: Final = pydantic.ConfigDict(extra="forbid")  # of the objects in JSON files
+_State = TypeVar("_State")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +52,13 @@ class FileLimits:
 class StoredFile:
     """The description of a stored file."""
 
-    id: str
+    __pydantic_config__ = EXACT
+
+    id: FileId
     name: str  # from the client; never used as a path
-    purpose: str
+    purpose: Purpose
     num_bytes: int
-    created_at: float
+    created_at: Time
     owner: str | None  # the API key that may see the file; None: the server required no key
 
 
@@ -55,7 +66,8 @@ class FileStore:
     """A folder of files. Thread-safe. Only one process at a time can open it.
 
     The store chooses an id for every file, which is its name on disk. A JSON file next to it holds its `StoredFile`. A
-    file without this JSON file is incomplete, and is removed when the store is opened.
+    file without this JSON file is incomplete, and is removed when the store is opened. If the JSON file is damaged,
+    both are left alone.
     """
 
     def __init__(self, folder: Path, *, limits: FileLimits) -> None:
@@ -138,16 +150,49 @@ class FileStore:
         files = sorted(self._whole(), key=lambda file: (file.created_at, file.id))
         whole = {file.id: file for file in files}
         for path in self._folder.iterdir():
-            if path.name.removesuffix(".json") not in whole and path.name.lstrip(".").startswith("file-"):
-                path.unlink()  # an upload that a crash interrupted
+            file_id = path.name.removesuffix(".json")
+            is_pair = self.path(file_id).exists() and self._about(file_id).exists()
+            if file_id not in whole and not is_pair and path.name.lstrip(".").startswith("file-"):
+                remove(path)  # an upload that a crash interrupted
         return whole
 
     def _whole(self) -> Iterator[StoredFile]:
         for path in self._folder.glob("file-*.json"):
-            with suppress(ValueError, TypeError, FileNotFoundError):
-                file = StoredFile(**json.loads(path.read_bytes()))
-                if _ID.fullmatch(file.id) and path == self._about(file.id) and self.path(file.id).is_file():
-                    yield dataclasses.replace(file, num_bytes=self.path(file.id).stat().st_size)
+            content = path.with_suffix("")
+            if content.exists() and (file := read_state(path, _STORED_FILE, content=content)) is not None:
+                yield dataclasses.replace(file, num_bytes=content.stat().st_size)
+
+
+_STORED_FILE: Final = pydantic.TypeAdapter(StoredFile)
+
+
+def read_state(path: Path, kind: pydantic.TypeAdapter[_State], *, content: Path | None = None) -> _State | None:
+    """The object in a JSON file, whose `id` is the file's name. None, and a line in the log, if the file is damaged.
+
+    The same if `content`, the file that it describes, is no regular file.
+    """
+    try:
+        if not all(file.is_file() for file in (path, content or path)) or path.stat().st_size > MAX_STATE_BYTES:
+            raise ValueError("it is no file of the server")
+        state = kind.validate_json(path.read_bytes(), strict=True)
+        if getattr(state, "id", None) != path.stem:
+            raise ValueError("it has the id of another file")
+        return state
+    except pydantic.ValidationError as error:  # its text quotes the file, which the log may not
+        first = error.errors(include_input=False, include_url=False)[0]
+        fault = ": ".join([*map(str, first["loc"][:1]), first["msg"]])
+    except (ValueError, OSError) as error:
+        fault = getattr(error, "strerror", None) or str(error)
+    _log.error("%s is left out: %s", shown_name(str(path)), shown_excerpt(fault))
+    return None
+
+
+def remove(path: Path) -> None:
+    """Delete a file of an earlier run, if it is there. What cannot be deleted is logged, and stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.error("%s stays: %s", shown_name(str(path)), error.strerror)
 
 
 class NewFile:
@@ -179,7 +224,7 @@ class NewFile:
         self.num_bytes += len(data)
         self._file.write(data)
 
-    def keep(self, *, name: str, purpose: str) -> StoredFile:
+    def keep(self, *, name: str, purpose: Purpose) -> StoredFile:
         """Sync the complete file to disk and add it to the store, so that it survives a crash."""
         self._file.flush()
         os.fsync(self._file.fileno())

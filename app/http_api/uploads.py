@@ -18,7 +18,7 @@ from llama_adapter.runtime.text import shown_text
 MAX_UPLOADS: Final = 4  # concurrent uploads
 UPLOAD_LIMIT_S: Final = 1800.0  # for a whole file
 STALL_LIMIT_S: Final = 30.0  # for the next piece of a file
-_PURPOSE = "batch"
+_PURPOSE: Final = "batch"
 _MAX_FIELD_BYTES = 64  # size of the part `purpose`
 _WRITE_BYTES = 2**20  # bytes collected before they are written
 

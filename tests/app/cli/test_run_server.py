@@ -113,14 +113,20 @@ def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("# nothing\n", "no key"), ("short\n", "8 characters"), ("a b c d e\n", "8 char")]
+    ("text", "words"),
+    [
+        (b"# nothing\n", "no key"),
+        (b"short\n", "8 characters"),
+        (b"a b c d e\n", "8 char"),
+        (b"\xff\xfe\0binary" * 9, "8 char"),
+    ],
 )
 def test_a_file_without_usable_keys_is_refused_without_showing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, words: str
 ) -> None:
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
     file = tmp_path / "keys"
-    file.write_text(text)
+    file.write_bytes(text)
     file.chmod(0o600)
     with pytest.raises(UsageError, match=words) as refused:
         read_api_keys(str(file))

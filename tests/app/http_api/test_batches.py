@@ -476,6 +476,123 @@ def test_crashes_of_uploads_are_cleaned_and_foreign_files_stay(folder: Path, ser
     assert sorted(os.listdir(folder / "files")) == sorted([kept, f"{kept}.json", "notes.txt"])
 
 
+DEEP = b"[" * 100_000
+SPOILT_BATCHES: dict[str, Any] = {
+    "num_rows": ["x", -1, True, 1.5, 10**30, None],
+    "created_at": ["x", math.nan, math.inf, 10**400, -1],
+    "times": [[], {"completed": "x"}, {"lunch": 1.0}, {"completed": math.inf}],
+    "status": ["done", None],
+    "errors": [{}, [{}], [{"code": 1, "message": "", "param": None, "line": None}]],
+    "metadata": [{"a": 1}, "x"],
+    "input_file_id": ["../../lock", "file-1", 7],
+    "output_file_id": ["/etc/passwd"],
+    "endpoint": ["/v1/embeddings"],
+    "owner": [1],
+    "more": [1],
+}
+SPOILT_FILES: dict[str, Any] = {
+    "num_bytes": ["x"],
+    "created_at": ["x", math.nan, 10**400],
+    "purpose": ["other"],
+    "name": [1],
+    "owner": [{}],
+    "more": [1],
+}
+
+
+def damaged_copies(good: Path, spoilt: dict[str, Any], *, name: str) -> list[Path]:
+    """Write damaged copies of a JSON file, and a folder and a pipe, each with an id of its own."""
+    content = good.read_bytes()
+    values = [json.loads(content) | {key: value} for key, values in spoilt.items() for value in values]
+    texts = [DEEP, b"", b"\xff\0\xfe" * 50, content[:-9], b"null", b"[1]", b"x" * 2**21, content]
+    paths = [good.with_name(f"{name}{number:032x}.json") for number in range(len(values) + len(texts) + 2)]
+    for path, value in zip(paths[2:], values, strict=False):
+        path.write_text(json.dumps({**value, "id": path.stem}))
+    for path, text in zip(paths[2 + len(values) :], texts, strict=True):
+        path.write_bytes(text)  # the last one has the id of the good file
+    paths[0].mkdir()
+    os.mkfifo(paths[1])
+    return paths
+
+
+def test_damaged_states_are_told_and_left_alone(
+    folder: Path, service: Counting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(folder, service) as client:
+        batch = ended(client, begin(client, row("a")))
+    damaged = damaged_copies(folder / "batches" / f"{batch['id']}.json", SPOILT_BATCHES, name="batch_")
+    described = damaged_copies(folder / "files" / f"{batch['input_file_id']}.json", SPOILT_FILES, name="file-")
+    for path in described:
+        path.with_suffix("").write_bytes(b"rows")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    with opened(folder, service) as client:
+        batches, files = client.get("/v1/batches").json()["data"], client.get("/v1/files").json()["data"]
+        assert batches == [batch]
+        assert {file["id"] for file in files} == {batch["input_file_id"], batch["output_file_id"]}
+        ended(client, begin(client, row("b")))
+
+    assert all(path.read_bytes() == content for path, content in before.items())
+    told = [message for message in caplog.messages if "is left out: " in message]
+    assert len(told) == len(damaged) + len(described)
+    assert all(any(path.name in message for message in told) for path in (*damaged, *described))
+    assert not any("lunch" in message for message in told), "the log quotes no values"
+
+
+def spoilt_journal(path: Path, kind: str) -> None:
+    lines = path.read_text().splitlines()
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        record = json.loads(lines[0])
+        text = {
+            "deep": DEEP.decode(),
+            "binary": "\0\1\2",
+            "no number": json.dumps({**record, "line": "x"}),
+            "no output": json.dumps({**record, "output": [1]}),
+            "another type": json.dumps({**record, "output": {"custom_id": 1}}),
+            "of other records": json.dumps({key: record[key] for key in record if key not in ("line", "output")}),
+        }[kind]
+        path.write_text(f"{text}\n{lines[1]}\n")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a folder", "a pipe", "deep", "binary", "no number", "no output", "another type", "of other records", "no rows"],
+)
+def test_a_batch_with_a_damaged_journal_fails_and_others_go_on(folder: Path, kind: str) -> None:
+    service, reached = held(answered=2)
+    with opened(folder, service) as client:
+        batch_id = begin(client, *ROWS)
+        assert reached.wait(WAIT_S)
+        while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 2:
+            time.sleep(0.01)
+    if kind == "no rows":
+        (folder / "files" / json.loads((folder / "batches" / f"{batch_id}.json").read_text())["input_file_id"]).unlink()
+    else:
+        spoilt_journal(folder / "batches" / f"{batch_id}.jsonl", kind)
+
+    with opened(folder, Counting()) as client:
+        failed = ended(client, batch_id, "failed")
+        ended(client, begin(client, row("a")))
+
+    assert [error["code"] for error in failed["errors"]["data"]] == ["damaged_batch"]
+    assert kind == "no rows" or (folder / "batches" / f"{batch_id}.jsonl").exists()
+
+
+def test_what_crashes_left_and_cannot_be_deleted_stays(folder: Path, service: Counting) -> None:
+    with opened(folder, service) as client:
+        batch = ended(client, begin(client, row("a")))
+    (folder / "batches" / f"{batch['id']}.jsonl").mkdir()
+    (folder / "files" / ("file-" + "0" * 32)).mkdir()
+
+    with opened(folder, service) as client:
+        assert client.get("/v1/batches").json()["data"] == [batch]
+
+
 def test_a_folder_has_one_server_and_no_other_readers(folder: Path, service: Counting) -> None:
     with opened(folder, service), pytest.raises(UsageError), opened(folder, service):
         pass
