@@ -43,6 +43,7 @@ ENVIRONMENT = {
 }
 REAP_LIMIT_S = 1.0
 TICK_S = 0.05  # interval between calls of `keep_waiting`
+STOPPED_LIMIT_S = 5.0  # a process that is stopped for this long, as by SIGSTOP, is killed
 SLOW_NICENESS = 5  # about a quarter of the processor time of other processes
 # A process that uses more memory than this after a picture is replaced, so that the memory is released.
 MAX_KEPT_BYTES = 384 * 2**20
@@ -62,6 +63,7 @@ class ReadingProcess:
         self.is_ready = False  # whether it has reported that it is ready
         self.is_spent = False  # it works, but should be replaced: its priority is low, or it uses much memory
         self.digest = ""  # of the picture that is being read; "" until known
+        self.started_at = time.monotonic()
         about = (size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
         self._child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
         self._connection = self._child.connection
@@ -71,12 +73,14 @@ class ReadingProcess:
         return self._child.process.pid
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
-        """Wait until the process is ready. Raises the errors of `read`, also if the process has ended since."""
+        """Wait until the process is ready. Raises the errors of `read`, also if it has ended or was stopped since."""
         if not self.is_ready:
-            self._receive_head(time.monotonic() + timeout_s)
+            deadline = time.monotonic() + timeout_s
+            self._wait(None, deadline=deadline)
+            self._receive_head(deadline)
             self.is_ready = True
-        elif self.has_gone():
-            raise ConnectionAbortedError("it has ended")
+        elif self.has_gone() or self._usage()[1]:
+            raise ConnectionAbortedError("it has ended, or was stopped")
 
     def read(
         self,
@@ -102,16 +106,14 @@ class ReadingProcess:
         request = Request(source=source, name=name, asks_first=asks_first, folder=moved, side=side)
         self._send(*request.encode(), deadline=deadline)
         max_side = self._size if side is None else side
-        if keep_waiting is not None:
-            self._wait(keep_waiting, deadline=deadline)
+        self._wait(keep_waiting, deadline=deadline)
         head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
             deadline = None if deadline is None else deadline + time.monotonic() - asked  # this time does not count
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
-            if keep_waiting is not None:
-                self._wait(keep_waiting, deadline=deadline)
+            self._wait(keep_waiting, deadline=deadline)
             head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
@@ -170,24 +172,34 @@ class ReadingProcess:
                 self._connection.settimeout(_remaining(deadline))
                 self._connection.sendall(part)
 
-    def _wait(self, keep_waiting: KeepWaiting, *, deadline: float | None) -> None:
-        """Wait until data can be received. Raises TimeoutError after the deadline."""
+    def _wait(self, keep_waiting: KeepWaiting | None, *, deadline: float | None) -> None:
+        """Wait until data can be received.
+
+        Raises TimeoutError after the deadline. A process that stays stopped is killed: ConnectionError.
+        """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
+        runs_at = time.monotonic()  # when it was last seen not stopped
         while not poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3):
-            if deadline is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
                 raise TimeoutError
-            cpu_s = self._cpu_seconds()
+            cpu_s, is_stopped = self._usage()
+            runs_at = runs_at if is_stopped else now
+            if now - runs_at > STOPPED_LIMIT_S:
+                self.kill()
+                raise ConnectionAbortedError("it was stopped")
             cpu_before = cpu_s if cpu_before is None else cpu_before
-            keep_waiting(self, cpu_s - cpu_before)
+            if keep_waiting is not None:
+                keep_waiting(self, cpu_s - cpu_before)
 
-    def _cpu_seconds(self) -> float:
-        """Processor seconds since the process started; without /proc, seconds of the clock."""
+    def _usage(self) -> tuple[float, bool]:
+        """Processor seconds since the process started, and whether it is stopped; without /proc, the clock and no."""
         with suppress(OSError, IndexError, ValueError):
             fields = Path(f"/proc/{self.process_id}/stat").read_bytes().rpartition(b")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == b"T"
+        return time.monotonic(), False
 
     def _resident_bytes(self) -> int:
         """Memory in use; 0 without /proc."""

@@ -41,7 +41,8 @@ class ReadingCrew:
         self._idle: list[ReadingProcess] = []  # the last one is lent next, because its caches are warm
         self._members: set[ReadingProcess] = set()  # idle or lent
         self._unending: list[ReadingProcess] = []  # killed, but still hanging in the operating system
-        self._num_failed_starts = 0
+        self._num_failed_starts = 0  # in a row; processes that were starting at the same time count once
+        self._failed_at = 0.0  # when the last one of them failed
         # Ends the processes if the pool was not closed, and at the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end_all, self._members)
 
@@ -148,7 +149,9 @@ class ReadingCrew:
             if process.is_ready:  # it was idle when it ended
                 return
             words = process.said or f"ended {process.how_it_ended()}"
-        self._num_failed_starts += 1
+        with self._lock:
+            if process is None or process.started_at > self._failed_at:
+                self._num_failed_starts, self._failed_at = self._num_failed_starts + 1, time.monotonic()
         if self._num_failed_starts >= MAX_FAILED_STARTS:
             raise ReadingProcessError(
                 f"No process for reading pictures can be started, {self._num_failed_starts} in a row ended "

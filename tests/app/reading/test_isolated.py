@@ -20,6 +20,7 @@ from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.reading import process
 from llama_adapter.app.reading.isolated import IsolatedReader
 from llama_adapter.app.reading.process import ReadingProcess
 from llama_adapter.app.reading.process_pool import ReadingProcessError
@@ -163,6 +164,26 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
     assert (hung.error.code, hung.digest) == ("timeout", after.digest and read_here(PICTURES[0]).digest)
     assert str(PICTURES[0]) in hung.error.message
     assert is_same(after, read_here(PICTURES[1]))
+
+
+def test_processes_that_stay_stopped_are_replaced_and_no_picture_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOPPED_LIMIT_S", 0.2)
+    with IsolatedReader(CaptionerSpec(), size=SIZE, timeout_s=600, num_processes=4) as reader:
+        reader.start()
+        stopped = [os.pidfd_open(process_id) for process_id in reader.process_ids]
+        for descriptor in stopped:
+            signal.pidfd_send_signal(descriptor, signal.SIGSTOP)  # amid their start
+        with ThreadPoolExecutor(4) as pool:
+            started = list(pool.map(reader.read, PICTURES[:4]))
+        amid = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
+        with ThreadPoolExecutor(4) as pool:  # the other three were stopped while they were idle
+            idle = list(pool.map(reader.read, PICTURES[:4]))
+
+        assert all(select.select([descriptor], [], [], 20)[0] for descriptor in stopped), "they were killed"
+    for descriptor in stopped:
+        os.close(descriptor)
+    for path, reading in zip([*PICTURES[:4], PICTURES[0], *PICTURES[:4]], [*started, amid, *idle], strict=True):
+        assert is_same(reading, read_here(path))
 
 
 def test_the_time_that_the_caller_takes_does_not_count() -> None:
