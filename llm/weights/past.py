@@ -15,6 +15,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues, shifted
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, read_arrays, read_json, require_file
+from llama_adapter.runtime.text import shown_excerpt
 
 PRE_CACHES: Final = "pre_caches.npy"  # PaddleNLP: float (L, 2, N, C, H), keys and values, the prompt at position 0
 _PEFT_CONFIG: Final = "adapter_config.json"
@@ -47,10 +48,11 @@ def write_pre_caches(file: BinaryIO, past: PastKeyValues, config: DecoderConfig)
 def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
     require_file(path)
     try:
-        whole = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError):  # MemoryError: a damaged header names a huge shape
+        with path.open("rb") as file:
+            whole = np.lib.format.read_array(file, allow_pickle=False)
+    except Exception:  # numpy raises many types for a damaged header, such as TokenError and OverflowError
         raise damaged(path, "it is not a .npy file of numbers") from None
-    if not isinstance(whole, np.ndarray) or whole.dtype.kind != "f":
+    if whole.dtype.kind != "f":
         raise CheckpointError(f"`{path}` does not hold an array of floats", hint=f"name {_FORMS}")
     wanted = config.num_layers, 2, config.num_heads, config.head_dim
     if whole.ndim != 5 or (*whole.shape[:3], whole.shape[4]) != wanted:
@@ -68,23 +70,25 @@ def _read_peft(folder: Path, config: DecoderConfig) -> PastKeyValues:
     described = read_json(folder / _PEFT_CONFIG)
     if (kind := described.get("peft_type")) != "PREFIX_TUNING":
         raise CheckpointError(
-            f"`{folder}` is a PEFT adapter of type {kind}, and PREFIX_TUNING is wanted",
+            f"`{folder}` is a PEFT adapter of type {shown_excerpt(str(kind))}, and PREFIX_TUNING is wanted",
             hint="merge a LoRA adapter into the model; soft prompts (PROMPT_TUNING, P_TUNING) are not supported",
         )
     path = next((folder / name for name in _PEFT_WEIGHTS if (folder / name).exists()), folder / _PEFT_WEIGHTS[0])
     if path.suffix == ".bin":
         from llama_adapter.runtime.tensor_files.files import read_tensor_file  # torch reads it
 
-        arrays = {name: tensor.float().numpy() for name, tensor in read_tensor_file(path).tensors.items()}
+        tensors = read_tensor_file(path).tensors
+        arrays = {name: (one.float() if one.is_floating_point() else one).numpy() for name, one in tensors.items()}
     else:
         arrays = read_arrays(path)
     if _PEFT_KEY not in arrays:
         raise CheckpointError(f"`{path}` has no tensor `{_PEFT_KEY}`", hint="save the adapter again by save_pretrained")
     flat = arrays[_PEFT_KEY]
     width = config.num_layers * 2 * config.dim
-    if flat.ndim != 2 or flat.shape[1] != width:
+    if flat.ndim != 2 or flat.shape[1] != width or flat.dtype.kind != "f":
         raise CheckpointError(
-            f"`{path}` holds prompt embeddings of shape {flat.shape}, and this model needs (tokens, {width})",
+            f"`{path}` holds prompt embeddings of shape {flat.shape} in {flat.dtype}, and this model needs floats "
+            f"(tokens, {width})",
             hint="name the adapter that was tuned for this LLaMA",
         )
     parts = flat.astype(np.float32).reshape(len(flat), config.num_layers, 2, config.num_heads, config.head_dim)

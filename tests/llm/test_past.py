@@ -1,6 +1,8 @@
 """Past keys and values: runners answer as if the past's tokens preceded the prompt, and files are read exactly."""
 
 import dataclasses
+import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
@@ -17,6 +20,7 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.errors import CheckpointError
 from tests.bounds import unit
 from tests.llm import toys
 from tests.llm.exported import onnx_runner
@@ -143,6 +147,46 @@ def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(tmp_path: Path) -
         np.testing.assert_array_equal(read.v_LNCH, past.v_LNCH)
     stored = np.load(tmp_path / "pre_caches.npy")
     assert stored.shape == (CONFIG.num_layers, 2, CONFIG.num_heads, len(TEXT), CONFIG.head_dim)
+
+
+def npy(head: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+
+
+def npz() -> bytes:
+    np.savez(file := io.BytesIO(), a=np.zeros(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 5000 + b"}\n"),
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}\n"),
+        npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (3,)}\n") + pickle.dumps([1, 2, 3]),
+        npz(),
+        npz()[:-30],
+        b"PK\3\4" * 20,
+        b"[" * 50_000,
+    ],
+    ids=["deep", "huge", "objects", "zip", "zip cut short", "no zip", "deep JSON"],
+)
+def test_a_file_that_is_no_array_of_numbers_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"x\.npy.* cannot be opened"):
+        read_past(tmp_path / "x.npy", CONFIG)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("wrong", [torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 7)], ids=["dtype", "shape"])
+def test_prompt_embeddings_of_another_kind_are_refused(name: str, wrong: torch.Tensor, tmp_path: Path) -> None:
+    if wrong.dtype == torch.int64:
+        wrong = torch.ones(3, 2 * CONFIG.num_layers * CONFIG.dim, dtype=torch.int64)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}')
+    tensors = {"prompt_embeddings": wrong}
+    save_file(tensors, tmp_path / name) if name.endswith("safetensors") else torch.save(tensors, tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name}` holds prompt embeddings of shape .* needs floats \(tokens, "):
+        read_past(tmp_path, CONFIG)
 
 
 @pytest.fixture(scope="module")
