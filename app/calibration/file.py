@@ -1,10 +1,11 @@
 """Calibrations as JSON files: `ask --calibrate` writes them, `--calibration` reads them."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -19,10 +20,20 @@ from llama_adapter.app.calibration.measures import (
 )
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.runtime.text import shown_excerpt
 
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"
 CALIBRATION_VERSION: Final = 1
+_SCALARS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "question": (str, type(None)),
+    "model_digest": str,
+    "target_precision": (float, int),
+    "held_out_precision": (float, int, type(None)),
+    "num_examples": int,
+    "num_unreadable": int,
+}
+_Measures = TypeVar("_Measures", Bin, Metrics, Threshold)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,24 +111,35 @@ def _calibration(parts: dict[str, Any]) -> Calibration:
     if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:  # NaN is refused too
         raise ValueError(f"temperature {temperature}")
     held_out = parts.pop("held_out")
+    check_fields({name: parts.get(name) for name in _SCALARS}, _SCALARS, what="the calibration")
     return Calibration(
         choices=choices,
         temperature=temperature,
         threshold=_threshold(parts.pop("threshold")),
         best=_threshold(parts.pop("best")),
-        before=Metrics(**parts.pop("before")),
-        after=Metrics(**parts.pop("after")),
-        held_out=None if held_out is None else Metrics(**held_out),
-        bins_before=tuple(Bin(**one) for one in parts.pop("bins_before")),
-        bins_after=tuple(Bin(**one) for one in parts.pop("bins_after")),
+        before=_made(Metrics, parts.pop("before")),
+        after=_made(Metrics, parts.pop("after")),
+        held_out=None if held_out is None else _made(Metrics, held_out),
+        bins_before=tuple(_made(Bin, one) for one in parts.pop("bins_before")),
+        bins_after=tuple(_made(Bin, one) for one in parts.pop("bins_after")),
         **parts,
     )
+
+
+def _made(kind: type[_Measures], parts: dict[str, Any]) -> _Measures:
+    """Make measures. Raises ValueError unless they are finite numbers; only those of an empty bin may be missing."""
+    made = kind(**parts)
+    for name, value in asdict(made).items():
+        is_missing = value is None and kind is Bin and name in ("confidence", "accuracy")
+        if not is_missing and (type(value) not in (int, float) or not math.isfinite(value)):
+            raise ValueError(f"{name} {value!r}")
+    return made
 
 
 def _threshold(parts: dict[str, Any] | None) -> Threshold | None:
     if parts is None:
         return None
-    threshold = Threshold(**parts)
+    threshold = _made(Threshold, parts)
     if not 0.0 <= threshold.threshold <= 1.0:
         raise ValueError(f"threshold {threshold.threshold}")
     return threshold

@@ -1,6 +1,7 @@
 """A calibration is read back from its file unchanged, and decides on records as stated in it."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
         {"choices": ["Yes", 1]},
         {"threshold": {"threshold": 2.0}},
         {"before": None},
+        {"before": {"accuracy": "x", "nll": 1.0, "brier": 1.0, "ece": 1.0}},
+        {"after": {"accuracy": math.inf, "nll": 1.0, "brier": 1.0, "ece": 1.0}},
+        {"bins_after": [{"low": 0.0, "high": None, "count": 1, "confidence": None, "accuracy": None}]},
+        {"target_precision": "x"},
+        {"question": ["Is it?"]},
+        {"model_digest": 7},
+        {"num_examples": None},
         {"further": 1},
     ],
 )
