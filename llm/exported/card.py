@@ -69,6 +69,12 @@ def read_card(folder: Path) -> ExportCard:
             raise ValueError("it was changed after the export")
         values.setdefault("template", "instruction")  # early exports do not have it
         check_fields(values, _FIELDS, what="the card")
+        for name in ("files", "fingerprint"):
+            check_fields(values[name], dict.fromkeys(values[name], str), what=name)
+        for gear in values["gears"]:
+            check_fields(gear, dict.fromkeys(gear, int) if isinstance(gear, dict) else {}, what="a gear")
+        if values["dtype"] not in ("float32", "float16"):
+            raise ValueError(f"its dtype is {values['dtype']!r}, and float32 or float16 is wanted")
         if values["template"] not in get_args(Template):
             raise ValueError(f"its template is {values['template']!r}, which this program does not know")
         card = ExportCard(**values | {"gears": tuple(values["gears"])})

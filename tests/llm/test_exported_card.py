@@ -1,0 +1,61 @@
+"""The card of an exported decoder is read as it was written, or refused with a sentence."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
+from llama_adapter.runtime.errors import GraphError
+from tests.llm import toys
+
+CARD = ExportCard(
+    format="onnx",
+    name="tiny",
+    digest="0" * 64,
+    decoder=toys.CONFIG.to_dict(),
+    dtype="float32",
+    precision="float",
+    has_sampling=True,
+    prompt="Describe it.",
+    channel_order="rgb",
+    fingerprint={"clip": "0 1"},
+    files={"decoder.onnx": "0"},
+    gears=({"rows": 1},),
+)
+
+
+def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
+    CARD.write(tmp_path)
+    assert read_card(tmp_path) == CARD
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"files": {"decoder.onnx": 1}},
+        {"files": {"decoder.onnx": None}},
+        {"fingerprint": {"clip": [1]}},
+        {"gears": (1,)},
+        {"gears": ({"rows": "x"},)},
+        {"gears": (None,)},
+        {"dtype": "int4"},
+        {"decoder": {}},
+        {"decoder": {**CARD.decoder, "dim": "x"}},
+        {"settings": 7},
+        {"template": "other"},
+    ],
+    ids=repr,
+)
+def test_a_card_with_a_value_of_another_kind_is_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    dataclasses.replace(CARD, **values).write(tmp_path)
+    with pytest.raises(GraphError, match=r"decoder\.json` cannot be read"):
+        read_card(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"[" * 100_000, b"\xff\0", b"null", b'{"version": ' + b"9" * 5000 + b"}"])
+def test_a_file_that_is_no_card_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / CARD_FILE).write_bytes(data)
+    with pytest.raises(GraphError, match=r"decoder\.json` cannot be read"):
+        read_card(tmp_path)
