@@ -63,7 +63,7 @@ cuda: .venv/.installed-dev
 	$(PYTEST) tests/cuda tests/runtime/devices/test_triton.py
 
 # The numeric tests as other x86 processors compute: instruction sets, libraries and numbers of threads are chosen by
-# environment variables (tests/processors.py). Half an hour; TESTS=path for some tests alone, TESTS=--slow for more.
+# environment variables (tests/processors.py). Half an hour at most; TESTS=path for some tests, TESTS=--slow for more.
 processors: .venv/.installed-dev
 	$(BIN)/python -m tests.processors $(TESTS)
 

@@ -75,7 +75,7 @@ def sums(x: Tensor, weight: Tensor, *others: Tensor | None) -> Tensor:
     `others`, such as a bias (O,), are added to the products. The margin is `FACTOR`.
     """
     added = [other.double().abs() for other in others if other is not None]
-    magnitudes = sum(added, x.double().abs() @ weight.double().abs().T)
+    magnitudes: Tensor = sum(added, x.double().abs() @ weight.double().abs().T)
     return FACTOR * (weight.shape[1] + len(added)) ** 0.5 * unit(torch.float32) * magnitudes
 
 

@@ -7,6 +7,7 @@ needs an x86-64 processor with AVX2, and AVX-512 for all of it.
 """
 
 import argparse
+import functools
 import os
 import re
 import subprocess
@@ -56,8 +57,9 @@ def pytest_configure() -> None:
     if missing := os.environ.get(MISSING):
         from llama_adapter.runtime.kernels import instruction_sets
 
-        left = instruction_sets.processor_flags() - set(missing.split())
-        instruction_sets.processor_flags = lambda: left  # type: ignore[assignment]
+        read = instruction_sets.processor_flags
+        left = read() - set(missing.split())
+        instruction_sets.processor_flags = functools.wraps(read.__wrapped__)(lambda: left)  # type: ignore[assignment]
 
 
 def main(arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.sketch import frozen_weights
 from llama_adapter.runtime.errors import TooLittleMemoryError
+from llama_adapter.runtime.kernels.library import find_library
 from tests.app.command import Run
 from tests.app.golden import model_options
 
@@ -120,6 +121,7 @@ def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
         require_memory(plan, free=plan.total - 1, device="cpu")
 
 
+@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 def test_weights_are_packed_where_memory_allows_it() -> None:
     choice, parts = TrainingChoice(sets=("bias",)), CaptionerSpec(**model_options("BIAS-TINY"))
     kernels = find_kernels("cpu", torch.float32)
