@@ -170,3 +170,5 @@ def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Names a folder that all processes of a test run share, for files that take long to make."""
     own = tmp_path_factory.getbasetemp()
     os.environ["TEST_RUN_FOLDER"] = str(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    # A program that torch compiled for other instruction sets or threads ends the process of a later run.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TEST_RUN_FOLDER"] + "/inductor"

@@ -23,6 +23,7 @@ DEVICE_HOMES = (
     "runtime/graphs/",
     "app/doctor/environment.py",
     "app/doctor/probes.py",
+    "scripts/gpu_round.py",
     "scripts/peers/",
 )
 TEXTS_FOR_PEOPLE = ("app/cli/",)  # may name devices in texts, but not use them
