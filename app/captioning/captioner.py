@@ -4,9 +4,10 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -119,7 +120,7 @@ class Captioner:
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
-        self._close_parts = parts.close
+        self._close_parts, self._is_closed = parts.close, False
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
@@ -272,7 +273,11 @@ class Captioner:
             trace.close()
 
     def close(self) -> None:
-        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
+        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again.
+
+        From then on, all calls that answer raise RuntimeError, and so does a stream that has not ended.
+        """
+        self._is_closed = True
         self._worker.shutdown(wait=False)
         self._close_parts()
 
@@ -375,6 +380,7 @@ class Captioner:
         return self._in_worker(lambda: self.stream(pictures, prompts, **options))
 
     async def _in_worker(self, open_stream: Callable[[], Generator[Event]]) -> AsyncGenerator[Event]:
+        self._require_open()
         self._refuse_own_thread()
         loop, is_left = asyncio.get_running_loop(), threading.Event()
         events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -480,6 +486,8 @@ class Captioner:
         progress: bool,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[Event]:
+        self._require_open()
+        _refuse_unknown(sampling)
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
@@ -532,6 +540,7 @@ class Captioner:
             ) as prefetcher,
         ):
             while True:
+                self._require_open()
                 # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.
                 while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
@@ -554,6 +563,7 @@ class Captioner:
 
         Waits while another thread's loop is open. Raises RuntimeError if a loop of this thread is open.
         """
+        self._require_open()
         self._refuse_own_thread()
         with self._turn:
             self._running_in = threading.get_ident()
@@ -577,6 +587,10 @@ class Captioner:
                 loop.close()
             finally:
                 self._running_in = None
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("This Captioner is closed and answers no more: load another one")
 
     def _refuse_own_thread(self) -> None:
         """Raise RuntimeError if a stream of this thread is open: waiting for it would never end."""
@@ -635,6 +649,7 @@ class Captioner:
         After an out-of-memory error, nothing is compiled and the number of rows is halved. Raises the errors of
         `encode_prompt`, and RuntimeError while questions are being answered.
         """
+        self._require_open()
         encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
         engine = self._engine
         run = partial(engine.warm_up, prompt_tokens=len(encoded.token_ids), new_tokens=max_new_tokens)
@@ -658,6 +673,17 @@ def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:
     if task is not None and choices is not None:
         raise ValueError("choices and task exclude each other")
     return choosing(choices) if task is None else task
+
+
+def _refuse_unknown(options: Mapping[str, object]) -> None:
+    """Raise TypeError for a name that is no option, with the most similar one."""
+    known = TextOptions.__annotations__
+    for name in options.keys() - SamplingOptions.__annotations__.keys():
+        similar = get_close_matches(name, known, n=1)
+        hint = (
+            f"did you mean {similar[0]!r}?" if similar and similar[0] != name else f"the options are {', '.join(known)}"
+        )
+        raise TypeError(f"Captioner got an unexpected keyword argument {name!r}: {hint}")
 
 
 def _in_order(answers: list[Answer]) -> list[Answer]:

@@ -219,7 +219,7 @@ class LLaMA_adapter(nn.Module):
                 prompt=captioner.encode_prompt(RawPrompt(prompt) if isinstance(prompt, str) else [*map(int, prompt)]),
                 sampling=SamplingParams(
                     max_new_tokens=int(max_gen_len),
-                    temperature=float(temperature),
+                    temperature=max(float(temperature), 0.0),  # as in the reference, no temperature is greedy
                     top_p=float(top_p),
                     seed=int(torch.randint(2**62, (), device="cpu")) if temperature > 0 else None,
                 ),

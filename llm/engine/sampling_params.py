@@ -31,7 +31,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         for name in ("max_new_tokens", "top_k", "seed", "max_length", "max_prompt_tokens"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (
+            if (not isinstance(value, int) or isinstance(value, bool)) and not (
                 value is None and name in ("seed", "max_length", "max_prompt_tokens")
             ):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
@@ -40,12 +40,13 @@ class SamplingParams:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         for name in ("temperature", "top_p", "repetition_penalty"):
-            if not isinstance(getattr(self, name), (int, float)):
-                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
-        if not self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number, got {self.temperature}")
+        if not 0.0 <= self.temperature < float("inf"):  # written so that NaN is refused too
+            raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature}")
         if not 0.0 <= self.top_p <= 1.0:
             raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
         if self.top_k < 0:

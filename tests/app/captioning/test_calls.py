@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -157,3 +158,47 @@ def test_answers_become_a_table(captioner: Captioner) -> None:
     assert list(table["error"].fillna("")) == ["", "missing"]
     assert table["probability of yes"][0] + table["probability of no"][0] == pytest.approx(1)
     assert list(answers_to_pandas([]).columns) == list(table.columns)[:-2]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_tokens", "'max_tokens': did you mean 'max_new_tokens'?"),
+        ("topp", "'topp': did you mean 'top_p'?"),
+        ("text_prefix", "'text_prefix': the options are "),  # of texts only
+        ("zzz", "'zzz': the options are max_new_tokens, "),
+    ],
+)
+@pytest.mark.parametrize("call", ["caption", "ask", "generate", "stream", "agenerate"])
+def test_a_mistyped_option_is_named_with_a_similar_one(
+    captioner: Captioner, call: str, name: str, message: str
+) -> None:
+    given = [PICTURES[0], "Is it red?"] if call == "ask" else [PICTURES[0]]
+
+    async def asked() -> None:
+        result = getattr(captioner, call)(*given, **{name: 5})
+        if inspect.isawaitable(result):
+            await result
+
+    with pytest.raises(TypeError, match=re.escape(f"unexpected keyword argument {message}")):
+        asyncio.run(asked())
+
+
+def test_a_closed_captioner_does_not_answer() -> None:
+    with Captioner.load(**model_options()) as captioner:
+        begun, unread = captioner.stream(PICTURES[:2]), captioner.stream(PICTURES[0])
+        next(begun)
+    captioner.close()
+
+    for call in (
+        lambda: list(begun),
+        lambda: list(unread),
+        lambda: captioner.caption(PICTURES[0]),
+        lambda: captioner.ask(PICTURES[0], "Is it red?"),
+        lambda: captioner.generate(PICTURES),
+        lambda: captioner.generate_text("Hello", text_prefix="zeros"),
+        lambda: asyncio.run(captioner.agenerate(PICTURES)),
+        captioner.warm_up,
+    ):
+        with pytest.raises(RuntimeError, match="This Captioner is closed"):
+            call()

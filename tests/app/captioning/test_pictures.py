@@ -114,7 +114,10 @@ def test_pixels_of_another_type_are_a_type_error(dtype: np.dtype) -> None:
     "pixels",
     [
         np.zeros(3),
+        np.zeros((2, 2)),
         np.zeros((2, 8, 8)),
+        np.zeros((5, 5, 4), np.uint8),
+        np.zeros((4, 5, 5)),
         np.zeros((1, 1, 8, 8, 3)),
         np.full((8, 8, 3), -0.1),
         np.full((8, 8, 3), 255.5),
