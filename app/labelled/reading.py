@@ -10,7 +10,7 @@ from llama_adapter.app.labelled.digests import with_digests, without_missing
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.known_sets import known_examples
 from llama_adapter.app.labelled.pictures import METADATA, archive_examples, class_examples, split_folders, sub_folders
-from llama_adapter.app.labelled.rows import Columns, with_classes
+from llama_adapter.app.labelled.rows import Columns, split_name, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
 from llama_adapter.runtime.text import shown_name
 
@@ -88,7 +88,12 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
         return class_examples(folder, columns=columns)
     raise InputsError(
         f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
-        hint=f"name the table itself: {shown_name(tables[0])}"
+        hint=f"name the table itself: {shown_name(min(tables, key=_is_of_another_split))}"
         if tables
         else "put the pictures of each class into a folder with its name",
     )
+
+
+def _is_of_another_split(table: str) -> bool:
+    """Whether a table is not named as the examples to learn are, such as `train.csv`."""
+    return split_name(os.path.basename(table).split(".")[0]) != "train"

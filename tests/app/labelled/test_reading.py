@@ -268,6 +268,12 @@ def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
         read_examples(str(tmp_path))
     assert refused.value.hint == f"name the table itself: {tmp_path}/labels.jsonl"
 
+    for name in ("eval.csv", "train.csv"):
+        (tmp_path / name).write_text("picture,label\nimages/a.png,cat\n")
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the table itself: {tmp_path}/train.csv"
+
 
 def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.labelled.pictures.MAX_COMPRESSED_BYTES", 5)
