@@ -146,7 +146,7 @@ class ChatEvents:
 
     def switch(self, session: ChatSession, without: Any) -> list[Any]:
         """The checkbox was changed: returns session, notice, log, suggestions."""
-        self._take(without, session)
+        session.is_text = self._is_text(without)
         log = gr.skip() if session.turns else conversation((), is_text=session.is_text)
         return [session, "", log, self.offer(session)]
 
@@ -224,10 +224,12 @@ class ChatEvents:
         self, request: gr.Request, session: ChatSession, question: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """Enter or Ask was pressed."""
-        self._take(without, session)
+        is_text = self._is_text(without)
         question = question.strip() if isinstance(question, str) else ""
-        question = question or next((starter.text for starter in self._starters(session)), "")
-        async with aclosing(self._answer(session, question, settings, page=_page(request))) as updates:
+        if not question and not is_text:
+            question = self._starters(session)[0].text
+        answer = self._answer(session, question, settings, page=_page(request), is_text=is_text)
+        async with aclosing(answer) as updates:
             async for update in updates:
                 yield update
 
@@ -241,13 +243,13 @@ class ChatEvents:
         *settings: Any,
     ) -> AsyncGenerator[list[Any]]:
         """A suggested question was pressed. The text in the question box stays."""
-        self._take(without, session)
-        starters = self._starters(session)
+        is_text = self._is_text(without)
+        starters = () if is_text else self._starters(session)
         index = pressed(event, count=len(starters))
         if index is None:
             yield [gr.skip()] * 7
             return
-        asked = self._answer(session, starters[index].text, settings, page=_page(request))
+        asked = self._answer(session, starters[index].text, settings, page=_page(request), is_text=is_text)
         async with aclosing(asked) as updates:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
@@ -265,7 +267,6 @@ class ChatEvents:
 
         The text in the question box stays.
         """
-        self._take(without, session)
         index = pressed(event, count=2)
         if index is None or not session.turns:
             yield [gr.skip()] * 7
@@ -275,8 +276,10 @@ class ChatEvents:
             session.clear()
             yield [session, gr.skip(), "", *self._shown(session)]
             return
-        again = self._answer(session, session.turns[-1].question, settings, page=_page(request), is_again=True)
-        async with aclosing(again) as updates:
+        again = session.turns[-1].question
+        is_text = self._is_text(without)
+        answer = self._answer(session, again, settings, page=_page(request), is_text=is_text, is_again=True)
+        async with aclosing(answer) as updates:
             async for update in updates:
                 yield [update[0], gr.skip(), *update[2:]]
 
@@ -295,12 +298,16 @@ class ChatEvents:
             text += f" {EMBEDDED_TEXT[0].upper()}{EMBEDDED_TEXT[1:]}."
         return render("parts", "status", text=text)
 
-    def _take(self, without: Any, session: ChatSession) -> None:
-        """Set the session's mode from the value of the checkbox, which may be anything the browser sent."""
-        session.is_text = without is True or not self._sees_pictures
+    def _is_text(self, without: Any) -> bool:
+        """Whether to ask without a picture. `without` is the value of the checkbox, or anything else that was sent.
+
+        A question is asked as the checkbox was when it was sent, and only `switch` changes the page's mode: a question
+        may wait in Gradio's queue and arrive after a later change of the checkbox.
+        """
+        return without is True or not self._sees_pictures
 
     def _starters(self, session: ChatSession) -> tuple[Starter, ...]:
-        return () if session.is_text else starters_for(self._service, about=session.about).prompts
+        return starters_for(self._service, about=session.about).prompts
 
     def _shown(self, session: ChatSession) -> list[Any]:
         """Log, suggestions, and either Ask or Stop."""
@@ -315,9 +322,9 @@ class ChatEvents:
         settings: Sequence[Any],
         *,
         page: str,
+        is_text: bool,
         is_again: bool = False,
     ) -> AsyncGenerator[list[Any]]:
-        is_text = session.is_text
         try:
             if is_text and not question:
                 raise ValueError("Write a question first")

@@ -133,6 +133,7 @@ def page_settings(service: Service) -> dict[str, Any]:
     return {
         "theme": build_theme(),
         "css_paths": (Path(__file__).with_name("style.css"),),
+        "js": Path(__file__).with_name("focus.js").read_text(encoding="utf-8"),
         "footer_links": [],
         "run_history": False,
         "show_error": False,

@@ -156,6 +156,9 @@ async function paste() {
 
 async function photograph() {
     const dialog = element.querySelector('dialog'), video = dialog.querySelector('video');
+    const shutter = dialog.querySelector('[value=take]');
+    shutter.disabled = true; // until there is something to take
+    video.onloadeddata = () => { shutter.disabled = false; };
     try {
         video.srcObject = await navigator.mediaDevices.getUserMedia({video: true});
     } catch {

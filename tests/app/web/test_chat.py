@@ -104,9 +104,22 @@ def test_without_a_picture_nothing_about_one_is_suggested_or_asked(service: Stub
     assert "la-chip" in events.switch(session, False)[3]
 
 
+def test_a_question_that_waited_leaves_the_page_as_the_checkbox_is_now(service: Stub, picture: PickedPicture) -> None:
+    events, session = events_of(service), ChatSession()
+    session.choose(picture)
+    events.switch(session, True)
+    events.switch(session, False)
+    offer = ask(events, session, without=True)[4]  # sent before the second change
+
+    assert [turn.is_text for turn in session.turns] == [True]
+    assert "la-chip" in offer
+    assert service.asks[0].picture is None
+
+
 def test_a_reload_keeps_questions_without_a_picture_and_the_setting(service: Stub) -> None:
     events, session, later = events_of(service), ChatSession(), ChatSession()
     events.restore(TOKEN, session)
+    events.switch(session, True)
     ask(events, session, without=True)
 
     restored = events.restore(TOKEN, later)
