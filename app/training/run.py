@@ -41,6 +41,7 @@ from llama_adapter.app.training.results import (
     CARD,
     draw,
     require_disk,
+    require_same_measure,
     require_same_run,
     score_test,
     trained_spec,
@@ -322,6 +323,7 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
+            require_same_measure(loop.state, is_scored=is_scored, folder=folder)
         if ranks.is_first:  # after `resume`, which refuses the folder of another run
             write_beginning(job, data, folder, run=run)
         return loop.run()

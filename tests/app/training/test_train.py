@@ -163,6 +163,21 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
 
 
+def test_evaluations_of_a_resumed_run_are_compared_by_the_same_measure(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    kept = (folder / "last.safetensors").read_bytes()
+    for score in ("answers", "auto"):
+        flags = [*QUICK, *encoded, "--score", score, "--resume"]
+        ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags)
+        assert ran.code == 2
+        assert "compares its evaluations by loss, and would go on by answers" in ran.err
+        assert "resume with --score loss" in ran.err
+    assert (folder / "last.safetensors").read_bytes() == kept
+
+
 def test_a_model_trained_for_captions_is_asked_its_own_question(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
