@@ -319,7 +319,7 @@ def test_a_run_ends_early_with_its_best_weights(
     monkeypatch.setattr(Validator, "__call__", validate)
     out = tmp_path / "pets.pth"
     flags = ["--out", str(out), *QUICK, "--encoded", str(tmp_path / "encoded")]
-    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5"]
+    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5", "--score", "answers"]
     ran = run("train", str(pets), *flags)
     assert ran.code == 0, ran.err
     folder = out.with_suffix(".training")
