@@ -46,7 +46,8 @@ def _declare(parser: Parser) -> None:
         metavar="TEXT",
         type=parse_text,
         first=True,
-        help="question for examples without one; {name} is replaced by that column",
+        help="question for examples without one; {name} is replaced by that column (default: the one that the model "
+        "stores)",
     )
     group.add_argument(
         "--choices",

@@ -2,19 +2,22 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llama_adapter.app.evaluating.question import question_of
-from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.jobs.questions import TemplateError, as_template
 from llama_adapter.app.labelled.checks import check_split_names, picture_key
-from llama_adapter.app.labelled.example import Example, shown_problems
+from llama_adapter.app.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import ANSWER_COLUMNS, Columns, split_name
 from llama_adapter.app.scores.outcome import Task, are_captions
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt
+
+if TYPE_CHECKING:  # data are read without torch
+    from llama_adapter.app.models.checkpoints import StoredQuestions
 
 ALL_SPLITS: Final = "all"
 _TEST: Final = "test"
@@ -48,10 +51,14 @@ class EvaluationData:
     split: str  # ALL_SPLITS, or a split of the data
     unreadable: dict[str, str]  # name of a missing or unreadable picture -> place and reason
     warnings: tuple[str, ...]  # other problems of the data
+    model_questions: Mapping[str, str]  # kind of examples without a question -> what the model stores for them
 
 
-def read_data(settings: DataSettings) -> EvaluationData:
+def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]) -> EvaluationData:
     """Read and check the data. Decodes no picture.
+
+    `stored` reads the questions that the model stores. It is called only if neither the data nor the settings have a
+    question for some examples.
 
     Missing and unreadable pictures are left out; other errors in the data are raised. Raises InputsError, UsageError
     and OSError.
@@ -62,6 +69,9 @@ def read_data(settings: DataSettings) -> EvaluationData:
     chosen = None if settings.split is None else split_name(settings.split)
     if chosen != ALL_SPLITS:
         check_split_names(found, report=found.refuse if chosen is None else found.warn, chosen=chosen)
+    model_questions = {}
+    if settings.question is None and any(one.question.instruction is None for one in found.examples):
+        model_questions = _ask_stored(found, stored())
     _check_questions(found.examples, question=settings.question)
     found.require_sound(needs_all_pictures=False)
     examples, split = _of_split(found.examples, split=settings.split)
@@ -74,7 +84,29 @@ def read_data(settings: DataSettings) -> EvaluationData:
         split=split,
         unreadable=unreadable,
         warnings=tuple(shown_problems(one for one in found.problems if one.is_warning)),
+        model_questions=model_questions,
     )
+
+
+def _ask_stored(found: Examples, stored: "StoredQuestions") -> dict[str, str]:
+    """Give the examples without a question that which the model learned; returns the used questions by kind.
+
+    Captions are left as they are, because they ask the model's caption prompt.
+    """
+    asked: dict[str, str] = {}
+    for index, example in enumerate(found.examples):
+        if example.question.instruction is not None:
+            continue
+        if example.task == "caption":
+            asked["captions"] = stored.prompt
+        elif stored.question is not None:
+            asked["examples"] = stored.question
+            is_template = example.item.source is not None
+            own = replace(
+                example.question, instruction=as_template(stored.question) if is_template else stored.question
+            )
+            found.examples[index] = replace(example, question=own)
+    return asked
 
 
 def _check_questions(examples: Sequence[Example], *, question: str | None) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from PIL import Image
 
@@ -39,7 +39,10 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.locking import locked_output
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+if TYPE_CHECKING:  # data are read without torch
+    from llama_adapter.app.models.checkpoints import StoredQuestions
 
 ANSWERS: Final = "answers.jsonl"  # the records, in the folder of an evaluation
 _MOST_NAMED: Final = 5  # pictures that a note names
@@ -82,7 +85,7 @@ def run_evaluation(job: EvaluationJob) -> int:
 
 def _run(job: EvaluationJob) -> int:
     against = None if job.against is None else read_against(job.against, out=job.out)
-    data = read_data(job.data)
+    data = read_data(job.data, stored=lambda: _stored(job.spec))
     if against is not None:
         check_against(against, data, question=job.data.question, path=str(job.against))
     _say_problems(job, data)
@@ -113,13 +116,28 @@ def _run(job: EvaluationJob) -> int:
     return ExitCode.PICTURE_ERRORS if unreadable or found.num_refused else ExitCode.OK
 
 
+def _stored(spec: CaptionerSpec) -> "StoredQuestions":
+    from llama_adapter.app.models.stored_questions import stored_questions
+
+    return stored_questions(spec)
+
+
+def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
+    """Sentences about the questions that come from the model."""
+    spec = job.spec
+    path = spec.decoder or spec.adapter or spec.model or spec.llama_dir
+    model = "the embedded model" if path is None else f"`{shown_name(path)}`"
+    for kind, text in data.model_questions.items():
+        yield f"{kind} without a question are asked “{shown_excerpt(text)}”, the default question of {model}"
+
+
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
     if job.spec.is_llama_alone and any(example.item.source is not None for example in data.examples):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")
-    for warning in data.warnings if not job.quiet else ():
-        say(f"note: {warning}")
+    for note in (*data.warnings, *_model_questions(job, data)) if not job.quiet else ():
+        say(f"note: {note}")
 
 
 def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
@@ -207,6 +225,7 @@ def _notes(
     part = "" if job.data.limit is None else f", at most {job.data.limit:,} drawn with seed {job.data.seed}"
     named = ", ".join(map(shown_name, job.data.data))
     notes = [f"Data: {named}, {split}{part}; SHA-256 {data_digest(data.examples)[:16]}."]
+    notes += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in _model_questions(job, data)]
     if unreadable:
         names = ", ".join(map(shown_name, list(unreadable)[:_MOST_NAMED]))
         more = f" and {len(unreadable) - _MOST_NAMED:,} more" if len(unreadable) > _MOST_NAMED else ""

@@ -163,6 +163,8 @@ def save_bundle(
             "prompt": model.prompt,
             "card": model.card,
         }
+        if model.question is not None:
+            manifest |= {"question": model.question}
         if packed is not None:
             manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
@@ -371,6 +373,7 @@ def stream_bundle(
         ),
         merged=tuple(manifest["merged"]),
         prompt=str(manifest["prompt"]),
+        question=manifest.get("question"),
         card=str(manifest["card"]),
         precision=precision,
         origin=origin,

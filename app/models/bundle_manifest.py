@@ -51,6 +51,7 @@ _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
     SPLIT_VERSION: {"num_ranks": int},
 }
 _LONGEST_LABEL = 200
+_LONGEST_QUESTION = 100_000  # characters; far more than a context holds
 _LARGEST_BLOCK = 1024
 _MOST_RANKS = 1024
 _FIRST_FFN_BLOCK = 64  # for split bundles without this entry
@@ -101,6 +102,8 @@ def _faults(manifest: Mapping[str, Any]) -> list[str]:
     faults += [file for file in model_files(manifest) if file not in manifest["files"]]
     faults += [file for file in manifest["files"] if not is_bare(file)]
     faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
+    faults += [] if len(manifest["prompt"]) <= _LONGEST_QUESTION else ["prompt"]
+    faults += [] if is_question(manifest.get("question", "?")) else ["question"]  # only some bundles have it
     if manifest["dtype"] not in DTYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
@@ -276,6 +279,11 @@ def model_digest(manifest: Mapping[str, Any]) -> str:
         "llm": manifest["llm"],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def is_question(value: object) -> bool:
+    """Whether a value can be the question that a model stores: text that is neither blank nor very long."""
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST_QUESTION
 
 
 def is_bare(name: str) -> bool:

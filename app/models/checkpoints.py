@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle_manifest import MANIFEST
+from llama_adapter.app.models.bundle_manifest import MANIFEST, is_question
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
@@ -37,7 +37,7 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
@@ -53,6 +53,8 @@ from llama_adapter.vision.weights import (
 DEFAULT_CONTEXT = 512
 CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
+# `StoredQuestions` -> its entries in the config of an adapter's file.
+QUESTION_KEYS: Final[Mapping[str, str]] = {"prompt": "caption_prompt", "question": "question"}
 CLIP_FILE = "ViT-L-14.pt"  # the name under which OpenAI publishes it
 CLIP_CACHE = Path("~/.cache/clip")  # where OpenAI's own package keeps it
 
@@ -108,6 +110,14 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredQuestions:
+    """The questions that a model stores."""
+
+    prompt: str = DEFAULT_PROMPT  # for captions
+    question: str | None = None  # that it learned for all other examples; None: it learned none, or several
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
     """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
 
@@ -126,6 +136,7 @@ class LoadedModel:
     sources: tuple[SourceFile, ...]
     merged: tuple[str, ...]  # what was merged into the weights: "gates", "lora", "scales"
     prompt: str = DEFAULT_PROMPT
+    question: str | None = None  # as in `StoredQuestions`
     template: Template = "instruction"  # the template of prompts
     card: str = ""
     precision: Precision = FLOAT  # of the linear layers' weights
@@ -202,6 +213,7 @@ def stream_sources(
     adapter = open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+    questions = declared_questions(adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
@@ -241,6 +253,8 @@ def stream_sources(
         dtype=chosen or torch.float32,
         sources=tuple(files),
         merged=_merged(adapter),
+        prompt=questions.prompt,
+        question=questions.question,
         template="conversation" if adapter.is_chat else "instruction",
     )
     share = share_of(decoder_config, ranks)
@@ -308,6 +322,22 @@ def declared_heads(adapter: AdapterFile) -> int | None:
     """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
     heads = adapter.declares.get("visual_heads")
     return heads if type(heads) is int else None
+
+
+def declared_questions(adapter: AdapterFile) -> StoredQuestions:
+    """The questions that the adapter's file declares; only files written by `train` declare them.
+
+    Raises CheckpointError for values that are no questions.
+    """
+    declared = {name: adapter.declares[key] for name, key in QUESTION_KEYS.items() if key in adapter.declares}
+    for name, value in declared.items():
+        if not is_question(value):
+            raise CheckpointError(
+                f"The config in `{adapter.name}` has {shown_excerpt(repr(value))} as `{QUESTION_KEYS[name]}`, where a "
+                "question is wanted",
+                hint="the file was changed after `train` wrote it: take it from a copy, or train it again",
+            )
+    return StoredQuestions(**declared)
 
 
 def _query_alone(

@@ -1,12 +1,15 @@
 """Turns labelled examples into token ids: the prompt for each example, and the answers that the model learns."""
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.jobs.questions import TemplateError, as_template
 from llama_adapter.app.labelled.checks import check_lengths
 from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.models.bundle_manifest import is_question
+from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.tasks.prompts import Prompt, PromptEncoder
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -63,6 +66,35 @@ def default_question(example: Example) -> str | None:
         return "Which class is this?"
     question = f"Which of these is it: {', '.join(example.choices)}?"
     return question if example.item.source is None else as_template(question)
+
+
+def caption_prompts(examples: Iterable[TrainExample]) -> set[str]:
+    """The different prompts of the captions."""
+    return {_instruction(one.prompt) for one in examples if one.example.task == "caption"}
+
+
+def learned_questions(examples: Sequence[TrainExample], *, base: StoredQuestions) -> StoredQuestions:
+    """The questions that a model stores after training on these examples.
+
+    They are the question of all captions, and that of all other examples. For examples of a kind that were asked
+    several questions, no question is stored, and captions keep the prompt of `base`. A kind without examples keeps the
+    question of `base`.
+    """
+    others = {_instruction(one.prompt) for one in examples if one.example.task != "caption"}
+    return StoredQuestions(
+        prompt=_only(caption_prompts(examples)) or base.prompt, question=_only(others) if others else base.question
+    )
+
+
+def _instruction(prompt: Prompt) -> str:
+    instruction = prompt[0] if isinstance(prompt, tuple) else prompt
+    assert isinstance(instruction, str), "labelled examples ask instructions"
+    return instruction
+
+
+def _only(texts: set[str]) -> str | None:
+    """The text, if there is only one and it can be stored."""
+    return next((text for text in texts if len(texts) == 1 and is_question(text)), None)
 
 
 class Asker:

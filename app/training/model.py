@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel, no_vision
+from llama_adapter.app.models.bundle_manifest import is_question
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, LoadedModel, StreamedModel, no_vision
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
@@ -97,6 +98,7 @@ class TrainableModel(nn.Module):
         """Made by `open_trainable`."""
         super().__init__()
         self.sources, self.choice = sources, choice
+        self.questions = sources.questions  # a run replaces them by those that it learned
         self.tokenizer: Tokenizer = sources.tokenizer
         adapter, vocab_size = sources.adapter, sources.tokenizer.vocab_size
         planned = plan_decoder(sources.llama, adapter, vocab_size=vocab_size, context=sources.context)
@@ -293,7 +295,8 @@ class TrainableModel(nn.Module):
     def file_config(self) -> dict[str, Any]:
         """The `config` of the adapter's file, as in the released files.
 
-        Two entries are added that other programs do not read: number of heads of the visual blocks, and channel order.
+        Entries are added that other programs do not read: number of heads of the visual blocks, channel order, and
+        questions.
         """
         adapter, kinds = self.sources.adapter, self.choice.kinds
         config: dict[str, Any] = {
@@ -304,7 +307,8 @@ class TrainableModel(nn.Module):
         if self.vision is not None:
             heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
             config |= {"visual_heads": heads, "channel_order": order}
-        return config
+        asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
+        return config | {key: text for key, text in asked.items() if is_question(text)}
 
     def loaded_model(self, dtype: Dtype | None = None) -> StreamedModel:
         """The model with its present weights, in the form that loaders return.
@@ -339,7 +343,8 @@ class TrainableModel(nn.Module):
             dtype=chosen,
             sources=sources.files,
             merged=("gates", "lora") if adapter.has_lora else ("gates",),
-            prompt=sources.prompt,
+            prompt=self.questions.prompt,
+            question=self.questions.question,
         )
         return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
 

@@ -34,6 +34,7 @@ from llama_adapter.app.training.run_log import LOG, read_log
 from llama_adapter.app.training.scoring import all_scores, answered
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -68,6 +69,18 @@ def require_same_run(folder: Path, run: str) -> None:
         return
     if began != run:
         raise other_run(folder)
+
+
+def require_same_measure(state: LoopState, *, is_scored: bool, folder: Path) -> None:
+    """Raise UsageError if the evaluations of a resumed run are compared by another measure than its next ones."""
+    if not state.best or len(state.best) == 1 + is_scored:  # see `Validation.key`
+        return
+    names = ("loss", "answers")
+    began, now = names[not is_scored], names[is_scored]
+    raise UsageError(
+        f"The run in `{shown_name(str(folder))}` compares its evaluations by {began}, and would go on by {now}",
+        hint=f"resume with --score {began}, or start again with --force",
+    )
 
 
 def require_disk(job: TrainJob, model: TrainableModel, folder: Path) -> None:

@@ -11,14 +11,15 @@ from typing import Final
 import torch
 
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
-from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, DEFAULT_PROMPT, find_llama
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.stored_questions import stored_questions
 from llama_adapter.app.parallel.launch import launched
 from llama_adapter.app.scores.scoring import Scores
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.app.training.asking import Asker
+from llama_adapter.app.training.asking import Asker, learned_questions
 from llama_adapter.app.training.batches import BatchOrder
 from llama_adapter.app.training.cache import Unreadable
 from llama_adapter.app.training.checkpoint import BEST, LAST, check_tensors, read_checkpoint, weight_shapes, weights_of
@@ -40,6 +41,7 @@ from llama_adapter.app.training.results import (
     CARD,
     draw,
     require_disk,
+    require_same_measure,
     require_same_run,
     score_test,
     trained_spec,
@@ -100,7 +102,8 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
     """Tokenizer, context and caption prompt of the model of a spec; loads no weights. Raises CheckpointError."""
     if spec.llama_dir is not None:
         place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-        return Tokenizer.load(place.require_tokenizer()), spec.context or DEFAULT_CONTEXT, DEFAULT_PROMPT
+        prompt = stored_questions(spec).prompt
+        return Tokenizer.load(place.require_tokenizer()), spec.context or DEFAULT_CONTEXT, prompt
     bundle = bundle_folder(spec.model)
     manifest = read_manifest(bundle)
     _, decoder = read_configs(bundle, manifest)
@@ -320,6 +323,7 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
+            require_same_measure(loop.state, is_scored=is_scored, folder=folder)
         if ranks.is_first:  # after `resume`, which refuses the folder of another run
             write_beginning(job, data, folder, run=run)
         return loop.run()
@@ -352,6 +356,7 @@ def _write(
         with torch.no_grad():
             for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
+        model.questions = learned_questions(data.train, base=model.questions)
         bundle = write_model(job, model, folder)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         if ended.state.best and ended.state.best_step == 0 < ended.state.step:

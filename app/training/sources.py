@@ -4,7 +4,7 @@
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch import Tensor
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_CONTEXT,
-    DEFAULT_PROMPT,
     LoadedModel,
     SourceFile,
+    StoredQuestions,
     adapter_name,
+    declared_questions,
     find_llama,
     open_clip,
     open_llama_parts,
@@ -54,7 +55,7 @@ class TrainingSources:
     channel_order: ChannelOrder
     tokenizer: Tokenizer
     context: int
-    prompt: str = DEFAULT_PROMPT
+    questions: StoredQuestions = field(default_factory=StoredQuestions)
     files: tuple[SourceFile, ...] = ()
     bundle: str | None = None  # the bundle's folder, if the model is a bundle
     has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
@@ -84,6 +85,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
+    questions = StoredQuestions()
     if adapter is None:
         clip = open_clip(choice.clip) if choice.clip is not None else None
         adapter = new_adapter(llama, choice, clip=clip, seed=seed)
@@ -97,6 +99,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         heads = query_heads(sources, adapter, exported=False, encoder=None)
         name = adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
+        questions = declared_questions(adapter)
     return TrainingSources(
         name=name,
         llama=llama,
@@ -106,6 +109,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         channel_order=order,
         tokenizer=tokenizer,
         context=context,
+        questions=questions,
         files=files,
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
@@ -142,7 +146,7 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
         channel_order=model.vision_config.channel_order,
         tokenizer=model.tokenizer,
         context=model.decoder_config.context,
-        prompt=model.prompt,
+        questions=StoredQuestions(prompt=model.prompt, question=model.question),
         files=model.sources,
         bundle=str(folder),
         has_adapter_file=False,

@@ -9,12 +9,13 @@ import pytest
 
 from llama_adapter.app.evaluating.comparing import compare_with
 from llama_adapter.app.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
-from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from tests.app.command import Run
 from tests.app.labelled.tables import write_lines
+from tests.app.models.bundles import edit_manifest
 
 STAR, TRIANGLE = (sample_pictures() / name for name in ("12-red-star.jpg", "03-purple-triangle.png"))
 QUESTIONS = str(sample_pictures() / "questions.jsonl")
@@ -158,6 +159,46 @@ def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: R
     assert "not compared" not in ran.err
 
 
+def asked(place: str) -> set[str]:
+    return {one.question for one in read_outcomes(Path(place) / "outcomes.jsonl").outcomes}
+
+
+@pytest.mark.slow
+def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(embedded_model(), "tuned")
+    classes = Folder(tmp_path / "classes", run)
+    classes.copy(STAR, "star/1.jpg")
+    classes.copy(TRIANGLE, "triangle/1.png")
+    star = {"picture": "classes/star/1.jpg"}
+    write_lines(tmp_path / "own.jsonl", {**star, "question": IS_STAR, "answer": "yes", "choices": ["yes", "no"]})
+    write_lines(tmp_path / "captions.jsonl", {**star, "text": "a star of a red colour"})
+    stored, prompt = "What is {this}?", "Describe the picture."
+    change = edit_manifest(question=stored, prompt=prompt)
+    change(tmp_path / "tuned")
+
+    def scored(data: str, *flags: str) -> tuple[set[str], bool, bool]:
+        ran = run("eval", data, *flags, "--model", "tuned", "--out", "scores", "--overwrite", "--reader", "thread")
+        assert ran.code == ExitCode.OK, ran.err
+        said = "without a question are asked “"
+        return asked("scores"), f"note: {told}" in ran.err, said in ran.out
+
+    told = f"examples without a question are asked “{stored}”, the default question of `tuned`"
+    assert scored("classes") == ({stored}, True, True), "braces are no variables"
+    assert scored("classes", "--quiet") == ({stored}, False, True)
+    assert scored("classes", "--question", "Which shape?") == ({"Which shape?"}, False, False)
+    assert scored("own.jsonl") == ({IS_STAR}, False, False)
+    told = f"captions without a question are asked “{prompt}”, the default question of `tuned`"
+    assert scored("captions.jsonl") == ({prompt}, True, True)
+    assert scored("captions.jsonl", "--question", "Say it.") == ({"Say it."}, False, False)
+
+    edit_manifest(question=3)(tmp_path / "tuned")
+    ran = run("eval", "classes", "--model", "tuned", "--out", "scores")
+    assert (ran.code, "is incomplete or wrong in `question`" in ran.err) == (ExitCode.FAILED, True)
+
+
 def outcome(question: str, right: str, *, digest: str = "a", part: str = "") -> Outcome:
     return Outcome(
         picture=f"{digest}.png", question=question, answer="yes", references=(right,), digest=digest, part=part
@@ -187,7 +228,7 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
 
 
 WRONG = {
-    "no question": ["classes"],
+    "no question": ["classes", "--model", str(embedded_model())],
     "a variable": ["classes", "--question", "Is it {size}?"],
     "no such split": ["classes", "--question", "?", "--split", "test"],
     "a malformed row": ["table.jsonl"],
@@ -218,7 +259,7 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
 
     said = {}
     for name, flags in WRONG.items():
-        ran = run("eval", *flags, "--out", "out", "--model", "no-such-model")
+        ran = run("eval", "--model", "no-such-model", *flags, "--out", "out")
         assert ran.code == ExitCode.USAGE, ran.err
         said[name] = ran.err.replace(str(sample_pictures()), "SAMPLES")
     assert said == snapshot

@@ -8,10 +8,14 @@ import pytest
 from llama_adapter import Captioner, CheckpointError, GraphError, UsageError
 from llama_adapter.app.graph_export import decoder as export
 from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.checkpoints import StoredQuestions
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stored_questions import stored_questions
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.parity import DecoderParity
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_flags, model_options, picture
+from tests.app.models.bundles import edit_manifest
 
 LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
 
@@ -118,6 +122,7 @@ def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
 def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path) -> None:
     bundle, out = str(tmp_path / "bundle"), str(tmp_path / "exported")
     assert run("convert", *model_flags(), "--out", str(tmp_path / "full")).code == 0
+    edit_manifest(prompt="Describe it.", question="Which is it?")(tmp_path / "full")
     assert run("quantize", "--model", str(tmp_path / "full"), "--out", bundle).code == 0
 
     ran = run("export", "decoder", "--model", bundle, "--out", out, "--precision", "int8")
@@ -125,6 +130,8 @@ def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path)
     assert ran.code == 0
     assert "it is exported from full weights, and this model has 8-bit ones" in ran.err
     assert read_card(Path(out)).precision == "int8"
+    asked = stored_questions(CaptionerSpec(decoder=out))
+    assert asked == StoredQuestions(prompt="Describe it."), "exports store no other question"
     assert Captioner.load(decoder=out, model=bundle).caption(picture()).token_ids
 
 

@@ -105,6 +105,19 @@ def test_the_digest_depends_on_the_model_and_not_on_its_folder_or_known_answer(
     assert load_bundle(half).digest != digest
 
 
+def test_the_question_that_a_model_learned_goes_into_every_bundle_made_of_it(
+    tmp_path: Path, bundle: Path, model: LoadedModel
+) -> None:
+    assert "question" not in read_manifest(bundle)
+    asked = {"prompt": "Describe it.", "question": "Which of {these} is it?"}
+    whole = save_bundle(tmp_path / "whole", model=dataclasses.replace(model, **asked))  # type: ignore[arg-type]
+    rounded = quantise_bundle(QuantiseJob(model=str(whole), out=str(tmp_path / "int8")))
+    for place in (whole, rounded):
+        loaded = load_bundle(place)
+        assert {"prompt": loaded.prompt, "question": loaded.question} == asked
+    assert load_bundle(whole).digest == load_bundle(bundle).digest, "a record has its question, and the same model"
+
+
 def test_overrides_at_load_take_effect(bundle: Path) -> None:
     loaded = load_bundle(bundle, context=99, channel_order="bgr")
     assert (loaded.decoder_config.context, loaded.vision_config.channel_order) == (99, "bgr")
@@ -332,6 +345,10 @@ DAMAGED: tuple[Damage, ...] = (
     edit_manifest(digest=None),
     edit_manifest(llm={"dim": 64}),
     edit_manifest(dtype="float16"),
+    edit_manifest(question=["?"]),
+    edit_manifest(question=" "),
+    edit_manifest(question="?" * 100_001),
+    edit_manifest(prompt="?" * 100_001),
     edit_tensors(lambda t: t.pop("norm.weight")),
     edit_tensors(lambda t: t.update(more=torch.ones(1))),
     edit_tensors(lambda t: t.update({"norm.weight": torch.ones(65)})),

@@ -9,8 +9,9 @@ import torch
 
 from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.app.labelled.example import Example, Examples
+from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.tasks.prompts import PromptEncoder
-from llama_adapter.app.training.asking import Asker, default_question
+from llama_adapter.app.training.asking import Asker, default_question, learned_questions
 from llama_adapter.app.training.batches import padded
 from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
 from llama_adapter.app.training.job import Optimisation, TrainJob
@@ -83,6 +84,33 @@ def test_classes_make_a_question() -> None:
     assert default_question(few) == "Which of these is it: a, b?"
     assert default_question(many) == "Which class is this?"
     assert default_question(example("a cat on a mat", task="caption")) is None
+
+
+def caption(instruction: str | None = None) -> Example:
+    return example("a cat on a mat", task="caption", question={"instruction": instruction})
+
+
+BASE = StoredQuestions(prompt="Describe it", question="Which hue is it?")
+
+
+@pytest.mark.parametrize(
+    ("examples", "learned"),
+    [
+        ([example("a"), example("b")], ("Describe it", "What is it?")),
+        ([example("a"), example("b", question={"input": "a text"})], ("Describe it", "What is it?")),
+        ([example("a"), example("b", question={"instruction": "Why?"})], ("Describe it", None)),
+        ([example("a", question={"instruction": "Is {{it}} in {place}?"})], ("Describe it", "Is {it} in Rome?")),
+        ([example("a", question={"instruction": " "})], ("Describe it", None)),
+        ([caption(), caption()], ("Describe it", "Which hue is it?")),
+        ([caption("Say {{it}}."), example("a")], ("Say {it}.", "What is it?")),
+        ([caption("Say a."), caption("Say b.")], ("Describe it", "Which hue is it?")),
+    ],
+)
+def test_a_model_stores_the_only_question_that_it_learned(
+    examples: list[Example], learned: tuple[str, str | None], asker: Asker
+) -> None:
+    found = learned_questions([asker.ask(one) for one in examples], base=BASE)
+    assert (found.prompt, found.question) == learned
 
 
 def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
@@ -171,6 +199,20 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
     (folder / "triangle").rename(folder / "-2")
     assert commands()[0].endswith(" --choices=-1,-2"), "else it is read as a flag"
     assert "--choices=-1,-2" in commands()[2]
+
+
+@pytest.mark.parametrize(("question", "is_told"), [(None, False), ("Describe.", False), ("Describe {hue}.", True)])
+def test_only_a_question_that_is_not_stored_is_told_for_scoring(
+    question: str | None, is_told: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    draw_pets(tmp_path / "pets", each=8)
+    rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", question=question)
+    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+
+    scoring = score_command(job, data, folder=Path("a.training"), bundle=None)
+    assert scoring is not None
+    assert (f"--question '{question}'" in scoring) == is_told
 
 
 @pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])

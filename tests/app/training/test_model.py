@@ -1,5 +1,6 @@
 """The trainable model compared with the production model and the reference: logits, gradients, and its file."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, sources_of
+from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
 from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stored_questions import stored_questions
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.training.adapter_file import write_adapter
 from llama_adapter.app.training.choice import ParameterSet
@@ -262,6 +264,26 @@ def test_a_new_adapter_is_written_key_for_key_as_the_released_ones(
         "lora_rank": wanted.config["lora_rank"]
     } == wanted.config
     assert torch.load(tmp_path / "new.pth", weights_only=True).keys() == {"model", "config"}
+
+
+def test_an_adapter_declares_the_questions_that_it_learned(tmp_path: Path) -> None:
+    path = tmp_path / "asked.pth"
+    model, asked = trainable(spec(), "bias"), StoredQuestions(prompt="Describe it.", question="Which is it?")
+    assert stored_questions(spec()) == StoredQuestions() == model.questions, "released files declare none"
+    model.questions = asked
+    write_adapter(model, path)
+    again = dataclasses.replace(spec(), adapter=str(path))
+    assert stored_questions(again) == asked == trainable(again, "bias").questions
+    folder = convert(sources_of(again), tmp_path / "bundle", dtype=torch.float32)
+    assert stored_questions(CaptionerSpec(model=str(folder))) == asked
+    with Captioner.from_spec(again) as captioner:
+        assert captioner.info.default_prompt == "Describe it."
+
+    for key, wrong in {"caption_prompt": " ", "question": ["?"]}.items():
+        file = torch.load(path, weights_only=True)
+        torch.save({**file, "config": {**file["config"], key: wrong}}, tmp_path / "changed.pth")
+        with pytest.raises(CheckpointError, match=f"as `{key}`, where a question is wanted"):
+            stored_questions(dataclasses.replace(spec(), adapter=str(tmp_path / "changed.pth")))
 
 
 def adapter_path(name: str) -> Path:

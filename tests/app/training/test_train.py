@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter import Captioner
+from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.scores.scoring import Scores
@@ -162,6 +163,51 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
 
 
+def test_evaluations_of_a_resumed_run_are_compared_by_the_same_measure(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    kept = (folder / "last.safetensors").read_bytes()
+    for score in ("answers", "auto"):
+        flags = [*QUICK, *encoded, "--score", score, "--resume"]
+        ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags)
+        assert ran.code == 2
+        assert "compares its evaluations by loss, and would go on by answers" in ran.err
+        assert "resume with --score loss" in ran.err
+    assert (folder / "last.safetensors").read_bytes() == kept
+
+
+def test_a_model_trained_for_captions_is_asked_its_own_question(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"image": str(path), "text": f"a small {path.parent.name} here"} for path in sorted(pets.rglob("*.png"))]
+    write_lines(tmp_path / "captions.jsonl", *rows)
+    question = "Describe {{the}} picture."
+    ran = run("train", "captions.jsonl", "--out", "a.pth", "--question", question, *QUICK, *encoded)
+    assert ran.code == 0, ran.err
+    over = ["--llama-dir", str(embedded_model()), "--adapter", "a.pth"]
+    for model in (["--model", "a.training/bundle"], over):
+        picture = rows[0]["image"]
+        [record] = run("caption", picture, *model, "--max-new-tokens", "1").records
+        assert record["prompt"] == "Describe {the} picture."
+        ran = run("eval", "a.training/test.jsonl", *model, "--out", "scores", "--overwrite", "--max-new-tokens", "1")
+        assert ran.code == 0, ran.err
+        assert "captions without a question are asked “Describe {the} picture.”" in ran.err
+
+    # Trained further, the adapter learns its own question again, and keeps it when it learns classes.
+    further = [*QUICK, *encoded, *over]
+    assert run("train", "captions.jsonl", "--out", "b.pth", *further).code == 0
+    assert run("train", str(pets), "--out", "c.pth", *further).code == 0
+    for name, learned in {"b": None, "c": "Which of these is it: ring, triangle?"}.items():
+        manifest = read_manifest(tmp_path / f"{name}.training" / "bundle")
+        assert (manifest["prompt"], manifest.get("question")) == ("Describe {the} picture.", learned)
+    ran = run("eval", str(pets), "--limit", "2", "--model", "c.training/bundle", "--out", "of-classes")
+    assert ran.code == 0, ran.err
+    assert "asked “Which of these is it: ring, triangle?”" in ran.err
+
+
 def shortened(folder: Path) -> None:
     """Give one moment of the last checkpoint another shape."""
     found, state = read_checkpoint(folder / "last.safetensors")
@@ -273,7 +319,7 @@ def test_a_run_ends_early_with_its_best_weights(
     monkeypatch.setattr(Validator, "__call__", validate)
     out = tmp_path / "pets.pth"
     flags = ["--out", str(out), *QUICK, "--encoded", str(tmp_path / "encoded")]
-    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5"]
+    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5", "--score", "answers"]
     ran = run("train", str(pets), *flags)
     assert ran.code == 0, ran.err
     folder = out.with_suffix(".training")
