@@ -1,5 +1,6 @@
 """Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
 
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.app.training.asking import Asker, default_question
 from llama_adapter.app.training.batches import padded
-from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
+from llama_adapter.app.training.commands import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.training.job import Optimisation, TrainJob
 from llama_adapter.app.training.prepare import prepare, read_data, run_digest
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -171,6 +172,15 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
     (folder / "triangle").rename(folder / "-2")
     assert commands()[0].endswith(" --choices=-1,-2"), "else it is read as a flag"
     assert "--choices=-1,-2" in commands()[2]
+
+
+@pytest.mark.parametrize("question", ["two\nlines, it's \\", "\x1b[31m", "\u2028 \u202e \x85", "one line"])
+def test_a_shell_reads_back_what_a_command_quotes(question: str) -> None:
+    quoted = _quoted(question)
+
+    assert quoted.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, env={"LC_ALL": "C.UTF-8"})
+    assert printed.stdout.decode() == question
 
 
 @pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])
