@@ -48,8 +48,7 @@ def write_pre_caches(file: BinaryIO, past: PastKeyValues, config: DecoderConfig)
 def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
     require_file(path)
     try:
-        with path.open("rb") as file:
-            whole = np.lib.format.read_array(file, allow_pickle=False)
+        whole = np.lib.format.open_memmap(path, mode="r")  # reads no objects, and no more than the file has
     except Exception:  # numpy raises many types for a damaged header, such as TokenError and OverflowError
         raise damaged(path, "it is not a .npy file of numbers") from None
     if whole.dtype.kind != "f":
