@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -37,7 +36,7 @@ def create_partial(place: str | Path, *, folder: int | None = None, is_private: 
     parent, name = os.path.split(place)
     mode = _PRIVATE if is_private else _SHARED
     while True:
-        partial = os.path.join(parent, f".{short_name(name)}.{secrets.token_hex(4)}.partial")
+        partial = os.path.join(parent, _partial_name(name))
         file = open(partial, "x+b", opener=lambda path, flags: os.open(path, flags, mode, dir_fd=folder))  # noqa: SIM115 - the caller closes it
         if _is_held(file.fileno()):
             return file
@@ -46,14 +45,15 @@ def create_partial(place: str | Path, *, folder: int | None = None, is_private: 
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, for this user only. It is removed at the end, if it was not renamed.
+    """A new folder beside `target`, with the mode of any new folder. It is removed at the end, if it was not renamed.
 
     What killed processes left in the same place is removed first. An OSError in the context without a file name gets
     that of `target`. Raises OSError.
     """
     remove_leftovers(target.parent)
     while True:
-        partial = Path(tempfile.mkdtemp(prefix=f".{short_name(target.name)}.", suffix=".partial", dir=target.parent))
+        partial = target.with_name(_partial_name(target.name))
+        partial.mkdir()
         with suppress(FileNotFoundError):
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if _is_held(descriptor):
@@ -68,6 +68,10 @@ def partial_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         os.close(descriptor)
+
+
+def _partial_name(name: str) -> str:
+    return f".{short_name(name)}.{secrets.token_hex(4)}.partial"
 
 
 def _is_held(descriptor: int) -> bool:

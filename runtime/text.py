@@ -1,4 +1,4 @@
-"""Makes text from files and other programs safe for a terminal or a log."""
+"""Makes text from files and other programs safe for a terminal, a log or a Markdown file."""
 
 import os
 import re
@@ -8,6 +8,9 @@ from typing import Final
 # of the reading direction, and lone surrogates, which UTF-8 cannot encode. Other spaces, joiners and unassigned
 # characters are common in file names and are kept.
 UNSAFE_ON_TERMINALS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What Markdown interprets, also its dialects with tables, links of bare addresses, emoji and formulas. Marks of lists
+# and rulers count only at the beginning. The last character of a match is the one to escape.
+_MARKUP: Final = re.compile(r"[\\`*_\[\]<>|#&~$@]|:(?=\S)|www\.|^[-+](?!\d)|^\d{1,9}[.)](?!\S)", re.IGNORECASE)
 
 
 def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -36,3 +39,8 @@ def shown_excerpt(text: str, *, length: int = 200) -> str:
 def shown_text(text: str) -> str:
     """Text for a terminal or a log, on one line: the characters of `UNSAFE_ON_TERMINALS` become escapes."""
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), text)
+
+
+def markdown_text(text: str) -> str:
+    """The text as `shown_text` gives it, in Markdown: no part of it is markup in a paragraph, a list or a table."""
+    return _MARKUP.sub(lambda mark: f"{mark[0][:-1]}\\{mark[0][-1]}", shown_text(text).strip(" "))

@@ -105,7 +105,6 @@ def run_export_decoder(job: DecoderJob) -> None:
         if job.compare:
             _compare(job, card, partial)
         card.write(partial)
-        partial.chmod(0o755)
         _check_out(out, shown=job.out, force=job.force)  # another process may have created it meanwhile
         replace_folder(partial, out)
     give(job.out)

@@ -180,7 +180,6 @@ def save_bundle(
         for file in files:  # synced to disk before the rename
             with (partial / file).open("rb") as written:
                 os.fsync(written.fileno())
-        partial.chmod(0o755)  # mkdtemp makes private folders
         check_target(target, overwrite=overwrite)  # another process may have created it meanwhile
         replace_folder(partial, target)
     return target

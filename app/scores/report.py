@@ -14,7 +14,7 @@ from llama_adapter.app.scores.compare import Comparison
 from llama_adapter.app.scores.outcome import Outcome
 from llama_adapter.app.scores.scoring import Mistake, Scores
 from llama_adapter.app.scores.tables import Table, comparison_tables, score_tables
-from llama_adapter.runtime.text import shown_text
+from llama_adapter.runtime.text import markdown_text, shown_text
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
 
@@ -64,7 +64,11 @@ def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     """The metrics as Markdown tables, and the worst answers as a list."""
     texts = contents(scores, comparison)
-    pieces = [f"# {_escaped(texts.title)}", *map(_escaped, texts.sentences), *map(_markdown_table, texts.tables)]
+    pieces = [
+        f"# {markdown_text(texts.title)}",
+        *map(markdown_text, texts.sentences),
+        *map(_markdown_table, texts.tables),
+    ]
     if scores.worst:
         pieces.append("## " + texts.worst_title)
         pieces.append("\n".join(f"- {_markdown_mistake(one)}" for one in scores.worst))
@@ -129,31 +133,27 @@ def _address(image: Image.Image | None) -> str | None:
 
 def _markdown_table(table: Table) -> str:
     lines = [
-        f"## {_escaped(table.title)}",
+        f"## {markdown_text(table.title)}",
         "",
         _markdown_row(table.header),
         _markdown_row(("---", *("---:" for _ in table.header[1:])), is_text=False),
         *map(_markdown_row, table.rows),
     ]
-    return "\n".join(lines + (["", _escaped(table.note)] if table.note else []))
+    return "\n".join(lines + (["", markdown_text(table.note)] if table.note else []))
 
 
 def _markdown_row(cells: tuple[str, ...], *, is_text: bool = True) -> str:
-    return f"| {' | '.join(_escaped(cell) if is_text else cell for cell in cells)} |"
+    texts = (markdown_text(cell) if is_text and cell != "-" else cell for cell in cells)  # "-" begins no list here
+    return f"| {' | '.join(texts)} |"
 
 
 def _markdown_mistake(one: Mistake) -> str:
     outcome = one.outcome
-    about = " ".join(_escaped(text) for text in (outcome.picture, outcome.question) if text)
+    about = " ".join(markdown_text(text) for text in (outcome.picture, outcome.question) if text)
     sure = "" if one.confidence is None else f", probability {one.confidence:.2f}"
-    right = "; ".join(map(_escaped, outcome.references[:_MAX_REFERENCES]))
-    answered = f"“{_escaped(outcome.answer)}” (score {one.score:.2f}{sure}); right: {right}"
+    right = "; ".join(map(markdown_text, outcome.references[:_MAX_REFERENCES]))
+    answered = f"“{markdown_text(outcome.answer)}” (score {one.score:.2f}{sure}); right: {right}"
     return f"{about}: {answered}" if about else answered
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return "".join("\\" + letter if letter in "\\`*_[]<>|#&~$" else letter for letter in shown_text(text))
 
 
 def _visible(value: Any) -> Any:

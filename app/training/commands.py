@@ -1,5 +1,6 @@
 """Shell commands for the results of a run, shown to the user: ask the model, score it, calibrate it."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from llama_adapter.app.training.asking import caption_prompts
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.part_tables import table_name
 from llama_adapter.app.training.prepare import TEST, TRAIN, VALIDATION, TrainingData
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 
 def ask_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Path | None) -> str:
@@ -74,4 +76,15 @@ def _flag(name: str, value: Path | str) -> str:
 
 
 def _quoted(value: Path | str) -> str:
-    return shlex.quote(str(value))
+    text = str(value)
+    if not UNSAFE_ON_TERMINALS.search(text):
+        return shlex.quote(text)
+    literal = UNSAFE_ON_TERMINALS.sub(_escape, text.replace("\\", r"\\").replace("'", r"\'"))
+    return f"$'{literal}'"
+
+
+def _escape(unsafe: re.Match[str]) -> str:
+    """A character of `UNSAFE_ON_TERMINALS` in a string `$'...'` of the shell."""
+    code = ord(unsafe[0])
+    is_byte = code < 0x80 or 0xDC80 <= code < 0xDD00  # a name's byte that is not UTF-8 is a surrogate
+    return f"\\x{code & 0xFF:02x}" if is_byte else f"\\u{code:04x}"

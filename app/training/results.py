@@ -36,7 +36,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.json_object import read_object
-from llama_adapter.runtime.text import shown_excerpt, shown_name
+from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
 _MOST_ANSWERS: Final = 20  # rows in the card's table of answers
@@ -197,12 +197,11 @@ def write_card(
 
     `unscored` is the reason if there are no scores.
     """
-    name = Path(job.out).stem
     optimisation = job.optimisation
     lines = [
-        f"# {name}",
+        f"# {markdown_text(shown_name(Path(job.out).stem))}",
         "",
-        f"An adapter for `{model.sources.name}`, trained with `llama-adapter train`.",
+        f"An adapter for {markdown_text(shown_name(model.sources.name))}, trained with `llama-adapter train`.",
         "",
         "```bash",
         *filter(None, (make(job, data, folder=folder, bundle=bundle) for make in _COMMANDS)),
@@ -210,7 +209,7 @@ def write_card(
         "",
         "## Data",
         "",
-        f"- {', '.join(shown_name(place) for place in job.data)}",
+        f"- read from {', '.join(markdown_text(shown_name(place)) for place in job.data)}",
         f"- SHA-256 of questions, answers and pictures: `{data.digest}`",
         f"- split by picture with seed {job.seed}: {len(data.train):,} examples to learn, {len(data.validation):,} for "
         f"validation, {len(data.test):,} for the test; `{DATA}` has the digests of all pictures, and a table such as "
@@ -222,15 +221,15 @@ def write_card(
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {what} | {value} |" for what, value in _facts(job, model, data, state, why=why)),
-        f"| peak memory | {memory} |",
+        *(f"| {what} | {markdown_text(value)} |" for what, value in _facts(job, model, data, state, why=why)),
+        f"| peak memory | {markdown_text(memory)} |",
         f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
         f"{optimisation.final_lr:.0%} |",
         f"| AdamW | weight decay {optimisation.weight_decay:g}, norm of gradients at most {optimisation.max_norm:g} |",
         "",
         "## Scores",
         "",
-        *([] if scores else [f"The test examples are not scored: {unscored}", ""]),
+        *([] if scores else [f"The test examples are not scored: {markdown_text(unscored)}", ""]),
     ]
     text = "\n".join(lines) + "\n" + "\n".join(_nested(as_markdown(one)) for one in scores)
     with atomic_write(folder / CARD) as file:
@@ -242,7 +241,7 @@ def _answers(data: TrainingData) -> list[str]:
     if data.task == "caption" or len(parts[0]) > _MOST_ANSWERS:
         return []
     rows = [
-        f"| {shown_excerpt(answer)} | {' | '.join(str(part[answer]) for part in parts)} |"
+        f"| {markdown_text(shown_excerpt(answer))} | {' | '.join(str(part[answer]) for part in parts)} |"
         for answer in sorted(parts[0])
     ]
     return ["| answer | learn | validation | test |", "| --- | --- | --- | --- |", *rows, ""]

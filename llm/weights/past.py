@@ -48,8 +48,7 @@ def write_pre_caches(file: BinaryIO, past: PastKeyValues, config: DecoderConfig)
 def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
     require_file(path)
     try:
-        with path.open("rb") as file:
-            whole = np.lib.format.read_array(file, allow_pickle=False)
+        whole = np.lib.format.open_memmap(path, mode="r")  # reads no objects, and no more than the file has
     except Exception:  # numpy raises many types for a damaged header, such as TokenError and OverflowError
         raise damaged(path, "it is not a .npy file of numbers") from None
     if whole.dtype.kind != "f":
@@ -61,8 +60,9 @@ def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
             f"`{path}` is of shape {whole.shape}, and this model needs ({layers}, {pair}, {heads}, tokens, {width})",
             hint="name the file that was tuned for this LLaMA",
         )
-    k_LNCH, v_LNCH = (whole[:, part].astype(np.float32) for part in (0, 1))
-    k_LNCH = shifted(k_LNCH, k_LNCH.shape[2], theta=config.rope_theta)
+    with np.errstate(all="ignore"):  # numbers that are not finite are refused below
+        k_LNCH, v_LNCH = (whole[:, part].astype(np.float32) for part in (0, 1))
+        k_LNCH = shifted(k_LNCH, k_LNCH.shape[2], theta=config.rope_theta)
     return _checked(k_LNCH, v_LNCH, config, path=path)
 
 
@@ -91,7 +91,9 @@ def _read_peft(folder: Path, config: DecoderConfig) -> PastKeyValues:
             f"(tokens, {width})",
             hint="name the adapter that was tuned for this LLaMA",
         )
-    parts = flat.astype(np.float32).reshape(len(flat), config.num_layers, 2, config.num_heads, config.head_dim)
+    with np.errstate(all="ignore"):  # numbers that are not finite are refused below
+        floats = flat.astype(np.float32)
+    parts = floats.reshape(len(flat), config.num_layers, 2, config.num_heads, config.head_dim)
     k_LNCH, v_LNCH = (np.ascontiguousarray(parts[:, :, part].transpose(1, 2, 0, 3)) for part in (0, 1))
     return _checked(k_LNCH, v_LNCH, config, path=path)
 

@@ -6,6 +6,7 @@ Tested with a stand-in for ATC only. Flags and messages follow the ATC user guid
 import dataclasses
 import os
 import re
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from llama_adapter.runtime.graphs.gears import Gear, check_gears, with_sums
 from llama_adapter.runtime.graphs.graph import Graph
 from llama_adapter.runtime.graphs.sidecar import (
     MAX_OM_BYTES,
+    OM_MODE,
     OmInput,
     OmSidecar,
     check_om_file,
@@ -52,7 +54,6 @@ _FAST_ACTIVATIONS: Final = {"op_select_implmode": "high_performance", "optypelis
 MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
-OM_MODE: Final = 0o640  # InferSession refuses files that others may write
 _TICK_S: Final = 30.0
 
 
@@ -234,7 +235,7 @@ def make_om(
         # In a separate folder, because ATC may leave other files.
         _run(atc, command(absolute, output=partial / target.name), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)
-        made.chmod(OM_MODE)
+        made.chmod(_mode_in(partial))  # ATC's files are private
         check_om_file(made)
         sidecar = describe(request, made, graph=graph)
         sidecar_path(target).unlink(missing_ok=True)  # an old side-car never exists next to a new OM
@@ -244,6 +245,15 @@ def make_om(
         os.replace(made, target)
         write_sidecar(target, sidecar)
     return target
+
+
+def _mode_in(folder: Path) -> int:
+    """The mode of a file that is created with OM_MODE in `folder`: the user's umask takes rights away."""
+    descriptor = os.open(folder / "mode", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, OM_MODE)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
 
 
 def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], None] | None) -> None:
@@ -333,7 +343,7 @@ def _input_dtype(request: AtcRequest) -> str:
 
 
 def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
-    """Write the side-car of an existing OM, `request.output`, and remove write permission of others; returns its path.
+    """Write the side-car of an existing OM, `request.output`, and remove rights beyond OM_MODE; returns its path.
 
     ATC made the OM elsewhere. Except for the digests, the side-car contains the caller's settings, which only a device
     can check. Raises GraphError for a file that InferSession would still refuse.
@@ -342,7 +352,7 @@ def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
     check_om_path(target)
     if target.is_file() and not target.is_symlink():
         try:
-            target.chmod(OM_MODE)
+            target.chmod(stat.S_IMODE(target.stat().st_mode) & OM_MODE)
         except OSError as error:
             raise GraphError(
                 f"The mode of the OM `{target}` cannot be set: {error.strerror}",

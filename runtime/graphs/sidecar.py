@@ -18,6 +18,7 @@ from llama_adapter.runtime.json_object import check_fields, read_object
 
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
+OM_MODE: Final = 0o640  # the most rights of an OM and its side-car: InferSession refuses files that others may write
 _WHOLE_BYTES: Final = 64 << 20  # files up to this size are read whole for their mark
 _BLOCK_BYTES, _NUM_BLOCKS = 64 << 10, 256  # the parts of larger files that are read for their mark
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -128,7 +129,7 @@ def write_sidecar(om_path: str | os.PathLike[str], sidecar: Sidecar) -> Path:
     """Write the side-car of an OM, complete or not at all; returns its path."""
     target = sidecar_path(om_path)
     with atomic_write(target) as file:
-        os.fchmod(file.fileno(), 0o640)
+        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & OM_MODE)
         file.write(sidecar.to_json().encode())
     return target
 

@@ -163,13 +163,14 @@ def npz() -> bytes:
     [
         npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 5000 + b"}\n"),
         npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}\n"),
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2, 2, 3000000000, 4)}\n"),
         npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (3,)}\n") + pickle.dumps([1, 2, 3]),
         npz(),
         npz()[:-30],
         b"PK\3\4" * 20,
         b"[" * 50_000,
     ],
-    ids=["deep", "huge", "objects", "zip", "zip cut short", "no zip", "deep JSON"],
+    ids=["deep", "huge", "larger than the file", "objects", "zip", "zip cut short", "no zip", "deep JSON"],
 )
 def test_a_file_that_is_no_array_of_numbers_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(data)

@@ -390,7 +390,7 @@ def test_the_printed_command_and_adopting_make_the_same_om(
     assert main([*asked, "--out", str(tmp_path / "here" / "clip")]) == ExitCode.OK
 
     assert read_sidecar(made) == read_sidecar(tmp_path / "here" / made.name) is not None
-    assert made.stat().st_mode & 0o777 == 0o640
+    assert made.stat().st_mode & 0o777 == 0o600  # as ATC made it
     capsys.readouterr()
     assert main(adopting) == ExitCode.USAGE  # it exists already
     assert "--out" not in capsys.readouterr().err

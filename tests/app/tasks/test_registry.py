@@ -41,7 +41,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     yield install
     installed.cache_clear()
-    for name in ("counting", "broken_task", "taken_task"):
+    for name in ("counting", "broken_task", "taken_task", "loud_task"):
         sys.modules.pop(name, None)
 
 
@@ -134,11 +134,14 @@ def test_a_broken_task_is_named_and_stops_no_other(
     assert "`broken` of the package `broken_package`" in record.getMessage()
 
 
+@pytest.mark.parametrize("command", [["tasks"], ["completion", "bash"]])
 @pytest.mark.usefixtures("counting")
-def test_what_a_package_prints_is_not_among_the_answers(install: Install, run: Run) -> None:
+def test_every_command_loads_packages_and_what_they_print_is_not_among_the_answers(
+    command: list[str], install: Install, run: Run
+) -> None:
     install("loud_package", {"loud": "loud_task:COUNT"}, loud_task="print('loud'); from counting import COUNT")
 
-    ran = run("tasks")
+    ran = run(command)
 
     assert ("loud" in ran.out, "loud" in ran.err) == (False, True)
 

@@ -1,5 +1,6 @@
 """Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
 
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.tasks.prompts import PromptEncoder
 from llama_adapter.app.training.asking import Asker, default_question, learned_questions
 from llama_adapter.app.training.batches import padded
-from llama_adapter.app.training.commands import ask_command, calibrate_command, score_command
+from llama_adapter.app.training.commands import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.training.job import Optimisation, TrainJob
 from llama_adapter.app.training.prepare import prepare, read_data, run_digest
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -213,6 +214,15 @@ def test_only_a_question_that_is_not_stored_is_told_for_scoring(
     scoring = score_command(job, data, folder=Path("a.training"), bundle=None)
     assert scoring is not None
     assert (f"--question '{question}'" in scoring) == is_told
+
+
+@pytest.mark.parametrize("question", ["two\nlines, it's \\", "\x1b[31m", "\u2028 \u202e \x85", "one line"])
+def test_a_shell_reads_back_what_a_command_quotes(question: str) -> None:
+    quoted = _quoted(question)
+
+    assert quoted.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, env={"LC_ALL": "C.UTF-8"})
+    assert printed.stdout.decode() == question
 
 
 @pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])

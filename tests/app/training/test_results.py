@@ -1,4 +1,4 @@
-"""Results of a run: the free disk space is checked before the first step."""
+"""Results of a run: the free disk space is checked before the first step, and a card shows text of users as text."""
 
 import dataclasses
 import shutil
@@ -12,14 +12,23 @@ import torch
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import sources_of
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.scores.outcome import Outcome
+from llama_adapter.app.scores.scoring import score
+from llama_adapter.app.training.asking import Asker
 from llama_adapter.app.training.checkpoint import BEST, LAST, LoopState, write_checkpoint
 from llama_adapter.app.training.choice import ParameterSet, TrainingChoice
 from llama_adapter.app.training.errors import TrainingError
 from llama_adapter.app.training.job import TrainJob
 from llama_adapter.app.training.model import TrainableModel, open_trainable
 from llama_adapter.app.training.plan import MOMENTS
-from llama_adapter.app.training.results import require_disk, write_model
-from tests.app.golden import model_options
+from llama_adapter.app.training.prepare import prepare, read_data
+from llama_adapter.app.training.results import CARD, require_disk, write_card, write_model
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.text import shown_text
+from tests.app.golden import GOLDEN, model_options
+from tests.app.labelled.tables import write_lines
+from tests.app.training.pets import draw_pets
+from tests.markdown import NASTY, elements_of
 
 
 def bytes_in(folder: Path) -> int:
@@ -79,3 +88,43 @@ def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_t
         with pytest.raises(TrainingError, match="MB free"):
             require(moved, model, place / "a.training", free=int(0.9 * most), monkeypatch=monkeypatch)
         require(moved, model, place / "a.training", free=int(1.1 * most), monkeypatch=monkeypatch)
+
+
+def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "<i>`|[x](y)*_a_*"
+    labels = (*NASTY[::3], "<b>|`*_[x](javascript:alert(1))_*`|</b>\n# x", "plain")
+    draw_pets(tmp_path / "pets", each=6 * len(labels))
+    rows = [
+        {"image": f"pets/ring/{number}.png", "question": f"```\n{label}?", "answer": label}
+        for number, label in enumerate(labels * 6)
+    ]
+    table = write_lines(tmp_path / f"{name}.jsonl", *rows)
+    job = TrainJob(data=(str(table),), out=f"{name}.pth").with_rate(width=64)
+    asker = Asker(Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model"), default_prompt="Describe it")
+    data = prepare(job, read_data(job), asker=asker, context=512)
+    outcomes = [Outcome(picture=one, question=one, answer="no", references=labels[:3], part=one) for one in labels]
+    model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
+
+    write_card(
+        job,
+        model,  # type: ignore[arg-type]
+        data,
+        tmp_path,
+        state=LoopState(),
+        why=name,
+        unreadable=(),
+        scores=[score(outcomes, model=name)],
+        unscored="",
+        memory=name,
+        bundle=None,
+    )
+
+    elements, texts = elements_of((tmp_path / CARD).read_text())
+    table_elements = {"table", "thead", "tbody", "tr", "th", "td"}
+    assert set(elements) == table_elements | {"h1", "h2", "h3", "h4", "p", "ul", "li", "code"}
+    assert elements.count("h1") == 1
+    shown = [shown_text(label).strip(" ") for label in labels]
+    assert {label: texts.count(label) >= 2 for label in shown} == dict.fromkeys(shown, True)  # an answer and a part
+    assert texts.count(name) == 2  # title and memory
+    assert f"An adapter for {name}, trained with llama-adapter train." in texts

@@ -1,0 +1,145 @@
+"""Prefix files, and past keys and values: rows and tokens are read as they were written, or refused with a sentence."""
+
+import dataclasses
+import io
+import json
+import struct
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.app.prefixes import file as prefix_files
+from llama_adapter.app.prefixes.file import (
+    Encoding,
+    PrefixFileError,
+    PrefixRow,
+    StoredPicture,
+    read_prefix_file,
+    write_prefixes,
+)
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.weights.past import read_past, write_pre_caches
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.errors import PictureError
+from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, words
+from tests.fuzz.target import Target, refused, scratch, written
+from tests.llm import toys
+
+_CONFIG: DecoderConfig = toys.CONFIG
+_SHAPE = _CONFIG.num_layers, _CONFIG.num_heads, 3, _CONFIG.head_dim
+
+
+def prefix_file(data: bytes) -> str:
+    """A prefix file. Each of its rows is a picture of finite numbers, or an error of that picture."""
+    path = written("prefixes.safetensors", data)
+    prefix_files._read_head.cache_clear()  # files of one size that are written at once have the same time
+    try:
+        found = read_prefix_file(path)
+    except PrefixFileError as error:
+        return refused(error)
+    outcomes = set()
+    for number, entry in enumerate(found.entries):
+        try:
+            picture = PrefixRow(str(path), number, entry.digest).read(found)
+        except PictureError as error:
+            outcomes.add(refused(error))
+        else:
+            assert all(np.isfinite(tensor).all() for tensor in picture.tensors.values())
+            assert {name: tensor.shape for name, tensor in picture.tensors.items()} == found.rows
+    return f"ok {found.encoding.dtype} {' '.join(sorted(outcomes))}"
+
+
+def past(data: bytes) -> str:
+    """A `.npy` file of past keys and values. It has finite numbers, and leaves room for a prompt."""
+    try:
+        found = read_past(written("past.npy", data), _CONFIG)
+    except CheckpointError as error:
+        return refused(error)
+    assert 0 < len(found) < _CONFIG.context
+    assert all(np.isfinite(part).all() and part.dtype == np.float32 for part in found.parts)
+    return f"ok {len(found)}"
+
+
+def _prefixes() -> dict[str, bytes]:
+    """One file of visual queries, and one that has keys and values too."""
+    vision = VisionConfig(
+        clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
+        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
+    )
+    encoding = Encoding(
+        name="tiny",
+        digest="ab" * 32,
+        vision=vision,
+        fingerprint={"clip": "ab 1", "query": "cd 2"},
+        dtype="float32",
+        precision="float",
+        exif="upright",
+        reading="exact",
+        encoder=None,
+    )
+    query, keys = np.ones((2, 4), np.float32), np.ones((1, 2, 2, 2), np.float32)
+    made = {
+        "queries": (encoding, StoredPicture(query)),
+        "keys": (
+            dataclasses.replace(encoding, dtype="bfloat16", keeps="keys_values"),
+            StoredPicture(query, keys, keys),
+        ),
+    }
+    path = scratch() / "written.safetensors"
+    found = {}
+    for name, (one, picture) in made.items():
+        write_prefixes(path, one, [("1" * 64, "a.png", picture), ("2" * 64, "b.png", picture)])
+        found[name] = path.read_bytes()
+    return found
+
+
+def _pasts() -> dict[str, bytes]:
+    ones = np.ones(_SHAPE, np.float32)
+    write_pre_caches(file := io.BytesIO(), PastKeyValues(ones, ones), _CONFIG)
+    return {"whole": file.getvalue()}
+
+
+def _mutated_encoding(data: bytes, random: Random) -> bytes:
+    """Mutate the encoding or the list of pictures, which are JSON in texts of the header's JSON."""
+    try:
+        (size,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + size])
+        metadata = header["__metadata__"]
+        key = random.choice(sorted(metadata))
+        metadata[key] = _INNER(metadata[key].encode(), random).decode(errors="replace")
+        changed = json.dumps(header).encode()
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        return flipped(data, random)
+    return struct.pack("<Q", len(changed)) + changed + data[8 + size :]
+
+
+_INNER: Final = mutated_json(
+    *words("name digest dtype precision exif reading keeps encoder vision fingerprint clip query version"),
+    *words("float16 bfloat16 int8 upright ignore exact fast keys_values queries ../x"),
+    *("1" * 64, [], {}, ["1" * 64, "a.png", 0], 2, -1, 2**63),
+)
+_HEADER: Final = mutated_safetensors(
+    mutated_json(*words("F16 F32 BF16 dtype shape data_offsets queries keys values"), [0], [2, 2, 4], [0, 64], 2**63)
+)
+_NPY: Final = mutated_bytes(
+    b"<f8", b"<f2", b">f4", b"|O", b"True", b"(3, 2, 4, 3, 8)", b"99999999999", b"(", b",", b"'V9'"
+)
+TARGETS = (
+    Target(
+        name="prefix-file",
+        about="a file of encoded pictures",
+        run=prefix_file,
+        seeds=_prefixes,
+        mutate=either(_mutated_encoding, _HEADER, flipped),
+    ),
+    Target(
+        name="past",
+        about="a .npy file of past keys and values",
+        run=past,
+        seeds=_pasts,
+        mutate=either(_NPY, flipped),
+    ),
+)

@@ -1,0 +1,36 @@
+"""Text of users in Markdown: a parser gives back the same text, without markup."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.runtime.text import markdown_text, shown_text
+from tests.markdown import NASTY, elements_of
+
+
+def assert_is_text(text: str) -> None:
+    """A heading, a paragraph, a list and a table with the text show it, and have no other elements."""
+    one, shown = markdown_text(text), shown_text(text).strip(" ")
+    page = f"# {one}\n\n{one}\n\n- {one}\n\n| {one} | n |\n| --- | --- |\n| {one} | {one} |\n"
+    elements, texts = elements_of(page)
+    assert elements == ["h1", "p", "ul", "li", "p", "table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td"], page
+    assert texts == [shown, shown, shown, shown, "n", shown, shown], page
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    assert_is_text(text)
+
+
+@given(st.text("\\`*_[]<>()|#&~$@!:/.-+= \t\n019aw\x1b\u202e", min_size=1).filter(lambda text: text.strip(" ")))
+def test_markdown_shows_any_text_as_it_is(text: str) -> None:
+    assert_is_text(text)
+
+
+def test_dialects_with_bare_links_find_none() -> None:
+    assert markdown_text("http://a.de WWW.a.de a@a.de :smile:") == r"http\://a.de WWW\.a.de a\@a.de \:smile:"
+
+
+def test_plain_text_is_not_changed() -> None:
+    for text in ("a red star, 2.5 % (-3)", "-1", "12-red-star.jpg", "Mr. Fox: yes!", "+0.5%", "1.5"):
+        assert markdown_text(text) == text
