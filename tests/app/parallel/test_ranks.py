@@ -175,7 +175,7 @@ def test_a_group_can_be_joined_again_after_a_failed_one(
     with monkeypatch.context() as failing:
         ranks: Any = failed._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
         failing.setattr(ranks, "sum", lambda partial: 1 / 0)
-        with pytest.raises(RankError, match="^Rank 0 of 2 failed: "):
+        with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: "):
             texts(failed)
 
     shared_pair.close()
