@@ -290,6 +290,7 @@ class RankGroup:
         if self._step_watch is not None:
             self._step_watch.close()
         if self._has_joined:
+            self.channel.close()
             with suppress(RuntimeError):
                 leave()
         if self._folder is not None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from llama_adapter.app.scale.own_cluster import kept_on_this_machine
 from llama_adapter.app.scale.places import Machine
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.extras import install_hint
@@ -75,7 +76,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str
         yield _described(address="joined before")
         return
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
-    with _own_sigterm_handler():
+    with _own_sigterm_handler(), kept_on_this_machine(address):
         try:
             _check_reachable(address)
             ray.init(
@@ -84,10 +85,16 @@ def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        except ray.exceptions.AuthenticationError as error:
+            raise WorkersFailedError(
+                f"The Ray cluster at {address} needs a token, and none was found",
+                hint="put the cluster's token into RAY_AUTH_TOKEN, or the path of its file into RAY_AUTH_TOKEN_PATH",
+            ) from error
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise WorkersFailedError(
                 f"The Ray cluster at {address} is unavailable: {' '.join(str(error).split())}",
-                hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out",
+                hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out; if it "
+                "asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
             ) from error
         try:
             _quieten()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llama_adapter.runtime.ranks import collective
+from llama_adapter.runtime.ranks import CollectiveError, collective
 
 _HEAD_BYTES: Final = 4096  # size of a command's first broadcast, which is enough for nearly all commands
 _LENGTH_BYTES: Final = 8
@@ -18,7 +18,11 @@ class Channel:
 
     def __init__(self, group: Any) -> None:
         """`group` is a process group that computes on the CPU, for every device of the decoder."""
-        self._group = group
+        self._group: Any | None = group
+
+    def close(self) -> None:
+        """Release the group: it listens on a port as long as anything refers to it. Can be called again."""
+        self._group = None
 
     def send(self, command: dict[str, Any]) -> None:
         """Send a command of plain values. Raises CollectiveError."""
@@ -54,5 +58,7 @@ class Channel:
         return values
 
     def _broadcast(self, values: Tensor) -> None:
+        if self._group is None:  # torch would use the default group
+            raise CollectiveError("the channel is closed")
         with collective():
             dist.broadcast(values, src=0, group=self._group)

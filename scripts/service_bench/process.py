@@ -60,6 +60,9 @@ class ServerProcess:
         """The process id, valid also after the process has ended."""
         return self._process.pid
 
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 

@@ -7,6 +7,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from scripts.common import in_turn, process_cpu_s, tell
@@ -24,15 +26,27 @@ def flags_of(replicas: int) -> tuple[str, ...]:
     return ("--engine", "ray", "--ray-address", "local", "--replicas", str(replicas)) if replicas else ()
 
 
-def replicas_of(server: ServerProcess) -> dict[str, int]:
-    """The processes of all replicas that have been ready so far, by name."""
+def ever_ready(server: ServerProcess) -> dict[str, int]:
+    """The processes of all replicas that have been ready so far, by name. Some may have ended."""
     return {match[1]: int(match[2]) for line in list(server.lines) if (match := READY.search(line))}
 
 
+def replicas_of(server: ServerProcess) -> dict[str, int]:
+    """The processes of the replicas that have been ready and have not ended, by name."""
+    return {name: pid for name, pid in ever_ready(server).items() if is_alive(pid)}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def wait_for_replicas(server: ServerProcess, number: int) -> None:
-    """Wait until `number` replicas have been ready. Raises TimeoutError."""
+    """Wait until `number` replicas have been ready, including those that have ended. Raises TimeoutError."""
     deadline = time.monotonic() + READY_S
-    while len(replicas_of(server)) < number:
+    while len(ever_ready(server)) < number:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{number} replicas are not ready after {READY_S:g} s")
         time.sleep(0.02)
@@ -126,9 +140,10 @@ async def _kill_under_load(
     deadline = time.perf_counter() + seconds
     at_work = asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))
     await asyncio.sleep(after_s)
+    num_ready = len(ever_ready(server))
     os.kill(pid, signal.SIGKILL)
     killed_at = time.perf_counter()
-    await asyncio.to_thread(wait_for_replicas, server, 3)
+    await asyncio.to_thread(wait_for_replicas, server, num_ready + 1)
     ready_at = time.perf_counter()
     await at_work
     return replies, killed_at, ready_at

@@ -49,9 +49,13 @@ def url() -> Iterator[str]:
     service.close()
 
 
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0)
+
+
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60.0) as client:
+    with client_of(url) as client:
         yield client
 
 

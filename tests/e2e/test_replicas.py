@@ -1,6 +1,7 @@
 """`llama-adapter serve --engine ray`: two replicas, where pictures go, and what is lost; replicas of two ranks.
 
 The first server starts a cluster, and the others join it, because starting Ray's processes takes most of the time.
+Some tests end a server or a replica. So each test gets servers with two living replicas, whatever ran before it.
 """
 
 import asyncio
@@ -11,12 +12,14 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import openai
 import pytest
 
 from llama_adapter import Captioner
@@ -25,7 +28,7 @@ from scripts.service_bench.client import Connection, Reply
 from scripts.service_bench.load import shown_outcome
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
-from scripts.service_bench.replicas import flags_of, replicas_of, wait_for_replicas
+from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
 from tests.app.online.waiting import wait_for
 from tests.e2e import test_openai_client as openai_client
 
@@ -60,37 +63,97 @@ def started(*flags: str) -> Iterator[ServerProcess]:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """Two replicas that reserve the resources of four. So the cluster has room for the other servers on any machine."""
-    with started(*flags_of(2), "--max-replicas", "4", "--max-waiting", "200") as server:
-        yield server
+class Servers:
+    """A server that starts a cluster, and one that joins it. Each is started when a test needs it."""
+
+    def __init__(self) -> None:
+        self._stack, self._split_stack = ExitStack(), ExitStack()
+        self._server: ServerProcess | None = None
+        self._split: ServerProcess | None = None
+
+    def server(self) -> ServerProcess:
+        """A server of two replicas. Its cluster ends with it, and so does the server that has joined it.
+
+        It reserves the resources of four replicas. So the cluster has room for the other servers on any machine.
+        """
+        if self._server is None or self._server.has_ended():
+            self.close()
+            flags = (*flags_of(2), "--max-replicas", "4", "--max-waiting", "200")
+            self._server = self._stack.enter_context(started(*flags))
+        wait_until_two(self._server)
+        return self._server
+
+    def split(self) -> ServerProcess:
+        """A server of two replicas of two ranks each, in the cluster of the other server."""
+        cluster = cluster_of(self.server())
+        if self._split is None or self._split.has_ended():
+            self._split_stack.close()
+            number = ("--replicas", "2", "--max-replicas", "4")
+            flags = ("--engine", "ray", "--ray-address", cluster, *number, "--tensor-parallel", "2")
+            self._split = self._split_stack.enter_context(started(*flags))
+        wait_until_two(self._split)
+        return self._split
+
+    def close(self) -> None:
+        self._split_stack.close()
+        self._stack.close()
+        self._server = self._split = None
 
 
-@pytest.fixture(scope="module")
-def cluster(server: ServerProcess) -> str:
-    """The address of the first server's cluster."""
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid)]
+def cluster_of(server: ServerProcess) -> str:
+    """The address of the cluster that a server has started."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid) if is_alive(pid)]
     return next(match[1].decode() for command in commands if (match := CLUSTER.search(command)))
 
 
+def wait_until_two(server: ServerProcess) -> None:
+    """Wait until exactly two replicas are alive, and the server counts no other ones."""
+
+    def is_ready() -> bool:
+        living = set(replicas_of(server))
+        return len(living) == 2 and set(metric(server, "llama_adapter_replica_uptime_seconds")) == living
+
+    deadline = time.monotonic() + READY_S
+    while not is_ready():
+        assert time.monotonic() < deadline, f"there are not two replicas: {list(replicas_of(server))}"
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
-def split(cluster: str) -> Iterator[ServerProcess]:
-    """Two replicas of two ranks each."""
-    number = ("--replicas", "2", "--max-replicas", "4")
-    flags = ("--engine", "ray", "--ray-address", cluster, *number, "--tensor-parallel", "2")
-    with started(*flags) as server:
-        yield server
+def servers(environ: None) -> Iterator[Servers]:
+    with closing(Servers()) as servers:
+        yield servers
+
+
+@pytest.fixture
+def server(servers: Servers) -> ServerProcess:
+    return servers.server()
+
+
+@pytest.fixture
+def cluster(server: ServerProcess) -> str:
+    return cluster_of(server)
+
+
+@pytest.fixture
+def split(servers: Servers) -> ServerProcess:
+    return servers.split()
 
 
 # OpenAI's client: questions whose answers take a different path than in one process.
 
-captioner, client = openai_client.captioner, openai_client.client
+captioner = openai_client.captioner
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(server: ServerProcess) -> str:
     return f"http://{server.host}:{server.port}/v1"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai_client.client_of(url) as client:
+        yield client
 
 
 test_streams = openai_client.test_a_stream_gives_the_same_text_piece_by_piece
@@ -110,12 +173,6 @@ def descendants(pid: int) -> list[int]:
             for children in Path(f"/proc/{one}/task").glob("*/children"):
                 found += map(int, children.read_text(encoding="ascii").split())
     return found[1:]
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
@@ -228,6 +285,7 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     expected = {name: reply.text for name, reply in asyncio.run(ask_all(split, pictures, clients=2))}
     lost, kept = list(replicas_of(split).values())
     (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
+    num_ready = len(ever_ready(split))
 
     replies = ask_while(split, pictures * 4, lambda: os.kill(rank, signal.SIGKILL))
 
@@ -237,7 +295,7 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8, outcomes
     assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
-    wait_for_replicas(split, 3)
+    wait_for_replicas(split, num_ready + 1)
     assert not is_alive(lost)
     assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
     assert not any("Traceback" in line for line in split.lines)
@@ -246,7 +304,7 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
 
 
 def test_ranks_end_with_their_server(split: ServerProcess) -> None:
-    replicas = list(replicas_of(split).values())[-2:]
+    replicas = list(replicas_of(split).values())
     ranks = [rank for replica in replicas for rank in ranks_of(replica)]
     assert len(ranks) == 2
 
@@ -260,7 +318,7 @@ def test_ranks_end_with_their_server(split: ServerProcess) -> None:
 def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(server: ServerProcess) -> None:
     pictures = captions()
     expected = {name: reply.text for name, reply in asyncio.run(ask_all(server, pictures, clients=2))}
-    before = replicas_of(server)
+    before, num_ready = replicas_of(server), len(ever_ready(server))
 
     replies = ask_while(server, pictures * 20, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
 
@@ -270,7 +328,7 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(server:
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8
     assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
-    wait_for_replicas(server, 3)
+    wait_for_replicas(server, num_ready + 1)
     replies = asyncio.run(ask_all(server, pictures, clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
     assert len(metric(server, "llama_adapter_replica_uptime_seconds")) == 2

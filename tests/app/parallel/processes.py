@@ -14,8 +14,28 @@ def ranks_of(process: int) -> list[int]:
     return sorted(int(child) for child in found if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
+def descendants(process: int) -> list[int]:
+    """The processes that `process` has started, and those that they have started."""
+    found = [process]
+    for one in found:
+        with suppress(OSError):  # it has ended meanwhile
+            for children in Path(f"/proc/{one}/task").glob("*/children"):
+                found += map(int, children.read_text(encoding="ascii").split())
+    return found[1:]
+
+
 def listening(process: int) -> list[tuple[str, int]]:
-    """The addresses and TCP ports on which a process listens."""
+    """The addresses and TCP ports on which a process listens; none if it has ended.
+
+    An IPv4 address in a socket of IPv6 is given as IPv4.
+    """
+    try:
+        return _listening(process)
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return []
+
+
+def _listening(process: int) -> list[tuple[str, int]]:
     sockets = set()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):  # it was closed in between
@@ -25,7 +45,8 @@ def listening(process: int) -> list[tuple[str, int]]:
         for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                address, _, port = fields[1].partition(":")
-                words = [bytes.fromhex(address[place : place + 8])[::-1] for place in range(0, len(address), 8)]
-                found.append((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+                text, _, port = fields[1].partition(":")
+                words = [bytes.fromhex(text[place : place + 8])[::-1] for place in range(0, len(text), 8)]
+                address = ipaddress.ip_address(b"".join(words))
+                found.append((str(getattr(address, "ipv4_mapped", None) or address), int(port, 16)))
     return sorted(found)

@@ -1,4 +1,7 @@
-"""A decoder on several ranks answers as on one. A failure of one rank ends all of them, with one sentence."""
+"""A decoder on several ranks answers as on one. A failure of one rank ends all of them, with one sentence.
+
+A process has at most one group of ranks, and loading one takes seconds. So the tests share a group, in any order.
+"""
 
 import os
 import socket
@@ -30,16 +33,48 @@ def alone() -> Iterator[Captioner]:
         yield captioner
 
 
+class Pair:
+    """A captioner on two ranks, loaded when a test needs it."""
+
+    def __init__(self) -> None:
+        self._captioner: Captioner | None = None
+
+    def open(self) -> Captioner:
+        """The captioner, loaded again if a test has ended its ranks."""
+        if self._captioner is not None and not self._captioner._engine._runner.is_usable:  # type: ignore[attr-defined]
+            self.close()
+        if self._captioner is None:
+            self._captioner = Captioner.load(batch_size=4, tensor_parallel=2)
+        return self._captioner
+
+    def close(self) -> None:
+        if self._captioner is not None:
+            self._captioner.close()
+            self._captioner = None
+
+
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Captioner]:
-    with Captioner.load(batch_size=4, tensor_parallel=2) as captioner:
-        yield captioner
+def shared_pair() -> Iterator[Pair]:
+    with closing(Pair()) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Captioner:
+    return shared_pair.open()
+
+
+@pytest.fixture
+def no_pair(shared_pair: Pair) -> None:
+    """This process has no group of ranks, so the test can start its own."""
+    shared_pair.close()
 
 
 def texts(captioner: Captioner, **options: Any) -> list[str | None]:
     return [answer.text for answer in captioner.generate(SAMPLES, **options)]
 
 
+@pytest.mark.usefixtures("no_pair")
 def test_a_service_answers_on_ranks(alone: Captioner) -> None:
     pictures = [sample.read_bytes() for sample in SAMPLES]
     asks = [Ask(picture=picture, prompt=("Generate caption of this image", None)) for picture in pictures * 2]
@@ -121,7 +156,6 @@ def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
 def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
     pair: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This must be the last test of the file, because it ends the ranks."""
     ranks: Any = pair._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
 
     def interrupted(partial: Any) -> None:
@@ -132,3 +166,21 @@ def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
         pair.caption(SAMPLES[0])
     with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: Interrupted$"):
         pair.caption(SAMPLES[0])
+
+
+def test_a_group_can_be_joined_again_after_a_failed_one(
+    alone: Captioner, shared_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = shared_pair.open()
+    with monkeypatch.context() as failing:
+        ranks: Any = failed._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
+        failing.setattr(ranks, "sum", lambda partial: 1 / 0)
+        with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: "):
+            texts(failed)
+
+    shared_pair.close()
+    assert not listening(os.getpid()), "although the closed captioner still exists"
+    again = shared_pair.open()
+
+    assert again is not failed
+    assert texts(again) == texts(alone)
