@@ -98,7 +98,7 @@ def _is_loopback(address: str) -> bool:
 def _read_again() -> None:
     """Let Ray read the variables again: it keeps what it found when it was imported."""
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled, without types
 
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(_CLUSTERS, "1").lower() in ("1", "true")
     Config.initialize("")
