@@ -82,6 +82,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST = (
     "tests/test_docs.py",
     "tests/npu/test_chips.py",
+    "tests/scripts/test_gpu_round.py",
+    "tests/test_package.py",
     "tests/e2e/test_ascend_route.py",
     "tests/app/training/test_train.py",
     "tests/e2e/test_openai_client.py",
