@@ -566,7 +566,6 @@ class Captioner:
         self._require_open()
         self._refuse_own_thread()
         with self._turn:
-            self._running_in = threading.get_ident()
             clock.trace = self._trace
             loop = CaptionLoop(
                 vision=self._vision,
@@ -577,6 +576,7 @@ class Captioner:
                 oom_retry=self.oom_retry,
                 ood_detector=self._ood_detector,
             )
+            self._running_in = threading.get_ident()
             try:
                 yield loop
             except BaseException:

@@ -51,6 +51,19 @@ def problem_in(text: str) -> tuple[str, Problem] | None:
     return host, Problem(**fields)
 
 
+def _listen_on_own_address() -> None:
+    """Let Ray Serve, which listens on all interfaces, listen on the address that the cluster knows this machine by.
+
+    Ray Serve has no setting for it. It opens the port of a replica after its constructor.
+    """
+    import ray
+    from ray._common.network_utils import build_address
+    from ray.serve._private import replica
+
+    place, bind = build_address(ray.util.get_node_ip_address(), 0), replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, _: bind(server, place)
+
+
 class Replica:
     """Loads the model, and answers requests with it until it is deleted."""
 
@@ -64,6 +77,7 @@ class Replica:
         # Ray Serve redirects sys.stderr to its own log at a level that is dropped, so its log handlers are used.
         logging.getLogger("llama_adapter").handlers[:] = logging.getLogger("ray.serve").handlers
         enter_folder(settings.folder)
+        _listen_on_own_address()
         if settings.threads is not None and settings.spec.decoder is None:
             from llama_adapter.app.parallel.cores import compute_with  # imports torch
 

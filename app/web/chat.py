@@ -98,7 +98,7 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
             strip = html_buttons(sample_strip(samples), elem_id="chat-samples")
 
     shown = [log, starters, ask, stop]
-    chosen = [session, picture, *shown]
+    chosen = [session, picture, *shown, notice]
     # Of several choices the last one counts, so none may be left out while an earlier one is read.
     each: dict[str, Any] = {"trigger_mode": "multiple", **DIRECT}
     picture.upload(events.choose, session, chosen, **each)
@@ -128,21 +128,21 @@ class ChatEvents:
         self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
         self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by token, a secret of one browser
 
-    # Outputs: session, picture, log, suggestions, Ask, Stop
+    # Outputs: session, picture, log, suggestions, Ask, Stop, notice
 
     def restore(self, token: Any, session: ChatSession) -> list[Any]:
         """A page was opened or reloaded: continues the chat that its tab of the browser had before."""
         if not isinstance(token, str) or not 16 <= len(token) <= 100:
-            return [gr.skip()] * 7
+            return [gr.skip()] * 8
         before = self._kept.pop(token, None)
         self._kept[token] = session
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
-            return [gr.skip(), session, *[gr.skip()] * 5]
+            return [gr.skip(), session, *[gr.skip()] * 6]
         shown = self._shown(session)
         shown[0] = conversation(session.turns, is_text=session.is_text, is_restored=True)
-        return [session.is_text, session, self.picture(session), *shown]
+        return [session.is_text, session, self.picture(session), *shown, ""]
 
     def switch(self, session: ChatSession, without: Any) -> list[Any]:
         """The checkbox was changed: returns session, notice, log, suggestions."""
@@ -159,7 +159,7 @@ class ChatEvents:
         """A sample was pressed."""
         index = pressed(event, count=len(self._samples))
         if index is None:
-            return [gr.skip()] * 6
+            return [gr.skip()] * 7
         sample = self._samples[index]
         file = Upload(path=place_in_uploads(sample), name=sample.name)
         return await self._choose([file], session, page=_page(request), about=sample_name(sample))
@@ -168,7 +168,7 @@ class ChatEvents:
         """The picture was removed, and its questions with it."""
         self._runs.stop(_page(request), TAB)
         session.drop()
-        return [session, self.picture(session), *self._shown(session)]
+        return [session, self.picture(session), *self._shown(session), ""]
 
     async def _choose(
         self, files: Sequence[Upload], session: ChatSession, *, page: str, problems: Sequence[str] = (), about: str = ""
@@ -184,7 +184,7 @@ class ChatEvents:
                 except (PictureError, ServiceError) as error:
                     problems.append(error.message)
                 if session.choosing is not choosing:  # other files were chosen meanwhile
-                    return [gr.skip()] * 6
+                    return [gr.skip()] * 7
                 if chosen is not None:
                     if left_out := len(files) - index - 1:
                         was = "1 more file was" if left_out == 1 else f"{left_out} more files were"
@@ -201,7 +201,8 @@ class ChatEvents:
             session.about = session.about or about
         # Only outputs that changed: a question may have been asked meanwhile, and this update may arrive after it.
         rest = [gr.skip()] * 4 if session.turns or chosen is None else self._shown(session)
-        return [session, self.picture(session, problems=problems, notes=notes, is_taken=chosen is not None), *rest]
+        view = self.picture(session, problems=problems, notes=notes, is_taken=chosen is not None)
+        return [session, view, *rest, gr.skip() if chosen is None else ""]
 
     def picture(
         self, session: ChatSession, *, problems: Sequence[str] = (), notes: Sequence[str] = (), is_taken: bool = True
@@ -351,8 +352,12 @@ class ChatEvents:
             )
             async with aclosing(turns):
                 async for turn in turns:
-                    if session.run is not run or run.is_left:
-                        return  # the chat was cleared, the next question was asked, or the page was closed
+                    if run.is_left:
+                        return  # the page was closed
+                    if session.run is not run:  # the chat was cleared, or the next question was asked
+                        # Gradio sends the last update once more at the end, which may be after theirs.
+                        yield [session, gr.skip(), gr.skip(), *self._shown(session)]
+                        return
                     session.update(turn)
                     shown = (
                         self._shown(session) if not turn.is_open else [conversation(session.turns), *[gr.skip()] * 3]

@@ -4,14 +4,18 @@
     let focused = null; // what has the focus, or had it until it was removed
     let place = null; // the part around it, which stays
 
+    const keyOf = ({dataset}) => dataset.index ?? dataset.action;
+    const isAlone = (one) => one.tagName === 'BUTTON' && keyOf(one) === undefined; // one of Gradio's buttons, such as Ask
+
     document.addEventListener('pointerdown', () => { focused = null; }, true);
     document.addEventListener('focusin', ({target}) => {
         focused = target;
-        place = target.parentElement?.closest('.la-ask, [id]');
+        place = isAlone(target) ? target.parentElement : target.parentElement?.closest('[id]');
     });
     new MutationObserver(() => {
         if (!focused || focused.isConnected || document.activeElement !== document.body) return;
-        const isLike = (one) => one.dataset.index === focused.dataset.index;
-        Array.from(place?.querySelectorAll(focused.tagName) ?? []).find(isLike)?.focus({preventScroll: true});
+        const others = isAlone(focused) ? place?.children : place?.querySelectorAll(focused.tagName);
+        const like = Array.from(others ?? []).find((one) => one.tagName === focused.tagName && keyOf(one) === keyOf(focused));
+        (like ?? (place?.closest('#chat-log') && document.querySelector('#chat-question textarea')))?.focus({preventScroll: true});
     }).observe(document.body, {childList: true, subtree: true});
 }

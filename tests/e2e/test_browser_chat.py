@@ -226,26 +226,51 @@ def test_buttons_that_are_shown_anew_keep_the_focus(visit: Visit) -> None:
     visit.wait_for_events()
     expect(second).to_be_focused()
 
-    visit.served.gate.close()
-    visit.page.get_by_role("button", name="Retry").focus()
-    visit.page.keyboard.press("Enter")
-    expect(visit.page.get_by_role("button", name="Retry")).to_have_count(0)
-    visit.served.gate.open()
-    expect(focused).to_have_text("Retry")
+    question = visit.page.get_by_label("Question", exact=True)
+    for name in ("Retry", "Clear"):
+        visit.page.get_by_role("button", name=name).focus()
+        visit.page.keyboard.press("Enter")
+        expect(question).to_be_focused()
+        visit.wait_for_events()
+        expect(question).to_be_focused()
 
     visit.served.gate.close()
+    visit.page.get_by_role("button", name="Ask").focus()
     visit.page.keyboard.press("Enter")
-    expect(visit.page.get_by_role("button", name="Retry")).to_have_count(0)
+    expect(focused).to_have_text("Stop")
     visit.page.mouse.click(5, 5)
     visit.served.gate.open()
     expect(visit.page.get_by_role("button", name="Retry")).to_be_visible()
     expect(focused).to_have_count(0)
 
 
+@pytest.mark.parametrize("change", ["sample", "upload", "remove"])
+def test_an_answer_that_is_left_does_not_come_back(visit: Visit, change: str) -> None:
+    choose_sample(visit, "red star")
+    visit.served.gate.close()
+    ask(visit)
+    expect(last_answer(visit)).to_have_text("a")
+    if change == "sample":
+        choose_sample(visit, "yellow moon green cross")
+    elif change == "upload":
+        upload(visit, MOON.read_bytes(), name="other.png")
+        expect(visit.page.locator("#chat-picture-line")).to_contain_text("other.png")
+    else:
+        visit.page.get_by_role("button", name="Remove", exact=True).click()
+        expect(visit.page.locator("#chat-picture-line")).to_contain_text("No picture yet")
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    visit.served.gate.open()
+    visit.wait_for_events()
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+
+
 def test_broken_and_missing_pictures_are_explained(visit: Visit) -> None:
     notice = visit.page.locator("#chat-notice [role=alert]")
     ask(visit, "Where is the moon?")
     expect(notice).to_contain_text("Choose a picture first")
+    choose_sample(visit, "red star")
+    expect(notice).to_have_count(0)
+    visit.page.get_by_role("button", name="Remove", exact=True).click()
 
     upload(visit, MOON.read_bytes()[:900], name="broken <b>x.png")
     expect(visit.page.locator("#chat-picture-line [role=alert]")).to_contain_text("broken <b>x.png")

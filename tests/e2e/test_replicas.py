@@ -30,6 +30,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
 from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
 from tests.app.online.waiting import wait_for
+from tests.app.parallel.processes import listening
 from tests.e2e import test_openai_client as openai_client
 
 pytestmark = pytest.mark.slow
@@ -254,6 +255,13 @@ def test_replicas_that_are_too_large_for_one_machine_together_are_refused_before
     assert "fewer replicas by --replicas or --max-replicas" in ran.stderr
     assert ran.stderr.count("error:") == 1
     assert "Traceback" not in ran.stderr
+
+
+def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
+    places = {pid: listening(pid) for pid in (server.pid, *descendants(server.pid))}
+
+    assert {address for found in places.values() for address, _ in found} == {"127.0.0.1"}
+    assert all(places[pid] for pid in replicas_of(server).values())
 
 
 def ranks_of(process: int) -> list[int]:

@@ -202,3 +202,9 @@ def test_a_closed_captioner_does_not_answer() -> None:
     ):
         with pytest.raises(RuntimeError, match="This Captioner is closed"):
             call()
+
+
+def test_a_call_that_fails_before_its_loop_leaves_the_captioner_free(captioner: Captioner) -> None:
+    with pytest.raises(AttributeError), captioner.open_loop(clock=5):  # type: ignore[arg-type]
+        pass
+    assert captioner.caption(PICTURES[0]).error is None
