@@ -151,6 +151,11 @@ class Tokenizer:
         """The byte of a byte piece; None for other pieces."""
         return self._byte_of_id.get(piece_id)
 
+    def name_of(self, piece_id: int) -> str:
+        """The name of a piece in the vocabulary, such as </s> or <0x0A>."""
+        name: str = self._processor.id_to_piece(piece_id)
+        return name
+
 
 class IncrementalDetokenizer:
     """Turns one stream of ids into text piece by piece. Not thread-safe.
@@ -179,6 +184,21 @@ class IncrementalDetokenizer:
         if before:
             self._started = True
         return self._emit(before + self._piece_text(piece_id))
+
+    def peek(self, piece_id: int) -> str:
+        """What `push` would add, without adding it; the name of a piece that adds no text, such as </s>."""
+        state = self._bytes.getstate()
+        byte = self._tokenizer.byte_of(piece_id)
+        text = self._bytes.decode(b"" if byte is None else bytes([byte]), final=byte is None)
+        self._bytes.setstate(state)
+        if byte is None:
+            is_inside = self._started or bool(text)
+            text += (
+                self._tokenizer.decode_inner(piece_id)
+                if is_inside
+                else self._tokenizer.decode([*self._silent, piece_id])
+            )
+        return text or self._tokenizer.name_of(piece_id)
 
     def flush(self) -> str:
         """End the stream; return the text that was held back, with U+FFFD for bytes that are not a character."""

@@ -32,6 +32,7 @@ class ActiveRequest:
         ms: dict[str, float] | None = None,
         tag: Any = None,
         with_logprobs: bool = False,
+        num_top_logprobs: int = 0,
     ) -> None:
         """`started`: the `time.perf_counter()` from which times count; None means now. `ms`: times measured so far."""
         self.index, self.picture, self.digest = index, picture, digest
@@ -46,7 +47,7 @@ class ActiveRequest:
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
         self._num_told = 0  # token ids already sent in a `TextDelta`
-        self.with_logprobs = with_logprobs
+        self.with_logprobs, self.num_top_logprobs = with_logprobs, num_top_logprobs
         self.logprobs: list[TokenLogprob] = []
         self.stop = StopStrings((*prompt.stop, *stop, *sampling.stop))
         # Set by `CaptionLoop.submit`:
@@ -68,8 +69,10 @@ class ActiveRequest:
         if output.token_id is not None:
             self.ms.setdefault("first_token", self.elapsed_ms())
             self.token_ids.append(output.token_id)
+            others = {token: self.detokenizer.peek(token) for token, _ in output.top}
             text = self.detokenizer.push(output.token_id)
-            self.logprobs += [TokenLogprob(text, logprob) for logprob in output.logprobs]
+            top = tuple((others[token], logprob) for token, logprob in output.top)
+            self.logprobs += [TokenLogprob(text, logprob, top) for logprob in output.logprobs]
         if finish in ("stop", "length"):
             text += self.detokenizer.flush()
         text = self.stop.push(text)

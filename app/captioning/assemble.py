@@ -25,7 +25,7 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.parallel.group import RankGroup
 from llama_adapter.app.prefixes.file import Encoding, check_keys_values, read_first_file
-from llama_adapter.runtime.devices import open_backend, open_best, resolve_mode
+from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -64,7 +64,7 @@ def assemble_parts(
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
-    mode = resolve_mode(spec.mode, backend=backend, num_ranks=spec.tensor_parallel)
+    mode, mode_note = settle_mode(spec.mode, backend=backend, num_ranks=spec.tensor_parallel, strict=spec.strict)
     check_asked_precision(spec, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     identity: str | None = None
@@ -162,7 +162,7 @@ def assemble_parts(
             mode=mode,
             operators=runner.operators_name,
             encoder=identity,
-            notes=tuple(filter(None, (chosen_note, *model.notes, foreign_note, widened_note, placed.note))),
+            notes=tuple(filter(None, (chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note))),
             context=runner.config.context,
             default_prompt=model.prompt,
             has_adapter=has_adapter and not is_for_texts,

@@ -158,6 +158,7 @@ class CaptionLoop:
                 sampling=request.sampling,
                 known_ids=tuple(request.token_ids),
                 with_logprobs=request.with_logprobs,
+                num_top=request.num_top_logprobs,
             )
         )
 

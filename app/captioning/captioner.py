@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager, suppress
@@ -158,6 +159,7 @@ class Captioner:
         dtype: "str | torch.dtype" = DEFAULTS.dtype,
         precision: Precision | None = DEFAULTS.precision,
         mode: str = DEFAULTS.mode,
+        strict: bool = DEFAULTS.strict,
         operators: OperatorChoice = DEFAULTS.operators,
         tensor_parallel: int = DEFAULTS.tensor_parallel,
         parallel_timeout: float = DEFAULTS.parallel_timeout,
@@ -197,7 +199,8 @@ class Captioner:
                 `"float16"`, or a `torch.dtype`.
             precision: of the weights of linear layers, `"float"`, `"int8"` or `"int4"`. Default: as stored.
             mode: `"auto"` (default: the graph mode of a GPU, else eager), `"eager"`, `"graph"`, or the name of one of
-                the device's graph modes.
+                the device's graph modes. A graph mode that the device lacks runs eager, with a warning.
+            strict: raise DeviceError for a graph mode that the device lacks. Default: False.
             operators: `"auto"` (default), `"aten"` to avoid fused operators, or `"w8a8"`, which with int8 weights
                 rounds the inputs of linear layers to 8 bits too.
             tensor_parallel: ranks that share the decoder, each a process with its own device. Default: 1. They are
@@ -220,6 +223,8 @@ class Captioner:
         allowed = tuple(map(AllowedHost.parse, allowed_hosts))
         captioner = cls.from_spec(CaptionerSpec(**plain))
         captioner._allowed = allowed
+        if captioner.info.mode == "eager" and values.get("mode", DEFAULTS.mode) not in (DEFAULTS.mode, "eager"):
+            warnings.warn(f"Steps run eager: mode `{mode}` cannot be used on {captioner.info.device}", stacklevel=2)
         return captioner
 
     @classmethod

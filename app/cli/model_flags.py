@@ -91,8 +91,11 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
             default=SPEC.mode,
             help=default(
                 "eager, graph, or a graph mode of the device by name; auto: the graph mode of a device that records "
-                "quickly, else eager"
+                "quickly, else eager. A graph mode that the device lacks runs eager, with a note"
             ),
+        )
+        compute.add_argument(
+            "--strict", action="store_true", help="refuse a graph mode that the device lacks, instead of running eager"
         )
     compute.add_argument(
         "--operators",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.runtime.errors import UsageError
 
 Outcome = Literal["taken", "ignored", "refused"]
@@ -233,7 +233,7 @@ def model(imported: Import, key: str, value: Any) -> None:
     if not isinstance(value, str):
         imported.refuse(key, f"wanted a path or a name, got {value!r}")
     elif value.endswith(FOREIGN_WEIGHTS):
-        imported.refuse(key, f"`{value}` cannot be read here: name the Hugging Face or Meta folder that it comes from")
+        imported.refuse(key, ": ".join(foreign_weights(value)))
     else:
         try:
             found = model_settings(find_model(value))

@@ -34,7 +34,7 @@ class InferConfig(dict[str, Any]):
             infer_seq_length: most tokens of prompt and answer together.
             target: `"Ascend"`, `"GPU"`, `"CPU"`, or `"auto"`, the first of these that is available.
             device_id: index of the accelerator.
-            rank_id: must be 0; a model runs on one device.
+            rank_id: must be 0; `tensor_parallel` starts the other ranks of a split model.
             ge_config_path: options of the graphs on Ascend, `config.ini`.
             settings: those of `pipeline`, such as `adapter`, `dtype` and `mode`.
         """
@@ -64,7 +64,9 @@ def lite_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             warnings.warn(f"{field} has no effect: {why}", stacklevel=4)
     settings.pop("model_type", None)
     if settings.pop("rank_id", 0) != 0:
-        raise UsageError("rank_id must be 0: a model runs on one device", hint="the Ray engine uses several devices")
+        raise UsageError(
+            "rank_id must be 0: this process is the first rank", hint="tensor_parallel splits a model over devices"
+        )
     if path or name != "common":
         settings["model"] = path or name
     length = settings.pop("infer_seq_length", None)

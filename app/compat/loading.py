@@ -11,7 +11,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
 from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings
-from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
 from llama_adapter.app.settings.yaml_file import read_yaml
@@ -137,11 +137,10 @@ def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[st
 def _of_files(paths: list[str]) -> dict[str, Any]:
     """The settings for the files of LLaMA, an adapter and CLIP."""
     if foreign := [path for path in paths if path.endswith(FOREIGN_WEIGHTS)]:
-        raise UsageError(
-            f"`{foreign[0]}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="a model of files is (llama_dir, adapter) or (llama_dir, adapter, clip); MindIR graphs of "
-            '`export decoder` run with backend="ms" or "mslite"',
-        )
+        message, hint = foreign_weights(foreign[0])
+        if foreign[0].endswith(".mindir"):
+            hint = 'pairs of graphs that `llama-adapter export decoder` wrote run with backend="ms" or "mslite"'
+        raise UsageError(message, hint=hint)
     if not 2 <= len(paths) <= 3:
         raise UsageError(f"A model of files is (llama_dir, adapter) or (llama_dir, adapter, clip), got {len(paths)}")
     llama = model_settings(find_model(paths[0]))

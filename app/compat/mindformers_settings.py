@@ -15,12 +15,19 @@ from llama_adapter.app.compat.imported import (
     one_of,
     whole_number,
 )
+from llama_adapter.app.models.models_by_name import foreign_weights
 from llama_adapter.runtime.device_names import our_device
 
 SYSTEM = "MindFormers"
 _OWN_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "auto_trans_ckpt", "use_parallel"}
 _CONFIG = "model.model_config"
 _SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("temperature", "top_k", "top_p")}
+_COMMANDS = {
+    "export": "`llama-adapter export decoder --format mindir --model BUNDLE --out FOLDER` (or --llama-dir) exports",
+    "train": "`llama-adapter train` trains adapters",
+    "finetune": "`llama-adapter train` trains adapters",
+    "eval": "`llama-adapter eval` scores answers",
+}
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
@@ -33,7 +40,8 @@ def _mode(imported: Import, key: str, value: Any) -> None:
     if value == "predict":
         imported.take(key, {"command": "generate"})
     else:
-        imported.refuse(key, f"{value!r}: models are only run here, and `llama-adapter export` writes encoders")
+        command = _COMMANDS.get(str(value), "`llama-adapter --help` lists the commands")
+        imported.refuse(key, f"{value!r}: this file becomes settings of `generate`; {command}")
 
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
@@ -84,11 +92,11 @@ def _stretched(imported: Import, key: str, value: Any) -> None:
 
 def _graphs(imported: Import, key: str, value: Any) -> None:
     if imported.value("load_checkpoint"):
-        imported.ignore(key, "MindIR graphs cannot be read; steps are compiled from the checkpoint (computation.mode)")
+        imported.ignore(key, "load_checkpoint is run; `--decoder FOLDER` would run the graphs of a folder")
+    elif str(value).endswith(".mindir"):
+        imported.refuse(key, f"{': '.join(foreign_weights(value))}; load_checkpoint names a checkpoint")
     else:
-        imported.refuse(
-            key, "a MindIR graph cannot be read: name the checkpoint that it was made from as load_checkpoint"
-        )
+        imported.refuse(key, f"`{value}` is no .mindir file")
 
 
 def _device(imported: Import, key: str, value: Any) -> None:

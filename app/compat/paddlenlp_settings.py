@@ -1,5 +1,6 @@
 """Converts options of PaddleNLP's predictor.py to settings of `generate`. Omitted options get PaddleNLP's defaults."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,16 @@ def _device(imported: Import, key: str, value: Any) -> None:
         imported.take(key, {"computation.device": ours})
 
 
+def _export(imported: Import, key: str, value: Any) -> None:
+    folder = shlex.quote(str(value))
+    imported.refuse(
+        key,
+        "this file becomes settings of `generate`; "
+        f"`llama-adapter export decoder --model BUNDLE --out {folder}` (or --llama-dir) exports a model, "
+        f"and `llama-adapter generate --decoder {folder}` runs it",
+    )
+
+
 def _mode(imported: Import, key: str, value: Any) -> None:
     modes = {"dynamic": "eager", "static": "graph"}
     rule = one_of({name: {"computation.mode": mode} for name, mode in modes.items()}, otherwise="there is no third")
@@ -100,9 +111,7 @@ RULES: dict[str, Rule] = {
         otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
     ),
     "cachekv_int8_type": lambda imported, key, value: imported.refuse(key, "keys and values are not kept in 8 bits"),
-    "output_path": lambda imported, key, value: imported.refuse(
-        key, "a model is not exported: run it from model_name_or_path, where `mode` static compiles its steps"
-    ),
+    "output_path": _export,
     "inference_model": ignored("there is one implementation, for inference"),
     "model_type": ignored("the checkpoint determines it"),
     "model_prefix": ignored("the checkpoint determines it"),

@@ -21,6 +21,7 @@ from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_nam
 from llama_adapter.app.http_api.batches import Batches
 from llama_adapter.app.http_api.bodies import parse_json
 from llama_adapter.app.http_api.chat import chat_form
+from llama_adapter.app.http_api.completions import completions_form
 from llama_adapter.app.http_api.errors import add_error_handlers, not_stored, of_status
 from llama_adapter.app.http_api.file_routes import FILES_PATH, add_file_routes, files_are_off
 from llama_adapter.app.http_api.file_store import FileLimits
@@ -31,11 +32,14 @@ from llama_adapter.app.http_api.replying import IGNORED_TURNS, AnswerResponse
 from llama_adapter.app.http_api.response_schemas import ResponseBody
 from llama_adapter.app.http_api.responses import responses_form
 from llama_adapter.app.http_api.schemas import (
+    COMPLETIONS_EXAMPLE,
     EXAMPLE,
     LARGEST_SEED,
     RESPONSES_EXAMPLE,
     ChatCompletion,
     CommonRequest,
+    Completion,
+    CompletionRequest,
     Health,
     Model,
     ModelList,
@@ -47,7 +51,7 @@ from llama_adapter.app.online.types import ServiceLimits
 
 DESCRIPTION = f"""
 Point an OpenAI client at `/v1` of this server and ask about one picture per request. `/v1/chat/completions` and
-`/v1/responses` answer alike.
+`/v1/responses` answer alike. `/v1/completions` continues texts without the model's template.
 
 **Messages.** The model was trained on single questions about single pictures.
 
@@ -73,7 +77,7 @@ while other requests are answered.
 server's log repeats. The log holds no text and no picture.
 """
 
-CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
+CHAT_PATH, RESPONSES_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: starting a thread takes as long
 
@@ -137,7 +141,7 @@ def open_batches(folder: str, service: OnlineService, *, settings: ApiSettings, 
     return Batches(
         folder,
         asker=_asker(service, settings=settings),
-        forms={CHAT_PATH: chat_form(), RESPONSES_PATH: responses_form()},
+        forms={CHAT_PATH: chat_form(), RESPONSES_PATH: responses_form(), COMPLETIONS_PATH: completions_form()},
         limits=limits,
         max_row_bytes=settings.guards.max_body_bytes,
         rows_at_once=2 * service.batch_size,  # one half is read while the other half is answered
@@ -155,10 +159,11 @@ def _openai_routes(
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
     created, names = int(time.time()), settings.model_names
-    chat, responses = chat_form(), responses_form()
+    chat, responses, completions = chat_form(), responses_form(), completions_form()
     asker = _asker(service, settings=settings)
     statuses = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
     chat_events = _answer_reply("a `chat.completion.chunk`, an error, or `[DONE]`")
+    completion_events = _answer_reply("a `text_completion`, an error, or `[DONE]`")
     response_events = _answer_reply("a `response.*` event of OpenAI's, or `error`")
 
     @router.post(
@@ -189,6 +194,19 @@ def _openai_routes(
     ) -> Response:
         """Answer a question about a picture. Nothing is stored."""
         return await _answer(wanted, form=responses, asker=asker, scope=request.scope)
+
+    @router.post(
+        COMPLETIONS_PATH.removeprefix("/v1"),
+        tags=["completions"],
+        response_model=Completion,
+        responses={200: completion_events, **error_replies(*statuses)},
+    )
+    async def create_completion(
+        wanted: Annotated[CompletionRequest, Body(openapi_examples={"text": {"value": COMPLETIONS_EXAMPLE}})],
+        request: Request,
+    ) -> Response:
+        """Continue texts without a template."""
+        return await _answer(wanted, form=completions, asker=asker, scope=request.scope)
 
     if batches is not None:
         add_file_routes(router, batches)
@@ -305,7 +323,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
-        for name in ("ChatRequest", "ResponsesRequest"):
+        for name in ("ChatRequest", "ResponsesRequest", "CompletionRequest"):
             seed = schema["components"]["schemas"][name]["properties"]["seed"]
             seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI writes floats
         app.openapi_schema = schema

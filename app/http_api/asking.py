@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,7 +88,7 @@ class PartedAnswer:
 class Pending:
     """A request that the service has accepted."""
 
-    answering: Sequence[Answering]  # one for each of `n`
+    answering: Sequence[Answering]  # `n` for each prompt
     reply: Reply
     num_ignored_turns: int = 0
 
@@ -141,12 +142,12 @@ class Asker:
         handles: list[Answering] = []
         submitted: list[RequestHandle] = []
         try:
-            for number in range(asked.num_answers):
+            for questions, number in itertools.product(asked.prompts, range(asked.num_answers)):
                 sampling = asked.sampling
                 if sampling.seed is not None:
                     sampling = dataclasses.replace(sampling, seed=sampling.seed + number)
                 parts = []
-                for question in asked.questions:
+                for question in questions:
                     ask = Ask(
                         picture=picture,
                         text_prefix=asked.text_prefix,
@@ -155,6 +156,7 @@ class Asker:
                         task=question.task,
                         stop=() if question.task.continuations else asked.stop,
                         with_logprobs=asked.with_logprobs,
+                        num_top_logprobs=asked.num_top_logprobs,
                         **options,
                     )
                     parts.append(await _submit(ask, service=self.service))

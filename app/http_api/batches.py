@@ -58,7 +58,7 @@ _DAMAGED = ("damaged_batch", "The files of this batch are missing or damaged: se
 _log = logging.getLogger("llama_adapter.server")
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
-Endpoint = Literal["/v1/chat/completions", "/v1/responses"]
+Endpoint = Literal["/v1/chat/completions", "/v1/responses", "/v1/completions"]
 _Count = Annotated[int, Field(ge=0, le=MAX_ROWS)]
 _FINISHED: Final = ("completed", "failed", "cancelled")
 

@@ -12,7 +12,14 @@ from llama_adapter.app.http_api import schemas
 from llama_adapter.app.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
 from llama_adapter.app.http_api.errors import ApiError, of_answer
-from llama_adapter.app.http_api.schemas import ChatRequest, ImagePart, JsonSchemaFormat, TextPart, with_task_fields
+from llama_adapter.app.http_api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    ImagePart,
+    JsonSchemaFormat,
+    TextPart,
+    with_task_fields,
+)
 from llama_adapter.app.tasks.answers import Answer, TextDelta
 
 _SCHEMA_PLACE = "response_format.json_schema.schema"
@@ -20,8 +27,9 @@ _SCHEMA_PLACE = "response_format.json_schema.schema"
 
 def understand(request: ChatRequest) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
-    if request.stream_options is not None and not request.stream:
-        raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
+    check_stream_options(request)
+    if request.top_logprobs and not request.logprobs:
+        raise _invalid("`top_logprobs` requires `logprobs`: true.", "top_logprobs")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
         raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
     wanted = request.response_format
@@ -32,8 +40,15 @@ def understand(request: ChatRequest) -> ChatQuestion:
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
         schema=(_SCHEMA_PLACE, wanted.json_schema.schema_) if isinstance(wanted, JsonSchemaFormat) else None,
         with_logprobs=bool(request.logprobs),
+        num_top_logprobs=request.top_logprobs or 0,
         num_answers=request.n or 1,
     )
+
+
+def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
+    """Raise ApiError for options of a stream without a stream."""
+    if request.stream_options is not None and not request.stream:
+        raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
 
 
 def _turn(message: schemas.Message, *, place: str) -> Turn:
@@ -84,7 +99,7 @@ class ChatReply:
             }
             for index, answer in enumerate(answers)
         ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(answers)}
 
     async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
         """Chunks with roles, pieces of text, finish reasons, and token counts if requested; then [DONE].
@@ -108,7 +123,7 @@ class ChatReply:
                     yield self._chunk(index, {"content": event.text})
                 yield self._chunk(index, {}, **self._outcome(event))
                 if self._with_usage and len(answers) == self._num_answers:
-                    yield self._frame([], usage=_usage(answers))
+                    yield self._frame([], usage=usage_of(answers))
         yield format_sse_event(data_str="[DONE]")
 
     def _chunk(self, index: int, delta: Mapping[str, str], **fields: Any) -> bytes:
@@ -132,9 +147,13 @@ class ChatReply:
 def logprobs_of(answer: Answer) -> list[dict[str, Any]]:
     """The generated tokens: `schemas.TokenLogprob`."""
     return [
-        {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}
-        for text, logprob in answer.logprobs
+        {**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]}
+        for one in answer.logprobs
     ]
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}
 
 
 def extensions_of(answer: Answer) -> dict[str, Any]:
@@ -147,8 +166,10 @@ def extensions_of(answer: Answer) -> dict[str, Any]:
     return {name: value for name, value in extensions.items() if value is not None}
 
 
-def _usage(answers: Sequence[Answer]) -> dict[str, int]:
-    num_prompt, num_new = answers[0].prompt_tokens, sum(len(answer.token_ids) for answer in answers)
+def usage_of(answers: Sequence[Answer], *, num_prompts: int = 1) -> dict[str, int]:
+    """The tokens of all prompts and answers: `schemas.Usage`. Each prompt has equally many answers."""
+    num_prompt = sum(answer.prompt_tokens for answer in answers) * num_prompts // len(answers)
+    num_new = sum(len(answer.token_ids) for answer in answers)
     return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 

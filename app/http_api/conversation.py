@@ -46,6 +46,8 @@ class ChatQuestion:
     with_logprobs: bool
     num_answers: int
     num_ignored_turns: int  # earlier messages that the model does not see in full
+    num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
+    others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
     turns: tuple[dialogue.Turn, ...] = ()  # the turns before the question, for a model whose template has turns
 
     @property
@@ -54,6 +56,11 @@ class ChatQuestion:
         return tuple(
             item.question_in(self.question, is_alone=len(self.properties) == 1) for item in self.properties
         ) or (self.question,)
+
+    @property
+    def prompts(self) -> tuple[tuple[Question, ...], ...]:
+        """The questions of each prompt of the request."""
+        return (self.questions, *((other,) for other in self.others))
 
 
 def understand_turns(
@@ -64,6 +71,7 @@ def understand_turns(
     max_new_tokens: int | None,
     schema: tuple[str, Mapping[str, Any]] | None = None,
     with_logprobs: bool = False,
+    num_top_logprobs: int = 0,
     num_answers: int = 1,
 ) -> ChatQuestion:
     """The question of a request; raises ApiError if there is none.
@@ -97,16 +105,16 @@ def understand_turns(
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, code="invalid_value", param="n")
     picture = with_picture[-1].pictures[-1] if with_picture else None
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     return ChatQuestion(
         picture_url=picture.url if picture else None,
         picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
         text_prefix=request.text_prefix,
         question=question,
         properties=properties,
-        sampling=_sampling(request, max_new_tokens=max_new_tokens),
-        stop=() if question.task.continuations else stop,
+        sampling=sampling_of(request, max_new_tokens=max_new_tokens),
+        stop=() if question.task.continuations else stop_of(request),
         with_logprobs=with_logprobs,
+        num_top_logprobs=num_top_logprobs,
         num_answers=num_answers,
         num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
         turns=()
@@ -125,7 +133,13 @@ def _prompt(turns: Sequence[Turn]) -> dict[str, str]:
     return dict(zip(("instruction", "input"), texts, strict=False))
 
 
-def _sampling(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
+def stop_of(request: CommonRequest) -> tuple[str, ...]:
+    """The texts before which answers end."""
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+
+
+def sampling_of(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
+    """How tokens are chosen; None is the default."""
     given = {
         "max_new_tokens": max_new_tokens,
         "temperature": request.temperature,

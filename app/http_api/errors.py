@@ -33,8 +33,8 @@ _TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error
 _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
     404: (
         "not_found",
-        "Nothing is served at this path. The API has /v1/chat/completions, /v1/responses and /v1/models: the base URL "
-        "of a client is the address of this server followed by /v1. /docs lists all paths.",
+        "Nothing is served at this path. The API has /v1/chat/completions, /v1/completions, /v1/responses and "
+        "/v1/models: the base URL of a client is the address of this server followed by /v1. /docs lists all paths.",
     ),
     405: ("method_not_allowed", "This path does not accept this method. /docs lists all paths and methods."),
 }
@@ -51,7 +51,7 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
 PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
-_UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}
+_UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields, "suffix"}
 _ROLE_TAG, _PART_TAG = 2, 5  # indices of the union tags in the location of an error inside `messages` or `input`
 
 
@@ -142,11 +142,14 @@ def of_validation(error: RequestValidationError) -> ApiError:
     if kind == "json_invalid" or (kind == "missing" and not location):
         return ApiError("The body is not valid JSON in UTF-8.", code="invalid_json")
     if not location:
-        return ApiError("The body must be a JSON object with `model` and `messages` (or `input`).", code="invalid_type")
+        return ApiError(
+            "The body must be a JSON object with `model` and `messages` (or `input`, `prompt`).", code="invalid_type"
+        )
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
     place = _place(location)
-    if location[0] in _UNSUPPORTED:
+    is_completion_prompt = location[0] == "prompt" and kind != "none_required"  # of /v1/responses, it must be null
+    if location[0] in _UNSUPPORTED and not is_completion_prompt:
         message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
         if location[0] == "tools":  # some clients send a tool to get an answer in JSON
             message = (

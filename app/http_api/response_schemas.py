@@ -19,6 +19,7 @@ from llama_adapter.app.http_api.schemas import (
     TextFormat,
     TextOr,
     TokenLogprob,
+    TopLogprobs,
 )
 
 
@@ -138,6 +139,7 @@ class ResponsesRequest(NeutralResponseParameters, CommonRequest):
         max_length=10,
         description="With `message.output_text.logprobs`, the answer has the log-probability of each generated token.",
     )
+    top_logprobs: TopLogprobs | None = Field(None, description="As in chat requests; requires `include`.")
     stream_options: ResponseStreamOptions | None = None
 
 

@@ -12,7 +12,7 @@ from llama_adapter.app.http_api import response_schemas as schemas
 from llama_adapter.app.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
-from llama_adapter.app.http_api.errors import of_answer
+from llama_adapter.app.http_api.errors import ApiError, of_answer
 from llama_adapter.app.http_api.response_schemas import InputImage, JsonSchemaText, ResponsesRequest
 from llama_adapter.app.http_api.schemas import with_task_fields
 from llama_adapter.app.tasks.answers import Answer, TextDelta
@@ -20,6 +20,9 @@ from llama_adapter.app.tasks.answers import Answer, TextDelta
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none."""
+    if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
+        message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
+        raise ApiError(message, code="invalid_value", param="top_logprobs")
     turns = [Turn(role="user", text=request.input)] if isinstance(request.input, str) else _turns(request.input)
     if request.instructions is not None:
         turns.insert(0, Turn(role="system", text=request.instructions))
@@ -31,6 +34,7 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
         max_new_tokens=request.max_output_tokens,
         schema=("text.format.schema", wanted.schema_) if isinstance(wanted, JsonSchemaText) else None,
         with_logprobs="message.output_text.logprobs" in (request.include or ()),
+        num_top_logprobs=request.top_logprobs or 0,
     )
 
 

@@ -26,6 +26,7 @@ MAX_TEXTS = 100  # in a list of a task's field
 MAX_ANSWERS = 16  # limit of `n`
 MAX_PROPERTIES = 16  # of a JSON schema
 MAX_QUESTIONS = 32  # per request: `n` times the number of properties
+MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1
@@ -109,6 +110,8 @@ NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
+Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
 Metadata = dict[str, str]
@@ -179,7 +182,6 @@ class JsonSchemaFormat(Part):
 class NeutralParameters(Part):
     """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
-    top_logprobs: NoNumber | None = None
     frequency_penalty: NoPenalty | None = None
     presence_penalty: NoPenalty | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -284,14 +286,37 @@ class ChatRequest(CommonRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
     max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole] | None = Field(
-        None, description="Number of answers. With a seed, answer i has seed + i."
-    )
+    n: Answers | None = Field(None, description="Number of answers. With a seed, answer i has seed + i.")
     logprobs: bool | None = Field(
         None,
         description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. A stream "
         "sends them with `finish_reason`. Scored answers have none.",
     )
+    top_logprobs: TopLogprobs | None = Field(
+        None, description="With `logprobs`: the likeliest tokens in the place of each generated token."
+    )
+    stream_options: StreamOptions | None = None
+
+
+class CompletionRequest(CommonRequest):
+    """Texts to continue, without a template. A parameter that is null has its default."""
+
+    prompt: TextOr[
+        Annotated[str, Field(min_length=1)],
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ANSWERS)],
+    ] = Field(description="A text, or several, each of which gets `n` answers.")
+    image_url: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Extension: the picture that the texts are about, `data:image/png;base64,...`."
+    )
+    max_tokens: Limit | None = Field(None, description="Default: 16.")
+    n: Answers | None = Field(None, description="Answers per prompt. With a seed, answer i of a prompt has seed + i.")
+    logprobs: Annotated[int, Field(ge=0, le=5), _whole] | None = Field(
+        None,
+        description="The log-probability of each generated token, and of this number of the likeliest tokens in its "
+        "place. A stream sends them with `finish_reason`.",
+    )
+    suffix: None = None
+    response_format: TextFormat | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -340,6 +365,9 @@ EXAMPLE = {
         }
     ],
 }
+
+
+COMPLETIONS_EXAMPLE = {"model": "default", "prompt": "The red square is", "max_tokens": 8}
 
 
 RESPONSES_EXAMPLE = {
@@ -396,13 +424,21 @@ class AnswerMessage(BaseModel):
     refusal: None = None
 
 
+class TopLogprob(BaseModel):
+    """One of the likeliest tokens. A token without text has its name, such as `</s>`."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
 class TokenLogprob(BaseModel):
     """A generated token. If several tokens make one character, the last one has its text and the others have none."""
 
     token: str
     bytes: list[int]
     logprob: float
-    top_logprobs: NoList = []
+    top_logprobs: list[TopLogprob] = Field([], description="The likeliest first.")
 
 
 class ChoiceLogprobs(BaseModel):
@@ -450,6 +486,36 @@ class ChatCompletion(BaseModel):
     usage: Usage
     system_fingerprint: str
     picture_used: PictureUsed = None
+
+
+class CompletionLogprobs(BaseModel):
+    """The generated tokens, without the end token, as columns."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int] = Field(description="Characters of the answer before each token.")
+
+
+class CompletionChoice(Extensions):
+    """One of the `n` answers of a prompt."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(BaseModel):
+    """Answers to all prompts, in their order."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str
 
 
 class Model(BaseModel):

@@ -32,8 +32,9 @@ def read_rows(path: str, *, what: str, keep_bytes: bool = False) -> Iterator[Row
 
     The suffix decides the format. A `.jsonl` (or `.ndjson`) file has an object in each line. A `.csv` or `.tsv` file
     begins with a row of column names; columns without a name are ignored, and cells may be quoted and contain line
-    feeds. A row has a problem if it is not a JSON object, has another number of cells than the first row, is not UTF-8
-    or is above 1 MiB. With `keep_bytes`, bytes of cells that are not UTF-8 are kept as surrogates.
+    feeds. A `.csv` file whose first line has tabs and no commas is read as a `.tsv` file. A row has a problem if it is
+    not a JSON object, has another number of cells than the first row, is not UTF-8 or is above 1 MiB. With
+    `keep_bytes`, bytes of cells that are not UTF-8 are kept as surrogates.
 
     Raises `InputsError`, whose message uses the word `what` for the file, for another suffix, and if the file cannot be
     opened, is UTF-16 or has no first row of distinct column names.
@@ -42,6 +43,9 @@ def read_rows(path: str, *, what: str, keep_bytes: bool = False) -> Iterator[Row
     with opened_lines(path, what=what) as file:
         begun = read_beginning(file, path=path, what=what)
         delimiter = _DELIMITERS.get(_suffix(path))
+        head = begun.split(b"\n", 1)[0]
+        if delimiter == "," and b"\t" in head and b"," not in head:
+            delimiter = "\t"  # the image-text lists of LLaMA-Adapter's pre-training are called .csv
         yield from (
             _json_rows(file, begun=begun)
             if delimiter is None

@@ -12,9 +12,11 @@ from llama_adapter.app.labelled.known_sets import known_examples
 from llama_adapter.app.labelled.pictures import METADATA, archive_examples, class_examples, split_folders, sub_folders
 from llama_adapter.app.labelled.rows import Columns, split_name, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
+from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
+_META = "META"  # the only key of a data config of LLaMA-Adapter
 _FORMS = "a table, a folder of folders by class or with metadata.jsonl, a tar archive, or a known set"
 
 
@@ -27,11 +29,11 @@ def read_examples(
 ) -> Examples:
     """The examples of all paths, and the problems of the data. Decodes no picture.
 
-    A path is a table, a folder with a `metadata.jsonl`, a folder with a sub-folder for each class, a tar archive or a
-    folder of tar archives, a known set, or a pattern that matches these. The choices for labels without choices are all
-    labels of the same path. `pictures` is the folder with the pictures of known sets, if they are not in the usual
-    place. Without `digests`, pictures are not read, so copies are not found. Without `looks`, missing pictures are not
-    found.
+    A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder with a
+    sub-folder for each class, a tar archive or a folder of tar archives, a known set, or a pattern that matches these.
+    The choices for labels without choices are all labels of the same path. `pictures` is the folder with the pictures
+    of known sets, if they are not in the usual place. Without `digests`, pictures are not read, so copies are not
+    found. Without `looks`, missing pictures are not found.
 
     Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
@@ -65,7 +67,27 @@ def _named(path: str, *, columns: Columns, pictures: str | None) -> Examples:
         return archive_examples(path, columns=columns)
     if is_table_name(path):
         return table_examples(path, columns=columns)
+    if path.lower().endswith((".yaml", ".yml")):
+        return _listed(path, columns=columns, pictures=pictures)
     raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
+
+
+def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
+    """The examples of the tables that a data config of LLaMA-Adapter lists, relative to it or to the present folder."""
+    tables = read_yaml(path).get(_META)
+    if not isinstance(tables, list) or not tables or not all(isinstance(name, str) for name in tables):
+        raise InputsError(
+            f"Wanted a list of tables under `{_META}` in `{shown_name(path)}`, got something else.",
+            hint="write `META:` and a line `  - table.json` for each table",
+        )
+    found = Examples()
+    for name in tables:
+        beside = os.path.join(os.path.dirname(path), name)
+        table = beside if os.path.exists(beside) else name
+        if os.path.exists(table) and not is_table_name(table):
+            raise InputsError(f"Wanted tables under `{_META}`, got `{shown_name(table)}`.", hint=".json or .csv")
+        found.extend(_named(table, columns=columns, pictures=pictures))
+    return found
 
 
 def _folder(folder: str, *, columns: Columns) -> Examples:

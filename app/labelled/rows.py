@@ -17,6 +17,8 @@ CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
 _QUESTIONS, _PART, _SPLIT = "questions", "part", "split"
+_TURNS, _URL = "conversations", "url"  # of LLaVA's instructions; of the image-text lists of LLaMA-Adapter
+_PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
@@ -72,6 +74,10 @@ def row_examples(
     Raises ValueError with the reason if the row is malformed.
     """
     row = {name.lower(): value for name, value in values.items()}
+    if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
+        row["picture"] = row.pop(_URL)
+    if _TURNS in row:
+        row |= _first_turns(row.pop(_TURNS))
     if item is None:
         item = _picture(row, columns=columns, root=root, place=place)
     if (several := row.pop(_QUESTIONS, None)) is None:
@@ -209,6 +215,14 @@ def _task(column: str, *, choices: Sequence[str] | None, question: QuestionField
     if choices is not None or column in CLASS_COLUMNS:
         return "choice"
     return "caption" if column in CAPTION_COLUMNS and question.instruction is None else "answer"
+
+
+def _first_turns(turns: object) -> dict[str, str]:
+    """Question and answer of the first two turns, which are also all that LLaMA-Adapter trains. Raises ValueError."""
+    match turns:
+        case [{"from": "human" | "user", "value": str(asked)}, {"from": "gpt" | "assistant", "value": str(said)}, *_]:
+            return {"question": asked.replace(_PICTURE_MARK, "").strip(), "answer": said}
+    raise ValueError('its `conversations` are no list of turns of "human" and "gpt", each with a text `value`')
 
 
 def _texts(value: object, *, name: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Finds the model that a name or path means, and its settings."""
 
 import os
+import shlex
 from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model
@@ -11,6 +12,20 @@ HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separa
 FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  # of MindSpore and Paddle
 
 
+def foreign_weights(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Why a file of `FOREIGN_WEIGHTS` is no name of a model, and what to name in its place."""
+    place = Path(path)
+    folder = shlex.quote(str(place.parent))
+    match place.suffix:
+        case ".ckpt":
+            hint = f"name its folder, {folder}, which must have the YAML of the model and its tokenizer.model too"
+            return f"`{path}` is one file of MindFormers' model", hint
+        case ".mindir":
+            hint = f"`--decoder {folder}` runs graphs that `llama-adapter export decoder --format mindir` wrote"
+            return f"`{path}` is one graph of a model", hint
+    return f"`{path}` is a file of Paddle, which is not read", "name the Hugging Face or Meta folder that it comes from"
+
+
 def find_model(name: str) -> Path:
     """The file or folder of a model: a path, or a name on the search path.
 
@@ -18,11 +33,8 @@ def find_model(name: str) -> Path:
     """
     place = Path(name).expanduser()
     if place.suffix in FOREIGN_WEIGHTS:
-        raise UsageError(
-            f"`{place}` is a file of MindSpore or Paddle, which cannot be read here",
-            hint="name the folder of a .ckpt and its YAML, or the checkpoint that the file was made from: a folder of "
-            "Hugging Face's or Meta's form, or a bundle",
-        )
+        message, hint = foreign_weights(place)
+        raise UsageError(message, hint=hint)
     if place.exists():
         return place
     folders = [folder for folder in os.environ.get(HOME, "").split(os.pathsep) if folder]

@@ -60,6 +60,7 @@ class CaptionerSpec:
     dtype: str = AUTO  # the best dtype for the device, see auto_dtype.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = AUTO  # eager or a graph mode of the device; auto: the graph mode of a device that records quickly
+    strict: bool = False  # a graph mode that the device lacks is an error; False: steps run eager, with a note
     operators: OperatorChoice = "auto"
     tensor_parallel: int = 1  # ranks that share the decoder, each a process with its own device
     parallel_timeout: float = 60.0  # seconds that a rank waits for the others in a step
@@ -151,7 +152,7 @@ class CaptionerSpec:
             raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
         if self.tensor_parallel > 1 and self.decoder is not None:
             raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
-        if self.tensor_parallel > 1 and self.mode not in (AUTO, "eager"):
+        if self.strict and self.tensor_parallel > 1 and self.mode not in (AUTO, "eager"):
             raise ValueError(
                 f"tensor_parallel goes with mode eager, and it is {self.mode}: no graph holds the sums over ranks. "
                 "Pass mode eager, or one rank"

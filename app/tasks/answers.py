@@ -25,6 +25,7 @@ class TokenLogprob(NamedTuple):
 
     text: str
     logprob: float
+    top: tuple[tuple[str, float], ...] = ()  # the likeliest tokens in its place, if requested
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

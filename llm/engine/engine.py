@@ -143,7 +143,8 @@ class Engine:
             text_id = None if finish in ("not_finite", "stop") else token_id
             wants_logprob = sequence.request.with_logprobs and text_id is not None
             logprobs = (result.logprobs[index],) if wants_logprob else ()
-            outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish, logprobs=logprobs))
+            top = tuple(result.top[index][: sequence.request.num_top]) if wants_logprob and result.top else ()
+            outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish, logprobs=logprobs, top=top))
             if finish is not None:
                 ended.append((sequence, finish != "not_finite"))
         # From the last slot to the first, so that a row that moves into a freed slot never ends in the same step.

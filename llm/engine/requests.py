@@ -24,6 +24,7 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     known_ids: tuple[int, ...] = ()
     with_logprobs: bool = False  # whether each output has the token's log-probability
+    num_top: int = 0  # with log-probabilities: how many of the likeliest tokens each output has too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,3 +55,4 @@ class Output:
     # If finish is "scored": the log-probability of each continuation, not normalised by length. Otherwise that of the
     # token, if the request has `with_logprobs`.
     logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens instead of this one or with it, the likeliest first

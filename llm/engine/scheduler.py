@@ -72,6 +72,7 @@ class Scheduler:
             draws=[sequence.next_draw() for sequence in admitted],
             first_slot=first_slot,
             with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
+            num_top=max(sequence.request.num_top for sequence in admitted),
         )
 
     def _decode(self) -> DecodePlan:
@@ -83,6 +84,7 @@ class Scheduler:
             positions=[sequence.next_position for sequence in rows],
             draws=[sequence.next_draw() for sequence in rows],
             with_logprobs=any(sequence.request.with_logprobs for sequence in rows),
+            num_top=max((sequence.request.num_top for sequence in rows), default=0),
         )
 
     def find(self, row: int) -> Sequence | None:

@@ -24,6 +24,12 @@ def log_softmax(logits_TV: np.ndarray) -> np.ndarray:
     return logprobs
 
 
+def likeliest(logprobs_V: np.ndarray, num_top: int) -> list[tuple[int, float]]:
+    """The likeliest tokens with their log-probabilities, the likeliest first."""
+    best = np.argsort(-logprobs_V, kind="stable")[:num_top]
+    return list(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
+
+
 def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     if not np.isfinite(logits_V.max()):
         return NO_TOKEN

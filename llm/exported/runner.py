@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.exported.numpy_sampler import choose, log_softmax
+from llama_adapter.llm.exported.numpy_sampler import choose, likeliest, log_softmax
 from llama_adapter.llm.exported.program import Chosen, DecoderProgram
 from llama_adapter.llm.exported.step import decode_step, prefill_step, score_step
 from llama_adapter.llm.prefix import Prefix
@@ -130,8 +130,13 @@ class ExportedRunner:
         if not plan.with_logprobs:
             return Tokens(plan.rows, token_ids)
         rows = np.arange(len(token_ids))
-        logprobs = log_softmax(chosen.logits_TV)[rows, np.maximum(token_ids, 0)]
-        return Tokens(plan.rows, token_ids, logprobs.tolist())
+        logprobs_TV = log_softmax(chosen.logits_TV)
+        return Tokens(
+            plan.rows,
+            token_ids,
+            logprobs_TV[rows, np.maximum(token_ids, 0)].tolist(),
+            [likeliest(logprobs_V, plan.num_top) for logprobs_V in logprobs_TV] if plan.num_top else (),
+        )
 
     def _score(self, plan: ScorePlan) -> list[list[float]]:
         most_tokens = self.config.context  # compiled graphs do not accept longer rows

@@ -5,20 +5,21 @@ of step n while step n + 1 runs. A row that ends in step n is therefore also com
 drops that result.
 """
 
-# R rows
+# R rows, K likeliest tokens
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, Tokens
-from llama_adapter.llm.runners.sampler import Prediction, choose, logprobs_of
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, Tokens, Top
+from llama_adapter.llm.runners.sampler import Prediction, choose, likeliest_of, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
 from llama_adapter.runtime.ranks import ALONE, Alone
 
-# Rows; their tokens and, if wanted, log-probabilities, which are being copied to the host; the mark of the copies' end.
-Unread = tuple[Sequence[int], Tensor, Tensor | None, Mark | None]
+# Rows; their tokens and, if wanted, log-probabilities and likeliest tokens, which are being copied to the host; the
+# mark of the copies' end.
+Unread = tuple[Sequence[int], Tensor, Tensor | None, tuple[Tensor, Tensor] | None, Mark | None]
 
 
 class Transfer:
@@ -71,25 +72,27 @@ class AsyncReadback:
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
         ids_R = self._ranks.from_first(choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest))
         logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
+        top_RK = likeliest_of(prediction, plan.num_top) if plan.num_top else None
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()
             self._newest[slots] = token_ids
-            return Tokens(plan.rows, token_ids, _numbers(logprobs_R))
+            return Tokens(plan.rows, token_ids, _numbers(logprobs_R), _pairs(top_RK))
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed token 0 until the host knows
         on_host = None if logprobs_R is None else self.transfer.fetch(logprobs_R)[0]
-        ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows both copies
-        return self.read((plan.rows, ids_on_host, on_host, mark))
+        top_on_host = None if top_RK is None else (self.transfer.fetch(top_RK[0])[0], self.transfer.fetch(top_RK[1])[0])
+        ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows all copies
+        return self.read((plan.rows, ids_on_host, on_host, top_on_host, mark))
 
     def read(self, newer: Unread | None = None) -> Tokens:
         """Wait for the tokens of the unread step, and return them. `newer` becomes the unread step."""
         unread, self._unread = self._unread, newer
         if unread is None:
             return Tokens((), ())
-        rows, ids_R, logprobs_R, mark = unread
+        rows, ids_R, logprobs_R, top_RK, mark = unread
         if mark is not None:
             mark.wait()
-        return Tokens(rows, ids_R.tolist(), _numbers(logprobs_R))
+        return Tokens(rows, ids_R.tolist(), _numbers(logprobs_R), _pairs(top_RK))
 
     def forget(self) -> None:
         """Drop the unread step without waiting for it."""
@@ -103,3 +106,9 @@ class AsyncReadback:
 
 def _numbers(logprobs_R: Tensor | None) -> list[float]:
     return [] if logprobs_R is None else logprobs_R.tolist()
+
+
+def _pairs(top_RK: tuple[Tensor, Tensor] | None) -> list[Top]:
+    if top_RK is None:
+        return []
+    return [list(zip(*row, strict=True)) for row in zip(*(part.tolist() for part in top_RK), strict=True)]

@@ -36,6 +36,7 @@ class PrefillPlan:
     draws: Sequence[Draw | None]  # None is greedy
     first_slot: int
     with_logprobs: bool = False
+    num_top: int = 0  # log-probabilities of this many of the likeliest tokens are wanted too
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class DecodePlan:
     positions: Sequence[int]
     draws: Sequence[Draw | None]
     with_logprobs: bool = False
+    num_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class MixedPlan:
         """Whether one of the two plans needs log-probabilities."""
         return self.decode.with_logprobs or self.prefill.with_logprobs
 
+    @property
+    def num_top(self) -> int:
+        """The larger number of the two plans."""
+        return max(self.decode.num_top, self.prefill.num_top)
+
 
 Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
 
@@ -84,12 +91,16 @@ class Scores(NamedTuple):
     logprobs: Sequence[Sequence[float]]
 
 
+Top = Sequence[tuple[int, float]]  # the likeliest tokens and their log-probabilities, the likeliest first
+
+
 class Tokens(NamedTuple):
     """The next token of each row; NO_TOKEN for a row whose logits are not finite."""
 
     rows: Sequence[int]
     token_ids: Sequence[int]
     logprobs: Sequence[float] = ()  # of each token, before temperature, top-k and top-p; empty without `with_logprobs`
+    top: Sequence[Top] = ()  # of each row, `num_top` tokens; empty without
 
 
 Result = Scores | Tokens

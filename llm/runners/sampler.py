@@ -1,6 +1,6 @@
 """Chooses the next token from logits: greedy, repetition penalty, temperature, top-k and top-p, for each row alone."""
 
-# R rows, V vocabulary, I token ids
+# R rows, V vocabulary, I token ids, K likeliest tokens
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -68,6 +68,12 @@ def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newes
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
     """Log-probability of each row's token, (R,) float32, before temperature, top-k and top-p. Reads nothing."""
     return prediction.logits_RV.log_softmax(dim=-1).gather(-1, ids_R.clamp(min=0)[:, None])[:, 0]
+
+
+def likeliest_of(prediction: Prediction, num_top: int) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row, (R, K) int64, and their log-probabilities. Reads nothing."""
+    logprobs_RK, ids_RK = prediction.logits_RV.log_softmax(dim=-1).topk(min(num_top, prediction.logits_RV.shape[-1]))
+    return ids_RK, logprobs_RK
 
 
 def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor:

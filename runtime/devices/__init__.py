@@ -14,8 +14,8 @@ from llama_adapter.runtime.devices.base import (
     require_mode,
 )
 from llama_adapter.runtime.devices.cpu import CpuBackend
-from llama_adapter.runtime.devices.cuda import CUDA
-from llama_adapter.runtime.devices.npu import NPU
+from llama_adapter.runtime.devices.cuda import CUDA, CUDA_GRAPH
+from llama_adapter.runtime.devices.npu import GRAPH_COMPILERS, NPU
 from llama_adapter.runtime.errors import DeviceError
 
 __all__ = [
@@ -30,10 +30,12 @@ __all__ = [
     "open_best",
     "resolve_dtype",
     "resolve_mode",
+    "settle_mode",
 ]
 
 ACCELERATORS = (NPU, CUDA)  # `auto` takes the first one that works
 _MODE_ALIASES = {"acl_graph": "npugraph_ex"}  # old name -> new name
+_GRAPH_MODES = frozenset({"graph", CUDA_GRAPH, *GRAPH_COMPILERS, *_MODE_ALIASES})  # of all devices
 
 
 def open_backend(name: str) -> Backend:
@@ -102,3 +104,20 @@ def resolve_mode(name: str, *, backend: Backend, num_ranks: int = 1) -> str:
     mode = _MODE_ALIASES.get(name, name)
     require_mode(mode if mode in modes else name, backend=backend)
     return mode
+
+
+def settle_mode(name: str, *, backend: Backend, num_ranks: int = 1, strict: bool = False) -> tuple[str, str]:
+    """As `resolve_mode`, but a graph mode that cannot run becomes `eager`; returns the mode, and a note about this.
+
+    Other systems do the same, so their settings run on a device without graphs. Raises DeviceError for an unknown mode,
+    and with `strict` for every mode that the device does not have.
+    """
+    is_graph = name in _GRAPH_MODES or name in backend.capabilities.graph_modes
+    if is_graph and num_ranks > 1 and not strict:
+        return EAGER, f"steps run eager: no graph holds the sums over {num_ranks} ranks, so mode `{name}` is not used"
+    try:
+        return resolve_mode(name, backend=backend, num_ranks=num_ranks), ""
+    except DeviceError as error:
+        if strict or not is_graph:
+            raise
+        return EAGER, f"steps run eager: {error.message}"

@@ -94,6 +94,8 @@ def _state_dict(file: TorchFile, *, numbers: bool) -> TensorFile:
     config = content.get("config")
     if isinstance(content.get("model"), dict):
         content = content["model"]
+    elif isinstance(config, dict):
+        content = {key: value for key, value in content.items() if key != "config"}
     headers = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, TensorHeader)}
     plain = {
         key: torch.tensor(value)

@@ -21,6 +21,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         case.body = mended_chat(case.body)
     elif is_valid and case.operation.label == "POST /v1/responses" and isinstance(case.body, dict):
         case.body = mended_responses(case.body)
+    elif is_valid and case.operation.label == "POST /v1/completions" and isinstance(case.body, dict):
+        case.body = mended_completions(case.body)
     elif is_valid and case.operation.label == "GET /v1/models/{model}":
         case.path_parameters["model"] = "default"
 
@@ -33,6 +35,8 @@ def mended_chat(body: dict[str, Any]) -> dict[str, Any]:
     body["messages"].append({"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]})
     if not body.get("stream"):
         body.pop("stream_options", None)
+    if not body.get("logprobs"):
+        body.pop("top_logprobs", None)
     limit = min(body.get("max_tokens") or 8, 8)
     body |= {name: limit for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     return _mended(body, (body.get("response_format") or {}).get("json_schema"))
@@ -50,8 +54,21 @@ def mended_responses(body: dict[str, Any]) -> dict[str, Any]:
         body["instructions"] = "Answer."
     if body.get("max_output_tokens") is not None:
         body["max_output_tokens"] = min(body["max_output_tokens"], 8)
+    if "message.output_text.logprobs" not in (body.get("include") or ()):
+        body.pop("top_logprobs", None)
     wanted = (body.get("text") or {}).get("format") or {}
     return _mended(body, wanted if wanted.get("type") == "json_schema" else None)
+
+
+def mended_completions(body: dict[str, Any]) -> dict[str, Any]:
+    """Like `mended_chat`, for a completions request."""
+    body = copy.deepcopy(body)
+    body["prompt"] = [QUESTION, QUESTION] if isinstance(body["prompt"], list) else QUESTION
+    if body.get("image_url"):
+        body["image_url"] = EXAMPLE_PICTURE
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    return _mended(body | {"max_tokens": min(body.get("max_tokens") or 8, 8)}, None)
 
 
 def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, Any]:

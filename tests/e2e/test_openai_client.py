@@ -17,6 +17,7 @@ from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import ServiceLimits
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
+from llama_adapter.app.tasks.prompts import RawPrompt
 from tests.app.http_api.live import StubService, answer, served
 from tests.app.http_api.requests import RED_STAR, data_uri, image, user
 
@@ -176,6 +177,45 @@ def test_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
         assert (other.message.content, other.logprobs) == (choice.message.content, choice.logprobs)
 
 
+def test_the_likeliest_tokens_come_with_each_token(client: openai.OpenAI) -> None:
+    settings = {"model": "default", "messages": star("Describe this image."), "logprobs": True, "top_logprobs": 5}
+    said = client.chat.completions.create(**settings).choices[0]
+    with client.chat.completions.stream(**settings) as stream:
+        streamed = stream.get_final_completion().choices[0]
+
+    assert streamed.logprobs == said.logprobs
+    for token in said.logprobs.content:
+        likeliest, *others = token.top_logprobs
+        assert (likeliest.token, likeliest.logprob) == (token.token, pytest.approx(token.logprob, abs=1e-5))
+        assert len(others) == 4
+        assert [one.logprob for one in token.top_logprobs] == sorted(
+            (one.logprob for one in token.top_logprobs), reverse=True
+        )
+
+
+def test_a_text_is_completed(client: openai.OpenAI, captioner: Captioner) -> None:
+    (expected,) = captioner.generate_text(RawPrompt("What is a star?"), max_new_tokens=16)
+    said = client.completions.create(model="default", prompt="What is a star?", logprobs=3)
+    pieces = list(client.completions.create(model="default", prompt="What is a star?", stream=True, logprobs=3))
+
+    (choice,) = said.choices
+    assert (said.object, choice.text, choice.finish_reason) == ("text_completion", expected.text, "length")
+    assert "".join(piece.choices[0].text for piece in pieces) == choice.text
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.text_offset[0] == 0
+    assert all(len(top) == 3 for top in choice.logprobs.top_logprobs)
+    assert pieces[-1].choices[0].logprobs == choice.logprobs
+    assert said.usage.completion_tokens == 16
+
+    several = client.completions.create(model="default", prompt=["a", "What is a star?"], n=2, stop=["zzz"])
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert several.choices[2].text == several.choices[3].text == expected.text
+    for name, value in (("echo", True), ("best_of", 2), ("suffix", "."), ("frequency_penalty", 1.0)):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="default", prompt="a", **{name: value})
+        assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+
+
 def test_a_question_without_a_picture_is_answered(client: openai.OpenAI) -> None:
     said = client.chat.completions.create(
         model="default", messages=[{"role": "user", "content": "Is there a red star?"}]
@@ -268,14 +308,14 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
         create(model="gpt-4o", messages=star("What?"))
     with pytest.raises(openai.BadRequestError) as unsupported:
-        create(model="default", messages=star("What?"), top_logprobs=2)
+        create(model="default", messages=star("What?"), frequency_penalty=1)
     with pytest.raises(openai.BadRequestError) as unreadable:
         create(model="default", messages=[user(image(data_uri(RED_STAR.read_bytes()[:900])))])
     with pytest.raises(openai.BadRequestError) as too_long:
         create(model="default", messages=star("What? " * 2000))
 
     assert not_found.value.code == "model_not_found"
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "top_logprobs")
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "frequency_penalty")
     assert unreadable.value.code == "truncated"
     assert too_long.value.code == "context_length_exceeded"
 

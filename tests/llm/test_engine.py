@@ -182,6 +182,20 @@ def test_log_probabilities_of_tokens_are_those_of_the_model(backend: CpuBackend)
         assert [sum(logprobs[: i + 1]) for i in range(5)] == pytest.approx(expected, abs=2 * 5 * rounding())
 
 
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_each_request_gets_as_many_of_the_likeliest_tokens_as_it_wants(backend: CpuBackend) -> None:
+    engine = toy_engine(toy_decoder(), num_slots=3, eos_id=-7, backend=backend)
+    requests = toy_requests(engine, PROMPTS[:3], sampling=[SamplingParams(max_new_tokens=5)] * 3)
+    for request in requests:
+        engine.submit(replace(request, with_logprobs=request.id > 0, num_top=2 * request.id))
+
+    for output in drain(engine):
+        if output.token_id is not None:
+            assert len(output.top) == 2 * output.request_id
+            assert [logprob for _, logprob in output.top] == sorted((one for _, one in output.top), reverse=True)
+            assert output.top[:1] == tuple((output.token_id, logprob) for logprob in output.logprobs)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:

@@ -96,8 +96,12 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
                     id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
                 )
             )
-            engine.submit(dataclasses.replace(request, with_logprobs=True))
-        found.append(sorted((output.request_id, output.token_id or -1, output.logprobs) for output in drain(engine)))
+            engine.submit(dataclasses.replace(request, with_logprobs=True, num_top=3))
+        outputs = drain(engine)
+        found.append(sorted((output.request_id, output.token_id or -1, output.logprobs) for output in outputs))
+        for output in outputs:
+            assert output.top[:1] == (() if output.token_id is None else ((output.token_id, *output.logprobs),))
+            assert len(output.top) == (0 if output.token_id is None else 3)
 
     for wanted, made in zip(*found, strict=True):
         assert made[:2] == wanted[:2]

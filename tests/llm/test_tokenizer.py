@@ -58,6 +58,16 @@ def test_streamed_text_equals_decoded_text_for_any_ids(ids: list[int]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@given(_IDS)
+def test_a_peek_shows_the_next_text_or_the_name_of_the_piece(ids: list[int]) -> None:
+    stream = IncrementalDetokenizer(TOKENIZER)
+    for piece_id in ids:
+        shown, _ = stream.peek(piece_id), stream.peek(400)
+        assert shown == (stream.push(piece_id) or TOKENIZER.name_of(piece_id))
+    assert IncrementalDetokenizer(TOKENIZER).peek(TOKENIZER.eos_id) == "</s>"
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=12))
 def test_a_stream_of_valid_text_never_shows_half_a_character(text: str) -> None:
     stream = IncrementalDetokenizer(TOKENIZER)

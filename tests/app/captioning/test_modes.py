@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.compat.infer import InferTask
+from llama_adapter.app.compat.infer_config import InferConfig
 from llama_adapter.app.compat.model_runner import ModelRunner
-from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.loading import load_warm
 from llama_adapter.app.records.manifest import read_manifest
@@ -82,11 +84,71 @@ def test_the_mode_of_an_exported_decoder_is_that_of_its_export() -> None:
 
 def test_several_ranks_take_no_graph_mode() -> None:
     assert CaptionerSpec(tensor_parallel=2).mode == "auto"
-    assert CaptionerSpec(tensor_parallel=2, mode="eager").mode == "eager"
+    assert CaptionerSpec(tensor_parallel=2, mode="eager", strict=True).mode == "eager"
+    assert CaptionerSpec(tensor_parallel=2, mode="cuda_graph").mode == "cuda_graph"  # runs eager, with a note
     with pytest.raises(ValueError, match="goes with mode eager, and it is cuda_graph"):
-        CaptionerSpec(tensor_parallel=2, mode="cuda_graph")
+        CaptionerSpec(tensor_parallel=2, mode="cuda_graph", strict=True)
 
 
-def test_a_cpu_refuses_graph_modes() -> None:
-    with pytest.raises(DeviceError, match="has no mode `graph`"):
-        Captioner.load(device="cpu", mode="graph")
+@pytest.mark.parametrize("mode", ["graph", "ge_graph", "acl_graph", "npugraph_ex", "cuda_graph"])
+def test_a_graph_mode_runs_eager_on_a_cpu_with_a_warning(mode: str) -> None:
+    with (
+        pytest.warns(UserWarning, match=f"Steps run eager: mode `{mode}` cannot be used on cpu"),
+        Captioner.load(device="cpu", mode=mode) as captioner,
+    ):
+        assert captioner.info.mode == captioner.spec.mode == "eager"
+
+
+@pytest.mark.parametrize(("mode", "strict"), [("graph", True), ("ge_graph", True), ("bananas", False)])
+def test_a_cpu_refuses_graph_modes_if_it_is_strict_and_unknown_modes_always(mode: str, strict: bool) -> None:
+    with pytest.raises(DeviceError, match=f"has no mode `{mode}`"):
+        Captioner.load(device="cpu", mode=mode, strict=strict)
+
+
+def test_a_command_tells_that_a_graph_mode_runs_eager(run: Run) -> None:
+    flags = ["--device", "cpu", "--max-new-tokens", "4"]
+    plain = run("caption", SAMPLES[0], flags, "--mode", "eager")
+    ran = run("caption", SAMPLES[0], flags, "--mode", "ge_graph")
+    assert (ran.code, ran.records[0]["text"]) == (0, plain.records[0]["text"])
+    assert "steps run eager: cpu has no mode `ge_graph`" in ran.err
+    assert "steps run eager" not in plain.err
+
+    strict = run("caption", SAMPLES[0], flags, "--mode", "ge_graph", "--strict")
+    assert strict.code == 2
+    assert "error: cpu has no mode `ge_graph`" in strict.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpt.yaml", "model_path: {model}\nexe_mode: ge_graph\ndata_config: {{max_new_tokens: 4}}"),
+        ("predict.yaml", "run_mode: predict\nload_checkpoint: {model}\ncontext: {{mode: 0}}\npredict_length: 30"),
+        ("predict.sh", "python predictor.py --model_name_or_path {model} --device cpu --mode static --max_length 30"),
+    ],
+)
+def test_settings_of_other_systems_with_a_graph_mode_run_on_a_cpu(
+    name: str, text: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text.format(model=embedded_model()))
+    command = ["generate", "--prompt", "a", "--config", str(tmp_path / name), "--device", "cpu"]
+    ran = run(command)
+    assert ran.code == 0, ran.err
+    assert "steps run eager: cpu has no mode" in ran.err
+    assert run(command, "--strict").code == 2
+
+
+def test_a_model_runner_of_a_graph_mode_runs_eager_on_a_cpu() -> None:
+    runner = ModelRunner({"exe_mode": "ge_graph", "model_path": str(embedded_model())}, device="cpu")
+    with pytest.warns(UserWarning, match="Steps run eager: mode `ge_graph`"):
+        runner.init_model()
+    assert runner.execute_mode == "eager"
+    runner.close()
+
+
+def test_a_task_of_mindspore_lite_with_a_graph_mode_runs_eager_on_a_cpu() -> None:
+    config = InferConfig(prefill_model_path=str(embedded_model()), target="CPU", mode="graph")
+    with (
+        pytest.warns(UserWarning, match="Steps run eager: mode `graph`"),
+        InferTask.get_infer_task("text_generation", config) as task,
+    ):
+        assert task("a", max_new_tokens=2)

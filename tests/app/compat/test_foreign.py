@@ -195,6 +195,25 @@ def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, n
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("run_mode: export", "`llama-adapter export decoder --format mindir --model BUNDLE --out FOLDER`"),
+        ("run_mode: finetune", "`llama-adapter train` trains adapters"),
+        ("run_mode: eval", "`llama-adapter eval` scores answers"),
+        (f"{PREDICT}\ninfer: {{prefill_model_path: out/a_prefill.mindir}}", "`--decoder out` runs graphs that"),
+        (f"{PREDICT}\ninfer: {{prefill_model_path: out/a}}", "`out/a` is no .mindir file"),
+        (f"{PREDICT}\nload_checkpoint: my models/a.ckpt", "name its folder, 'my models', which must have the YAML"),
+        ("model_name_or_path: a.pdparams", "a file of Paddle, which is not read: name the Hugging Face or Meta folder"),
+        (f"{OPTIONS}\noutput_path: ./inference", "`llama-adapter export decoder --model BUNDLE --out ./inference`"),
+        (f"{OPTIONS}\noutput_path: ./inference", "`llama-adapter generate --decoder ./inference` runs it"),
+    ],
+)
+def test_a_refusal_names_what_does_it(text: str, told: str, tmp_path: Path) -> None:
+    (refused,) = imported(tmp_path, "run.yaml", text).refused
+    assert told in refused.text
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (f"{OPTIONS}\nquant_type: weight_only_int8", {"precision": "int8"}),

@@ -364,7 +364,7 @@ def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: St
     with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
         assert client.get("/else").text == "the page"
         schema = client.get("/openapi.json").json()
-        assert len(schema["paths"]) == 7
+        assert len(schema["paths"]) == 8
         for path in [*schema["paths"], "/docs", "/openapi.json"]:
             for method in ("OPTIONS", "DELETE"):
                 reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)

@@ -80,13 +80,18 @@ def test_several_answers_are_told_apart_and_counted_together() -> None:
 
 
 def test_log_probabilities_come_with_the_reason() -> None:
-    known = answer(text="é", logprobs=(TokenLogprob("", -0.5), TokenLogprob("é", -0.25)))
+    known = answer(text="é", logprobs=(TokenLogprob("", -0.5), TokenLogprob("é", -0.25, (("e", -0.125),))))
 
     whole = ChatReply(HEAD, with_logprobs=True).whole([known])["choices"][0]["logprobs"]
     assert stream(known, with_logprobs=True)[-2]["choices"][0]["logprobs"] == whole
     assert whole["content"] == [
         {"token": "", "bytes": [], "logprob": -0.5, "top_logprobs": []},
-        {"token": "é", "bytes": [0xC3, 0xA9], "logprob": -0.25, "top_logprobs": []},
+        {
+            "token": "é",
+            "bytes": [0xC3, 0xA9],
+            "logprob": -0.25,
+            "top_logprobs": [{"token": "e", "bytes": [101], "logprob": -0.125}],
+        },
     ]
     assert ChatReply(HEAD).whole([known])["choices"][0]["logprobs"] is None
     scored = answer(finish="choice", choice={"a star": 1.0})

@@ -15,6 +15,7 @@ from llama_adapter.app.http_api.schemas import (
     MAX_ANSWERS,
     MAX_STOPS,
     ChatRequest,
+    CompletionRequest,
     IgnoredParameters,
     NeutralParameters,
 )
@@ -25,7 +26,6 @@ from tests.app.http_api.requests import chat, image, json_schema, user
 CHAT = "/v1/chat/completions"
 SECRET = "Xyzzy-secret"
 NEUTRAL = {
-    "top_logprobs": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "logit_bias": {},
@@ -113,7 +113,14 @@ def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: 
 
 def test_the_page_names_every_parameter() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
-    kinds = (NeutralParameters, NeutralResponseParameters, IgnoredParameters, ChatRequest, ResponsesRequest)
+    kinds = (
+        NeutralParameters,
+        NeutralResponseParameters,
+        IgnoredParameters,
+        ChatRequest,
+        ResponsesRequest,
+        CompletionRequest,
+    )
 
     named = {name for kind in kinds for name in kind.model_fields} - {"stream_options"}
     assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
@@ -132,7 +139,6 @@ def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -
 
 
 UNSUPPORTED = {
-    "top_logprobs": [3],
     "frequency_penalty": [0.5],
     "presence_penalty": [-1],
     "logit_bias": [{"50": 1}],
@@ -233,12 +239,24 @@ def test_error_bodies_of_responses(api: TestClient, snapshot: Any) -> None:
     assert [response.json()["error"] for response in came] == snapshot
 
 
+def test_likeliest_tokens_need_log_probabilities(api: TestClient) -> None:
+    assert sent(api, chat(top_logprobs=20, logprobs=True)).status_code == 200
+    assert error(sent(api, chat(top_logprobs=21, logprobs=True))) == (400, "invalid_value", "top_logprobs")
+    assert error(sent(api, chat(top_logprobs=2))) == (400, "invalid_value", "top_logprobs")
+    assert sent(api, chat(top_logprobs=0)).status_code == 200
+    include = ["message.output_text.logprobs"]
+    assert sent(api, responses(top_logprobs=2, include=include), path=RESPONSES).status_code == 200
+    assert error(sent(api, responses(top_logprobs=2), path=RESPONSES)) == (400, "invalid_value", "top_logprobs")
+
+
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_no_response_is_stored(api: TestClient, method: str) -> None:
     assert error(api.request(method, f"{RESPONSES}/resp_1"))[:2] == (404, "response_not_found")
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/models", "/v1/v1/models", "/v1/completions"])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/responses", "/models", "/v1/v1/models", "/v1/v1/completions", "/completions"]
+)
 def test_a_wrong_base_url_is_told_the_right_one(api: TestClient, path: str) -> None:
     came = api.post(path, json=chat())
 

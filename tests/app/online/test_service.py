@@ -218,6 +218,16 @@ def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, 
     assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
 
 
+def test_the_likeliest_tokens_come_with_their_texts(shared: Service) -> None:
+    answer = shared.submit(ask(0, with_logprobs=True, num_top_logprobs=3)).result()
+
+    assert answer.logprobs
+    for token in answer.logprobs:
+        assert len(token.top) == 3
+        assert token.top[0] == (token.text, pytest.approx(token.logprob, abs=1e-5))
+    assert all(token.top == () for token in shared.submit(ask(0, with_logprobs=True)).result().logprobs)
+
+
 def test_text_comes_in_pieces_that_make_the_answer(shared: Service) -> None:
     events = list(shared.submit(ask(0)).events())
     pieces = [event.text for event in events if isinstance(event, TextDelta)]

@@ -37,9 +37,9 @@ def test_the_demo_takes_the_flags() -> None:
 
 
 @pytest.mark.parametrize("mode", ["graph", "cuda_graph", "ge_graph", "npugraph_ex", "acl_graph"])
-def test_modes_of_graphs_are_refused_before_a_device_is_opened(mode: str, run: Run) -> None:
+def test_strict_refuses_modes_of_graphs_before_a_device_is_opened(mode: str, run: Run) -> None:
     for device in ("cuda:0", "npu:0"):
-        ran = run("caption", SAMPLE, "--mode", mode, "--device", device, TWO)
+        ran = run("caption", SAMPLE, "--mode", mode, "--strict", "--device", device, TWO)
         assert ran.code == ExitCode.USAGE
         assert f"--tensor-parallel goes with --mode eager, and it is {mode}: no graph holds the sums" in ran.err
         assert "Pass --mode eager, or one rank" in ran.err

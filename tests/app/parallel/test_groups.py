@@ -120,7 +120,7 @@ def test_more_ranks_than_heads_and_wrong_combinations_are_refused(
         with pytest.raises(UsageError, match=f"{most} ranks are the most"):
             Captioner.load(**options, tensor_parallel=1_000_000)
     with pytest.raises(ValueError, match="tensor_parallel goes with mode eager"):
-        Captioner.load(tensor_parallel=2, mode="graph")
+        Captioner.load(tensor_parallel=2, mode="graph", strict=True)
     with pytest.raises(ValueError, match="exported decoder"):
         Captioner.load(tensor_parallel=2, decoder=str(tmp_path))
 

@@ -367,11 +367,25 @@ def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> No
     write_adapter(model, tmp_path / "v1.pth")
     gates = {f"layers.{layer}.attention.gate" for layer in range(4)}
     assert read_tensor_file(tmp_path / "v1.pth").tensors.keys() == {"adapter_query.weight", *gates}
+    # The published example.py reads the tensors at the top, and loads them with others into its model.
+    content = torch.load(tmp_path / "v1.pth", weights_only=True)
+    assert content.keys() == {"adapter_query.weight", *gates}
     prompt, again = [1, 5, 9, 200], ALONE_WITH | {"adapter": str(tmp_path / "v1.pth")}
     expected = greedy(model, prompt, None)
     assert expected != greedy(trainable(ALONE, "adapter"), prompt, None)
     with Captioner.load(**again, dtype="float32") as captioner:
         assert list(captioner.generate_text([prompt], max_new_tokens=12)[0].token_ids) == expected
+    asked = StoredQuestions(question="What is it?")
+    model.questions = asked
+    write_adapter(model, tmp_path / "asked.pth")
+    content = torch.load(tmp_path / "asked.pth", weights_only=True)
+    assert content.keys() == {"adapter_query.weight", *gates, "config"}
+    assert stored_questions(CaptionerSpec(**ALONE_WITH | {"adapter": str(tmp_path / "asked.pth")})) == asked
+    theirs = torch.nn.Module()
+    theirs.adapter_query = torch.nn.Embedding(*content["adapter_query.weight"].shape)
+    loaded = theirs.load_state_dict(content, strict=False)
+    assert (loaded.missing_keys, set(loaded.unexpected_keys)) == ([], {*gates, "config"})
+    assert torch.equal(theirs.adapter_query.weight, content["adapter_query.weight"])
     # Gates of the first release have one value for all heads, which stays so.
     tensors = {"adapter_query.weight": torch.randn(20, 64)}
     tensors |= {f"layers.{layer}.attention.gate": torch.full((1,), 0.3) for layer in range(4)}

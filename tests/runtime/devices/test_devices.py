@@ -17,6 +17,7 @@ from llama_adapter.runtime.devices import (
     open_backend,
     open_best,
     resolve_mode,
+    settle_mode,
 )
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError
@@ -96,6 +97,21 @@ def test_auto_is_the_mode_of_graphs_that_are_recorded_quickly(
     for mode in graph_modes:
         assert resolve_mode(mode, backend=backend) == mode
         assert resolve_mode("graph", backend=backend) == graph_modes[0]
+
+
+def test_a_graph_mode_that_cannot_run_becomes_eager_unless_it_is_strict() -> None:
+    has = Capabilities(dtypes=("float32",), graph_modes=("recorded",))
+    backend: Any = SimpleNamespace(name="toy:0", capabilities=has)
+
+    assert settle_mode("graph", backend=backend) == ("recorded", "")
+    assert settle_mode("auto", backend=backend, num_ranks=2) == ("eager", "")
+    mode, note = settle_mode("ge_graph", backend=backend)
+    assert (mode, note) == ("eager", "steps run eager: toy:0 has no mode `ge_graph`")
+    mode, note = settle_mode("recorded", backend=backend, num_ranks=2)
+    assert (mode, "no graph holds the sums over 2 ranks" in note) == ("eager", True)
+    for name, strict in (("ge_graph", True), ("bananas", False)):
+        with pytest.raises(DeviceError, match=f"toy:0 has no mode `{name}`"):
+            settle_mode(name, backend=backend, strict=strict)
 
 
 @pytest.mark.parametrize("name", ["gpu", "npu:x", "npu0", "cuda:99", "", "cpu:1", "npu:"])
