@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -57,10 +58,11 @@ def _listen_on_own_address() -> None:
     Ray Serve has no setting for it. It opens the port of a replica after its constructor.
     """
     import ray
-    from ray._common.network_utils import build_address
-    from ray.serve._private import replica
 
-    place, bind = build_address(ray.util.get_node_ip_address(), 0), replica.add_port_to_grpc_server
+    network, replica = (
+        importlib.import_module(f"ray.{name}") for name in ("_common.network_utils", "serve._private.replica")
+    )
+    place, bind = network.build_address(ray.util.get_node_ip_address(), 0), replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, _: bind(server, place)
 
 
