@@ -276,6 +276,11 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
     names = {to_huggingface(name).removesuffix(".weight"): name for name in shapes}
     linear = [module for module, name in names.items() if len(shapes[name]) == 2 and name != _EMBEDDING]
     targeted = config.targeted(linear, [to_huggingface(_EMBEDDING).removesuffix(".weight")])
+    if unmatched := config.unmatched_saved(list(names)):
+        raise CheckpointError(
+            f"`{config.path}` has {list_keys(unmatched)} in `modules_to_save`, and a LLaMA has no such module",
+            hint="the LoRA was trained on a model with other parts; use one for this LLaMA",
+        )
     wanted: dict[str, Shape] = {}
     for module in targeted:
         wanted |= _factor_shapes(module, shapes[names[module]], config, is_embedding=names[module] == _EMBEDDING)

@@ -75,11 +75,13 @@ class PeftConfig:
             matched = [module for module in modules if any(self._matches(name, module) for name in names)]
         return [module for module in matched if not self._is_excluded(module) and self._is_in_layers(module)]
 
+    def unmatched_saved(self, modules: Sequence[str]) -> list[str]:
+        """The entries of `saved` that match no module."""
+        return [name for name in self.saved if not any(_is_within(name, module) for module in modules)]
+
     def is_saved(self, module: str) -> bool:
         """Whether the file has the whole weight of a module: PEFT saves modules whose names end in an entry."""
-        steps = module.split(".")
-        containers = [".".join(steps[: count + 1]) for count in range(len(steps))]
-        return any(one.endswith(name) for one in containers for name in self.saved)
+        return any(_is_within(name, module) for name in self.saved)
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's factors."""
@@ -165,6 +167,12 @@ def read_config(folder: Path) -> PeftConfig:
         layers_pattern=read.patterns("layers_pattern"),
         base=base if isinstance(base := config.get("base_model_name_or_path"), str) and base else None,
     )
+
+
+def _is_within(ending: str, module: str) -> bool:
+    """Whether the name of a module, or of one that contains it, ends so."""
+    steps = module.split(".")
+    return any(".".join(steps[: count + 1]).endswith(ending) for count in range(len(steps)))
 
 
 def _says_something(value: object) -> bool:

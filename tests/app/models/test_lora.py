@@ -132,6 +132,7 @@ def plain(folders: Callable[[str], Path], tmp_path: Path) -> Path:
 
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proves("LoRA of PEFT", "CPU")
 def test_logits_are_those_of_peft(kind: str, folders: Callable[[str], Path]) -> None:
     folder = folders(kind)
     theirs = peft_model({"default": folder})(IDS).logits.detach()
@@ -307,6 +308,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "fewer targets than tensors": edited(lambda config: config.update(target_modules=["q_proj"])),
     "no targets": edited(lambda config: config.update(layers_to_transform=[9])),
     "saved modules without tensors": edited(lambda config: config.update(modules_to_save=["lm_head"])),
+    "saved modules that are not there": edited(lambda config: config.update(modules_to_save=["score"])),
     "DoRA without magnitudes": edited(lambda config: config.update(use_dora=True)),
     "another rank": edited(lambda config: config.update(r=4)),
     "a lacking factor": retensored(lambda tensors: tensors.pop(B)),
@@ -339,6 +341,26 @@ def test_refusals(folders: Callable[[str], Path], tmp_path: Path, snapshot: Any)
             open_loras([place], **SIZES)
         told[name] = [text.replace(str(tmp_path), "DIR") for text in (str(raised.value), raised.value.hint)]
     assert told == snapshot
+
+
+@pytest.mark.slow
+def test_a_tensor_that_the_adapter_replaces(folders: Callable[[str], Path]) -> None:
+    parts: dict[str, Any] = {"adapter": GOLDEN / "adapters/BIAS-TINY.pth", "visual_heads": 4}
+    parts["clip"] = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
+    with pytest.raises(CheckpointError, match="replaces them"):
+        assemble_sources(ModelSources(llama_dir=LLAMA, lora=[str(folders("saved"))], **parts))
+
+
+@pytest.mark.slow
+def test_tied_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    tied = Path(shutil.copytree(LLAMA, tmp_path / "tied"))
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    lora = Path(shutil.copytree(folders("plain"), tmp_path / "lora"))
+    edited(lambda config: config.update(ensure_weight_tying=True))(lora)
+    our_logits(llama_dir=str(LLAMA), lora=lora)  # nothing is tied
+    with pytest.raises(CheckpointError, match="ensure_weight_tying"):
+        our_logits(llama_dir=str(tied), lora=lora)
 
 
 @pytest.mark.slow
