@@ -24,6 +24,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.lora import merged_source, open_loras
+from llama_adapter.runtime.ranks import Alone
 from tests.app.assembled import assemble_sources
 from tests.llm.toys import forward
 from tests.parity.golden import GOLDEN
@@ -65,6 +66,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dora of ends": {"r": 6, "target_modules": ["embed_tokens", "lm_head"], "use_dora": True, "use_rslora": True},
 }
+
+
+class Part(Alone):
+    """One of two ranks, which do not compute."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = rank, 2
 
 
 def peft_model(folders: Mapping[str, Path]) -> Any:
@@ -229,10 +237,21 @@ def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, ca
         assert main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, *flags]) == 0
         texts[name] = capsys.readouterr().out
     assert len(set(texts.values())) == 3
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"model": {"lora": [f"{lora}=0.25", f"{lora}=0.25"]}}))
+    assert (
+        main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, "--config", str(config)]) == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == json.loads(texts["half"])["text"]
     digests = {Captioner.load(llama_dir=LLAMA, lora=one).info.digest for one in ((), lora, f"{lora}=0.5")}
     assert len(digests) == 3
-    notes = Captioner.load(llama_dir=LLAMA, lora=Path(lora)).info.notes
-    assert not any("was trained on" in note for note in notes)  # the same folder's name
+    other = Path(shutil.copytree(lora, tmp_path / "other"))
+    edited(lambda config: config.update(base_model_name_or_path="meta-llama/Llama-2-7b-hf"))(other)
+    loras: list[Any] = [Path(lora), other]
+    notes = Captioner.load(llama_dir=LLAMA, lora=loras).info.notes
+    [note] = [note for note in notes if "was trained on" in note]  # none for the folder of the same name
+    assert note.endswith("was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `TINY`")
 
     rest = ["--adapter", str(GOLDEN / "adapters/BIAS-TINY.pth"), "--visual-heads", "4"]
     rest += ["--clip", str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"), "--dtype", "float32", "--no-known-answer"]
@@ -245,6 +264,13 @@ def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, ca
     assert once.merged == both.merged
     assert main(["doctor", "--model", str(tmp_path / "bare"), "--lora", lora]) == 0
     assert "1 LoRA folder(s)" in capsys.readouterr().out
+
+    whole = dict(stream_merged_bundle(tmp_path / "bare", [lora])[1])
+    for rank in range(2):
+        loaded, part = stream_merged_bundle(tmp_path / "bare", [lora], ranks=Part(rank))
+        share = loaded.decoder_config.share(rank, 2)
+        for name, tensor in part:
+            assert torch.equal(tensor, take(name, whole[name], whole=loaded.decoder_config, share=share)), name
 
     quantise_bundle(QuantiseJob(model=str(tmp_path / "bare"), out=str(tmp_path / "int8")))
     with pytest.raises(CheckpointError, match="has int8 weights") as raised:
