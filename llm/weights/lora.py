@@ -276,17 +276,13 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
     names = {to_huggingface(name).removesuffix(".weight"): name for name in shapes}
     linear = [module for module, name in names.items() if len(shapes[name]) == 2 and name != _EMBEDDING]
     targeted = config.targeted(linear, [to_huggingface(_EMBEDDING).removesuffix(".weight")])
-    if unmatched := config.unmatched_saved(list(names)):
-        raise CheckpointError(
-            f"`{config.path}` has {list_keys(unmatched)} in `modules_to_save`, and a LLaMA has no such module",
-            hint="the LoRA was trained on a model with other parts; use one for this LLaMA",
-        )
+    saved = config.saved(list(names))
     wanted: dict[str, Shape] = {}
     for module in targeted:
         wanted |= _factor_shapes(module, shapes[names[module]], config, is_embedding=names[module] == _EMBEDDING)
     for module, name in names.items():
         is_optional = name in _ENDS.values() and f"{module}.weight" in found
-        if config.is_saved(module) or is_optional:
+        if module in saved or is_optional:
             wanted[f"{module}.weight"] = shapes[name]
     what = f"The LoRA `{path}`"
     if not wanted:
@@ -302,7 +298,7 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
         path=folder,
         weight=weight,
         base=config.base,
-        ties_weights=config.ties_weights,
+        ties_weights=config.entries["ensure_weight_tying"],
         files=(str(folder / CONFIG), str(path)),
         updates={names[module]: _update(module, found, config) for module in targeted},
         whole={names[key.removesuffix(".weight")]: one for key, one in found.items() if key.endswith(".weight")},
@@ -337,7 +333,9 @@ def _factor_shapes(module: str, shape: Shape, config: PeftConfig, *, is_embeddin
         }
     else:
         found = {f"{module}.lora_A": (rank, columns), f"{module}.lora_B": (rows, rank)}
-    return found | ({f"{module}.lora_magnitude_vector": (columns if is_embedding else rows,)} if config.is_dora else {})
+    return found | (
+        {f"{module}.lora_magnitude_vector": (columns if is_embedding else rows,)} if config.entries["use_dora"] else {}
+    )
 
 
 def _update(module: str, found: Mapping[str, Tensor], config: PeftConfig) -> Update:
