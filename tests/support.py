@@ -53,6 +53,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "LLaMA-Adapter V2 for chat",
             "Meta's 2, 4 and 8 files",
             "prefix tuning",
+            "LoRA of PEFT",
         ),
     ),
     "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights", "int4 weights")),

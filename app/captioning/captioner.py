@@ -142,6 +142,7 @@ class Captioner:
         llama_type: str | None = DEFAULTS.llama_type,
         adapter: StrPath | None = DEFAULTS.adapter,
         clip: StrPath | None = DEFAULTS.clip,
+        lora: StrPath | Sequence[StrPath] = DEFAULTS.lora,
         visual_heads: int | None = DEFAULTS.visual_heads,
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
@@ -176,6 +177,8 @@ class Captioner:
             llama_type: sub-folder of `llama_dir`, such as `"7B"`.
             adapter: adapter file, such as `BIAS-7B.pth`.
             clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.
+            lora: LoRA folders of Hugging Face PEFT, merged into LLaMA's weights: one or several, each as a path or as
+                `"FOLDER=WEIGHT"`. They are summed with their weights.
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's, else 512, 2048 for chat.

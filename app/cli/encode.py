@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         sources = settings(EncoderSources, given)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
-        spec = settings(CaptionerSpec, {**given, **unread})
+        spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})
     values = {
         "spec": spec,
         "inputs": inputs,

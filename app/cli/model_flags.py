@@ -29,6 +29,16 @@ def add_model(parser: Parser, *, bundle_help: str = BUNDLE, llama: bool = True) 
     group.add_argument("--adapter", metavar="FILE", first=True, help="adapter, for example BIAS-7B.pth")
     group.add_argument("--clip", metavar="FILE", first=True, help="CLIP, for example ViT-L-14.pt")
     group.add_argument(
+        "--lora",
+        metavar="FOLDER[=WEIGHT]",
+        action="append",
+        default=SPEC.lora,
+        help=shown(
+            "LoRA folder of Hugging Face PEFT, merged into LLaMA's weights; several are summed with their weights "
+            "(default: 1)"
+        ),
+    )
+    group.add_argument(
         "--visual-heads", metavar="N", type=int, help="heads of the visual blocks (default: 16 for width 768)"
     )
     group.add_argument(

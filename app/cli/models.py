@@ -22,10 +22,11 @@ loads fast: `--model BUNDLE` in the other commands. Then caption a sample pictur
 bundle, so that `doctor` can check it.
 
 With --tensor-parallel the decoder is split into a file for each rank, and a machine needs only the files of its ranks.
-A bundle of any precision can be split too.
+A bundle of any precision can be split too. With --lora, LoRA of Hugging Face PEFT is merged into the weights.
 
   llama-adapter convert --llama-dir LLaMA --llama-type 65B --adapter ADAPTER.pth --tensor-parallel 8 --out SPLIT
   llama-adapter convert --model BUNDLE-int8 --tensor-parallel 2 --out BUNDLE-int8-split
+  llama-adapter convert --model BUNDLE --lora LORA --lora OTHER=0.5 --out MERGED
 """
 
 _QUANTIZE = """\
@@ -57,7 +58,7 @@ def add_convert(commands: Any) -> None:
 
 
 def _declare_convert(convert: Parser) -> None:
-    add_model(convert, bundle_help="bundle to split, with --tensor-parallel")
+    add_model(convert, bundle_help="bundle to split, with --tensor-parallel, or to merge, with --lora")
     output = convert.add_argument_group("output", section="output")
     output.add_argument("--out", metavar="BUNDLE", required=True, help="folder to write")
     output.add_argument(
@@ -186,13 +187,21 @@ def _run_split(options: argparse.Namespace) -> int:
     given = [flag for flag, value in (("--llama-dir", options.llama_dir), ("--adapter", options.adapter)) if value]
     if given:
         raise UsageError(f"--model does not go with {given[0]}", hint="name a bundle, or checkpoints")
-    if options.num_ranks == 1:
-        raise UsageError("convert --model splits a bundle, and --tensor-parallel is missing", hint="for 2 ranks pass 2")
+    if options.num_ranks == 1 and not options.lora:
+        raise UsageError(
+            "convert --model splits a bundle, and --tensor-parallel is missing",
+            hint="for 2 ranks pass 2; with --lora a bundle is merged",
+        )
     from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
     from llama_adapter.app.models.split_bundle import split_bundle
 
-    bundle = split_bundle(options.model, options.out, num_ranks=options.num_ranks, overwrite=options.force)
-    return _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
+    bundle = split_bundle(
+        options.model, options.out, num_ranks=options.num_ranks, lora=options.lora, overwrite=options.force
+    )
+    code = _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
+    if options.lora and options.num_ranks == 1 and not options.no_known_answer:
+        _answer(bundle)
+    return code
 
 
 def _answer(bundle: Path) -> None:

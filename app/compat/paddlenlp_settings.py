@@ -47,8 +47,8 @@ def _records_beside(path: str) -> str:
 def _lora(imported: Import, key: str, value: Any) -> None:
     imported.refuse(
         key,
-        "Paddle's LoRA files cannot be read: merge them into the model, as PaddleNLP's own guide does; LoRA of a "
-        "LLaMA-Adapter is part of its file, and merged when that is loaded",
+        "Paddle's LoRA files are not read: merge them into the model with PaddleNLP's merge_lora_params.py, or save "
+        "the factors as a folder of Hugging Face PEFT, which --lora reads",
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,11 @@ from llama_adapter.app.models.checkpoints import (
     find_llama,
     open_clip,
     open_llama,
+    open_llama_loras,
     query_heads,
     resolve_channel_order,
 )
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.sketch import HalfConfig
@@ -53,6 +55,7 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
+from llama_adapter.llm.weights.lora import merged_source
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -109,6 +112,14 @@ def diagnose(
     return report.findings
 
 
+def diagnose_bundle_lora(place: str | os.PathLike[str], lora: Sequence[str]) -> list[Finding]:
+    """Findings about LoRA folders that are merged into a bundle."""
+    report = Report()
+    if report.passes("lora", lambda: stream_merged_bundle(place, lora)):
+        report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
+    return report.findings
+
+
 @again_if_replaced
 def _bundle_findings(place: str | os.PathLike[str], *, precision: Precision | None, device: str) -> list[Finding]:
     report = Report()
@@ -130,6 +141,12 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
         if clip is None:
             _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
+    if llama is not None and sources.lora:
+        loras = report.attempt("lora", partial(open_llama_loras, sources.lora, llama, adapter))
+        is_summed = loras is not None and report.passes("lora", partial(merged_source, llama, loras))
+        for lora in loras if loras and is_summed else ():
+            sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
+            report.add("ok", "lora", sentence)
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:

@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -19,6 +19,7 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
@@ -61,6 +62,7 @@ class DecoderJob:
     llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
+    lora: Sequence[str] = ()
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None
@@ -139,6 +141,10 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
     """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
     if spec.llama_dir is None:
         order = None if spec.channel_order == "auto" else spec.channel_order
+        if spec.lora:
+            return stream_merged_bundle(
+                bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
+            )
         model = load_bundle(bundle_folder(spec.model), context=spec.context, channel_order=order, cast_vision=False)
         return model, model.decoder_state.items()
     if spec.is_llama_alone:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -28,6 +28,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
@@ -36,7 +37,7 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
-from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
@@ -70,7 +71,7 @@ _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
 LlamaForm = Literal["meta", "huggingface", "mindspore", "bundle"]
 _OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore, "bundle": open_bundle}
 
-Role = Literal["llama", "tokenizer", "adapter", "clip"]
+Role = Literal["llama", "tokenizer", "adapter", "clip", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,7 @@ class ModelSources:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None
+    lora: Sequence[str] = ()  # as in `CaptionerSpec`
 
 
 def sources_of(spec: CaptionerSpec) -> ModelSources:
@@ -134,7 +136,9 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    merged: tuple[str, ...]  # what was merged into the weights: "gates", "lora", "scales"
+    merged: tuple[
+        str, ...
+    ]  # what was merged into the weights: "gates", "lora", "scales", and "lora:NAME=WEIGHT" for PEFT
     prompt: str = DEFAULT_PROMPT
     question: str | None = None  # as in `StoredQuestions`
     template: Template = "instruction"  # the template of prompts
@@ -212,6 +216,7 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     adapter = open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    loras = open_llama_loras(sources.lora, llama, adapter)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     questions = declared_questions(adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
@@ -242,9 +247,10 @@ def stream_sources(
     ]
     if clip is not None and not adapter.clip:
         files.append(SourceFile(role="clip", path=clip.name))
+    files += lora_files(loras)
     model = LoadedModel(
         name=adapter_name(adapter.name),
-        digest=_digest_of(files, vision_config, decoder_config),
+        digest=_digest_of(files, vision_config, decoder_config, loras),
         vision_config=vision_config,
         vision_state=vision_state,
         decoder_config=decoder_config,
@@ -252,13 +258,15 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=_merged(adapter),
+        merged=(*_merged(adapter), *(lora.label for lora in loras)),
         prompt=questions.prompt,
         question=questions.question,
         template="conversation" if adapter.is_chat else "instruction",
+        notes=lora_notes(loras, place.folder.resolve().name),
     )
     share = share_of(decoder_config, ranks)
-    return model, decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
+    merged = merged_source(llama, loras)
+    return model, decoder_tensors(decoder_config, source=merged, adapter=adapter, dtype=chosen, share=share)
 
 
 def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALONE) -> StreamedModel:
@@ -267,6 +275,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
     tokenizer, llama, _ = open_llama_parts(place, adapter=None)
+    loras = open_llama_loras(spec.lora, llama)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
@@ -274,10 +283,11 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     files = (
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
+        *lora_files(loras),
     )
     model = LoadedModel(
         name=shown_name(place.folder.resolve().name),
-        digest=_digest_of(list(files), vision, config),
+        digest=_digest_of(list(files), vision, config, loras),
         vision_config=vision,
         vision_state={},
         decoder_config=config,
@@ -285,10 +295,42 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=files,
-        merged=(),
+        merged=tuple(lora.label for lora in loras),
+        notes=lora_notes(loras, place.folder.resolve().name),
     )
     share = share_of(config, ranks)
-    return model, decoder_tensors(config, source=llama, adapter=None, dtype=chosen, share=share)
+    return model, decoder_tensors(config, source=merged_source(llama, loras), adapter=None, dtype=chosen, share=share)
+
+
+def open_llama_loras(
+    texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
+) -> tuple[LoraFolder, ...]:
+    """Open the LoRA folders of a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
+    sizes = {"vocab_size": llama.vocab_size, "dim": llama.dim, "num_layers": llama.num_layers, "ffn_dim": llama.ffn_dim}
+    loras = open_loras(texts, **sizes)
+    for lora in loras:
+        replaced = [name for name in (*lora.updates, *lora.whole) if adapter is not None and name in adapter.llama]
+        if adapter is not None and replaced:
+            raise CheckpointError(
+                f"The LoRA `{lora.path}` changes {list_keys(replaced)}, and the adapter `{adapter.name}` replaces them",
+                hint="leave out --lora, or use an adapter's file without these tensors",
+            )
+    return loras
+
+
+def lora_files(loras: Sequence[LoraFolder]) -> list[SourceFile]:
+    """The files of LoRA folders, with digests."""
+    return [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
+
+
+def lora_notes(loras: Sequence[LoraFolder], model: str) -> tuple[str, ...]:
+    """A note for each LoRA that names another base model than `model`."""
+    bases = [(lora, shown_excerpt(lora.base.replace("\\", "/").rstrip("/"))) for lora in loras if lora.base]
+    return tuple(
+        f"the LoRA `{lora.path}` was trained on `{base}`, and is merged into `{shown_name(model)}`"
+        for lora, base in bases
+        if base.rpartition("/")[2].casefold() != model.casefold()
+    )
 
 
 def _merged(adapter: AdapterFile) -> tuple[str, ...]:
@@ -520,12 +562,15 @@ def _enumerate(names: list[str]) -> str:
     return ("is " if len(names) == 1 else "are ") + ", ".join(f"`{name}`" for name in names[:12])
 
 
-def _digest_of(files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
+def _digest_of(
+    files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig, loras: Sequence[LoraFolder]
+) -> str:
     """Identifies the model without reading 13 GB: if a file changes, its size or time changes."""
     stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
     parts = {
         "files": [(role, name, stat.st_size, stat.st_mtime_ns) for role, name, stat in stats],
         "vision": vision.to_dict(),
         "llm": decoder.to_dict(),
+        **({"lora": [lora.weight for lora in loras]} if loras else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

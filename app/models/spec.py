@@ -1,5 +1,6 @@
 """The specification of a captioner, as plain values. All its defaults are defined here."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -41,6 +42,7 @@ class CaptionerSpec:
     llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
+    lora: Sequence[str] = ()  # PEFT folders, each FOLDER or FOLDER=WEIGHT, merged into the LLaMA's weights
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
@@ -137,6 +139,9 @@ class CaptionerSpec:
         object.__setattr__(self, "provider_option", tuple(self.provider_option))  # lists come from flags and files
         for text in self.provider_option:
             split_option(text)
+        object.__setattr__(self, "lora", _folders(self.lora))
+        if self.lora and self.decoder is not None:
+            raise ValueError("lora goes with a model of torch: convert with it, and export the decoder again")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
@@ -173,6 +178,15 @@ class CaptionerSpec:
                 split_device(str(device))
         except ValueError as error:
             raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
+
+
+def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:
+    """The texts FOLDER[=WEIGHT] of one or several LoRA. Raises ValueError for other values."""
+    several = [given] if isinstance(given, str | os.PathLike) else list(given)
+    texts = tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in several)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"lora must be folders, each as a path or as FOLDER=WEIGHT, got {given!r}")
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,34 +2,42 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
 from llama_adapter.app.models.checkpoints import Origin
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 
 
 def split_bundle(
-    bundle: str | os.PathLike[str] | None, directory: str | os.PathLike[str], *, num_ranks: int, overwrite: bool = False
+    bundle: str | os.PathLike[str] | None,
+    directory: str | os.PathLike[str],
+    *,
+    num_ranks: int,
+    lora: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> Path:
     """Write a bundle in its own precision with the decoder split over `num_ranks`; returns the new folder.
 
-    `bundle` None means the embedded model. Packed weights are unpacked. The bundle keeps the known answer of the
-    original. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
+    `bundle` None means the embedded model. Packed weights are unpacked. `lora` are PEFT folders to merge, each FOLDER
+    or FOLDER=WEIGHT. Without them, the bundle keeps the known answer of the original. Raises CheckpointError for a
+    bundle that is damaged, and the errors of `save_bundle`.
     """
     source, target = Path(bundle_folder(bundle)), Path(directory)
     if target.resolve() == source.resolve():
-        raise CheckpointError(f"`{target}` is the bundle to split itself", hint="write to another place")
+        raise CheckpointError(f"`{target}` is the bundle to read itself", hint="write to another place")
     check_target(target, overwrite=overwrite)
-    model, tensors = stream_bundle(source)
+    model, tensors = stream_merged_bundle(source, lora) if lora else stream_bundle(source)
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     return save_bundle(
         target,
         model=dataclasses.replace(model, origin=origin),
         decoder_tensors=tensors,
         num_ranks=num_ranks,
-        **known_answer_of(source),
+        **({} if lora else known_answer_of(source)),
         overwrite=overwrite,
     )

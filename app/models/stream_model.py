@@ -1,10 +1,12 @@
 """The weights of a spec, from a bundle or from checkpoints, as a stream of the decoder's tensors."""
 
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.app.models.bundle import stream_bundle
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.quantised_model import quantise_model
@@ -32,16 +34,18 @@ def stream_model(
     missing; `encoder` is the card of that encoder, if it has one. Without `take_packed`, all weights are unpacked.
     """
     if spec.llama_dir is None:
-        return stream_bundle(
-            bundle_folder(spec.model),
-            dtype=dtype,
-            context=spec.context,
-            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
-            cast_vision=spec.vision_kind == "torch",
-            precision=spec.precision,
-            take_packed=take_packed,
-            ranks=ranks,
-        )
+        place = bundle_folder(spec.model)
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "context": spec.context,
+            "channel_order": None if spec.channel_order == "auto" else spec.channel_order,
+            "cast_vision": spec.vision_kind == "torch",
+            "precision": spec.precision,
+            "ranks": ranks,
+        }
+        if spec.lora:
+            return stream_merged_bundle(place, spec.lora, **options)
+        return stream_bundle(place, take_packed=take_packed, **options)
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None

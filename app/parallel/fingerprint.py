@@ -35,9 +35,9 @@ def files_fingerprint(model: LoadedModel, spec: CaptionerSpec) -> str:
     """
     if spec.llama_dir is None:
         return model.digest
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(model.merged).encode())
     for source in model.sources:
-        if source.role in ("llama", "adapter"):
+        if source.role in ("llama", "adapter", "lora"):
             digest.update(_samples(Path(source.path)))
     return digest.hexdigest()
 

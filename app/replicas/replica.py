@@ -57,13 +57,11 @@ def _listen_on_own_address() -> None:
 
     Ray Serve has no setting for it. It opens the port of a replica after its constructor.
     """
-    import ray
-
-    network, replica = (
-        importlib.import_module(f"ray.{name}") for name in ("_common.network_utils", "serve._private.replica")
+    network, util, replica = (
+        importlib.import_module(f"ray.{name}") for name in ("_common.network_utils", "util", "serve._private.replica")
     )
-    place, bind = network.build_address(ray.util.get_node_ip_address(), 0), replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, _: bind(server, place)
+    place, bind = network.build_address(util.get_node_ip_address(), 0), replica.add_port_to_grpc_server
+    replica.__dict__["add_port_to_grpc_server"] = lambda server, _: bind(server, place)
 
 
 class Replica:

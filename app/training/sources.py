@@ -67,6 +67,11 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
 
     Raises CheckpointError, and UsageError for a model that cannot be trained.
     """
+    if spec.lora:
+        raise UsageError(
+            "train takes no --lora: the result would not go with the LLaMA alone",
+            hint="merge it first: `llama-adapter convert` with --lora, or PEFT's `merge_and_unload`",
+        )
     if spec.decoder is not None or spec.past_key_values is not None:
         raise UsageError(
             "An exported decoder or past keys and values are not trained",

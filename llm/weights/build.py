@@ -102,10 +102,12 @@ class _Merge:
         yield from ((name, self._cast(tensor)) for name, tensor in self._adapter_queries_and_gates())
 
     def _head(self) -> Tensor:
-        embedding, head = self._base("tok_embeddings.weight"), self._base("output.weight")
-        is_tied, cast = head.data_ptr() == embedding.data_ptr(), self._cast(head)
+        head = self._base("output.weight")
+        cast = self._cast(head)
+        if cast.data_ptr() != head.data_ptr():
+            return cast
         # Tied weights become two parameters, so that training one does not change the other.
-        return cast.clone() if is_tied and cast.data_ptr() == embedding.data_ptr() else cast
+        return cast.clone() if head.data_ptr() == self._base("tok_embeddings.weight").data_ptr() else cast
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype or tensor.dtype).contiguous()
@@ -188,7 +190,7 @@ class _Merge:
 
     def _dtype(self, name: str) -> torch.dtype:
         """The dtype of `_base(name)`, without reading the tensor."""
-        return (self.adapter[name] if name in self.adapter else self.source.tensors[name].parts[0]).dtype
+        return (self.adapter[name] if name in self.adapter else self.source.tensors[name]).dtype
 
     def _matrix(self, prefix: str, name: str) -> Tensor:
         """The matrix without LoRA, with q and k rows in half-split order."""

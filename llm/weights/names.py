@@ -71,6 +71,15 @@ def from_huggingface(key: str) -> str | None:
     return f"layers.{match[1]}.{_HUGGINGFACE_LAYER[match[2]]}.weight"
 
 
+def to_huggingface(name: str) -> str:
+    """Inverse of `from_huggingface`."""
+    match = re.fullmatch(r"(layers\.\d+)\.(.+)\.weight", name)
+    if match is None:
+        return next(theirs for theirs, ours in _HUGGINGFACE_TOP.items() if ours == name)
+    layer = next(theirs for theirs, ours in _HUGGINGFACE_LAYER.items() if ours == match[2])
+    return f"model.{match[1]}.{layer}.weight"
+
+
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of a q or k tensor (D, ...) from Meta's order to half-split order.
 
@@ -114,6 +123,11 @@ class SplitTensor:
 
     parts: tuple[Tensor, ...]
     axis: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the result of `read`."""
+        return self.parts[0].dtype
 
     @property
     def shape(self) -> Shape:

@@ -21,6 +21,7 @@ from llama_adapter.app.training.cache import EncodedCache
 from llama_adapter.app.training.checkpoint import LAST, read_checkpoint
 from llama_adapter.app.training.results import DATA, require_same_run
 from llama_adapter.app.training.run_log import LOG, read_log
+from llama_adapter.llm.weights.lora import open_loras
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -58,6 +59,12 @@ def with_pickle_in_peft(folder: Path, content: bytes) -> None:
     read_past(folder, toys.CONFIG)
 
 
+def with_pickle_in_lora(folder: Path, content: bytes) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["q_proj"]}')
+    (folder / "adapter_model.bin").write_bytes(content)
+    open_loras([str(folder)], vocab_size=300, dim=32, num_layers=3, ffn_dim=48)
+
+
 def with_encoding(folder: Path, content: bytes) -> None:
     cache = EncodedCache(folder, encoder="a", shape=(2, 4), dtype=torch.float32)
     cache.put("ab" * 32, torch.zeros(2, 4))
@@ -78,6 +85,7 @@ READERS: Final[dict[str, Callable[[Path, bytes], None]]] = {
     "prefix file": reading("a.safetensors", read_prefix_file),
     "past keys and values": reading("a.npy", lambda path: read_past(path, toys.CONFIG)),
     "prefix tuning of PEFT": with_pickle_in_peft,
+    "LoRA of PEFT": with_pickle_in_lora,
     "checkpoint of a run": reading(LAST, read_checkpoint),
     "log of a run": reading(LOG, read_log),
     "data of a run": reading(DATA, lambda path: require_same_run(path.parent, "a")),

@@ -1,0 +1,403 @@
+"""LoRA folders of PEFT merged into LLaMA: logits against `peft` itself, and refusals."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llama_adapter import Captioner, CheckpointError, UsageError
+from llama_adapter.__main__ import main
+from llama_adapter.app.models.bundle import convert, load_bundle
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.checkpoints import ModelSources, find_llama, open_llama, stream_llama
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.split import take
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.lora import merged_source, open_loras
+from llama_adapter.runtime.ranks import Alone
+from tests.app.assembled import assemble_sources
+from tests.llm.toys import forward
+from tests.parity.golden import GOLDEN
+
+# `peft` uses names that transformers is about to remove, and warns about stored embeddings.
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+LLAMA = GOLDEN / "LLaMA-HF/TINY"
+SIZES = {"vocab_size": 512, "dim": 64, "num_layers": 4, "ffn_dim": 192}
+PREFIX = "base_model.model.model.layers."
+IDS = torch.randint(3, 500, (3, 24), generator=torch.Generator().manual_seed(1))
+BOUND = 2e-5  # of the largest logit
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 6,
+        "use_rslora": True,
+        "target_modules": r".*\.(q_proj|k_proj|down_proj|o_proj)",
+        "rank_pattern": {r"layers\.[01]\.self_attn\.q_proj": 7, "down_proj": 2},
+        "alpha_pattern": {"k_proj": 11.5, r"^model\.layers\.2\.mlp\.down_proj": 3},
+    },
+    "dora": {"r": 5, "lora_alpha": 9, "use_dora": True, "target_modules": "all-linear"},
+    "saved": {
+        "r": 3,
+        "target_modules": "all-linear",
+        "modules_to_save": ["embed_tokens", "lm_head", "input_layernorm"],
+        "fan_in_fan_out": True,
+    },
+    "ends": {"r": 6, "target_modules": ["embed_tokens", "lm_head", "o_proj"], "bias": "all"},
+    "layers": {
+        "r": 6,
+        "target_modules": ["up_proj", "v_proj"],
+        "layers_to_transform": [1, 3],
+        "layers_pattern": "layers",
+        "exclude_modules": ["layers.3.mlp.up_proj"],
+        "bias": "lora_only",
+    },
+    "dora of ends": {"r": 6, "target_modules": ["embed_tokens", "lm_head"], "use_dora": True, "use_rslora": True},
+}
+
+
+class Part(Alone):
+    """One of two ranks, which do not compute."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = rank, 2
+
+
+def peft_model(folders: Mapping[str, Path]) -> Any:
+    """The LLaMA in float32 with adapters by name, as `peft` loads them."""
+    import peft
+    import transformers
+
+    model = transformers.LlamaForCausalLM.from_pretrained(LLAMA, dtype=torch.float32)
+    (name, folder), *others = folders.items()
+    model = peft.PeftModel.from_pretrained(model, folder, adapter_name=name)
+    for name, folder in others:
+        model.load_adapter(folder, adapter_name=name)
+    return model.eval()
+
+
+def write_peft(folder: Path, *, seed: int = 0, **settings: Any) -> Path:
+    """A folder that `peft` saves, with random factors, magnitudes and whole weights."""
+    import peft
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM.from_pretrained(LLAMA, dtype=torch.float32)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    model = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name or "modules_to_save" in name:
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def our_logits(**model: Any) -> Tensor:
+    loaded, tensors = stream_model(CaptionerSpec(**model), dtype=torch.float32)
+    return decoder_logits(loaded.decoder_config, dict(tensors))
+
+
+def decoder_logits(config: Any, state: dict[str, Tensor]) -> Tensor:
+    decoder = LlamaAdapterDecoder(config).eval().requires_grad_(False)
+    decoder.load_state_dict(state)
+    return decoder.logits(forward(decoder, IDS, decoder.project_prefix(torch.zeros(len(IDS), 0, config.dim))))
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind, written at first use."""
+    root = tmp_path_factory.mktemp("lora")
+
+    def folder(kind: str) -> Path:
+        place = root / kind
+        return place if place.exists() else write_peft(place, seed=len(kind), **KINDS[kind])
+
+    return folder
+
+
+@pytest.fixture
+def plain(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the plain folder, to be damaged."""
+    return Path(shutil.copytree(folders("plain"), tmp_path / "plain"))
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proves("LoRA of PEFT", "CPU")
+def test_logits_are_those_of_peft(kind: str, folders: Callable[[str], Path]) -> None:
+    folder = folders(kind)
+    theirs = peft_model({"default": folder})(IDS).logits.detach()
+    ours = our_logits(llama_dir=str(LLAMA), lora=[str(folder)])
+    print(f"{kind}: {distance(ours, theirs):.1e}")
+    assert distance(ours, theirs) < BOUND
+    assert distance(our_logits(llama_dir=str(LLAMA)), theirs) > 1e-2
+    assert distance(our_logits(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY", lora=[str(folder)]), theirs) < BOUND
+
+
+@pytest.mark.slow
+def test_several_folders_are_summed_with_their_weights(folders: Callable[[str], Path]) -> None:
+    places = {"one": folders("plain"), "two": folders("patterns"), "three": folders("layers")}
+    weights = {"one": 1.0, "two": 0.5, "three": 1.75}
+    model = peft_model(places)
+    model.base_model.set_adapter(list(weights))
+    for layer in model.modules():
+        for name, weight in weights.items() if hasattr(layer, "set_scale") else ():
+            layer.set_scale(name, weight)
+    theirs = model(IDS).logits.detach()
+    texts = [str(places["one"]), f"{places['two']}=0.5", f"{places['three']}=1.75"]
+    ours = our_logits(llama_dir=str(LLAMA), lora=texts)
+    print(f"sum: {distance(ours, theirs):.1e}")
+    assert distance(ours, theirs) < BOUND
+    assert distance(our_logits(llama_dir=str(LLAMA), lora=texts[:2]), theirs) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["patterns", "dora"])
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+def test_an_adapter_sees_the_merged_llama(
+    adapter: str, kind: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    peft_model({"default": folders(kind)}).merge_and_unload().save_pretrained(tmp_path / "merged")
+    shutil.copy(LLAMA / "tokenizer.model", tmp_path / "merged")
+    rest: dict[str, Any] = {"adapter": GOLDEN / f"adapters/{adapter}.pth", "visual_heads": 4}
+    rest["clip"] = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
+    wanted = assemble_sources(ModelSources(llama_dir=tmp_path / "merged", **rest)).decoder_state
+    sources = ModelSources(llama_dir=LLAMA, lora=[str(folders(kind))], **rest)
+    ours = assemble_sources(sources).decoder_state
+    assert ours.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.allclose(ours[name], tensor, rtol=1e-5, atol=1e-6), name
+
+    bundle = convert(sources, tmp_path / "bundle", dtype=torch.float32)
+    stored = load_bundle(bundle)
+    assert all(torch.equal(stored.decoder_state[name], tensor) for name, tensor in ours.items())
+    assert stored.merged[-1] == f"lora:{kind}=1"
+    listed = [source for source in read_manifest(bundle)["sources"] if source["role"] == "lora"]
+    assert [source["path"] for source in listed] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert all(len(source["sha256"]) == 64 for source in listed)
+
+    bare = convert(ModelSources(llama_dir=LLAMA, **rest), tmp_path / "bare", dtype=torch.float32)
+    if (adapter, kind) == ("LORA-BIAS-TINY", "dora"):  # lengths of rows that contain the adapter's LoRA are others
+        with pytest.raises(CheckpointError, match="contain its adapter's changes"):
+            stream_merged_bundle(bare, [str(folders(kind))])
+        return
+    _, tensors = stream_merged_bundle(bare, [str(folders(kind))])
+    for name, tensor in tensors:
+        assert torch.allclose(tensor, ours[name], rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -> None:
+    wanted = our_logits(llama_dir=str(LLAMA), lora=[str(folders("plain"))])
+    tensors = load_file(plain / "adapter_model.safetensors")
+    (plain / "adapter_model.safetensors").unlink()
+    named = {key.replace(".weight", ".default.weight"): tensor for key, tensor in tensors.items()}
+    torch.save(named, plain / "adapter_model.bin")
+    assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=str(plain)), wanted)
+    odd = plain.rename(plain.with_name("odd=name"))
+    assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=odd), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dora", "ends"])
+def test_ranks_read_their_part(kind: str, folders: Callable[[str], Path]) -> None:
+    source = open_llama(find_llama(LLAMA))
+    merged = merged_source(source, open_loras([str(folders(kind))], **SIZES))
+    config = plan_decoder(source, None, vocab_size=512)
+    given: dict[str, Any] = {"source": merged, "adapter": None, "dtype": torch.float32}
+    whole = dict(decoder_tensors(config, **given))
+    for rank in range(2):
+        share = config.share(rank, 2)
+        for name, tensor in decoder_tensors(config, share=share, **given):
+            assert torch.equal(tensor, take(name, whole[name], whole=config, share=share)), name
+
+
+@pytest.mark.slow
+def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
+    lora, model = str(folders("plain")), ["--llama-dir", str(LLAMA), "--dtype", "float32"]
+    texts = {}
+    for name, flags in {"none": [], "one": ["--lora", lora], "half": ["--lora", f"{lora}=0.5"]}.items():
+        assert main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, *flags]) == 0
+        texts[name] = capsys.readouterr().out
+    assert len(set(texts.values())) == 3
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"model": {"lora": [f"{lora}=0.25", f"{lora}=0.25"]}}))
+    assert (
+        main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, "--config", str(config)]) == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == json.loads(texts["half"])["text"]
+    digests = {Captioner.load(llama_dir=LLAMA, lora=one).info.digest for one in ((), lora, f"{lora}=0.5")}
+    assert len(digests) == 3
+    other = Path(shutil.copytree(lora, tmp_path / "other"))
+    edited(lambda config: config.update(base_model_name_or_path="meta-llama/Llama-2-7b-hf"))(other)
+    loras: list[Any] = [Path(lora), other]
+    notes = Captioner.load(llama_dir=LLAMA, lora=loras).info.notes
+    [note] = [note for note in notes if "was trained on" in note]  # none for the folder of the same name
+    assert note.endswith("was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `TINY`")
+
+    rest = ["--adapter", str(GOLDEN / "adapters/BIAS-TINY.pth"), "--visual-heads", "4"]
+    rest += ["--clip", str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"), "--dtype", "float32", "--no-known-answer"]
+    assert main(["convert", "--llama-dir", str(LLAMA), *rest, "--out", str(tmp_path / "bare")]) == 0
+    assert main(["convert", "--llama-dir", str(LLAMA), *rest, "--out", str(tmp_path / "both"), "--lora", lora]) == 0
+    again = ["convert", "--model", str(tmp_path / "bare"), "--lora", lora, "--no-known-answer"]
+    assert main([*again, "--out", str(tmp_path / "again")]) == 0
+    both, once = load_bundle(tmp_path / "both"), load_bundle(tmp_path / "again")
+    assert all(torch.allclose(both.decoder_state[name], one, atol=1e-6) for name, one in once.decoder_state.items())
+    assert once.merged == both.merged
+    assert main(["doctor", "--model", str(tmp_path / "bare"), "--lora", lora]) == 0
+    assert "1 LoRA folder(s)" in capsys.readouterr().out
+
+    whole = dict(stream_merged_bundle(tmp_path / "bare", [lora])[1])
+    for rank in range(2):
+        loaded, part = stream_merged_bundle(tmp_path / "bare", [lora], ranks=Part(rank))
+        share = loaded.decoder_config.share(rank, 2)
+        for name, tensor in part:
+            assert torch.equal(tensor, take(name, whole[name], whole=loaded.decoder_config, share=share)), name
+
+    quantise_bundle(QuantiseJob(model=str(tmp_path / "bare"), out=str(tmp_path / "int8")))
+    with pytest.raises(CheckpointError, match="has int8 weights") as raised:
+        stream_merged_bundle(tmp_path / "int8", [lora])
+    assert "convert --model" in (raised.value.hint or "")
+    loaded, tensors = stream_model(
+        CaptionerSpec(model=str(tmp_path / "bare"), lora=lora, precision="int8"), dtype=torch.float32
+    )
+    assert loaded.precision == "int8"
+    assert any(tensor.dtype == torch.int8 for _, tensor in tensors)
+
+
+def test_fields_that_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="lora goes with a model of torch"):
+        CaptionerSpec(decoder="folder", lora=["x"])
+    with pytest.raises(ValueError, match="lora must be folders"):
+        CaptionerSpec(lora=[""])
+    with pytest.raises(UsageError, match="FOLDER=WEIGHT"):
+        open_loras(["x=heavy"], **SIZES)
+
+
+def edited(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        edit(config)
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    return damage
+
+
+def retensored(edit: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "adapter_model.safetensors")
+
+    return damage
+
+
+A, B = f"{PREFIX}0.self_attn.q_proj.lora_A.weight", f"{PREFIX}0.self_attn.q_proj.lora_B.weight"
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no config": lambda folder: (folder / "adapter_config.json").unlink(),
+    "no weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+    "a config that is a list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
+    "weights cut short": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 20),
+    "another type": edited(lambda config: config.update(peft_type="LOHA")),
+    "prefix tuning": edited(lambda config: config.update(peft_type="PREFIX_TUNING")),
+    "another task": edited(lambda config: config.update(task_type="SEQ_CLS")),
+    "an initialisation that changes the base": edited(lambda config: config.update(init_lora_weights="pissa")),
+    "biases of factors": edited(lambda config: config.update(lora_bias=True)),
+    "an unknown entry": edited(lambda config: config.update(layer_replication=[[0, 4], [2, 4]])),
+    "a rank of text": edited(lambda config: config.update(r="8")),
+    "a rank of 0": edited(lambda config: config.update(rank_pattern={"q_proj": 0})),
+    "an alpha that is no number": edited(lambda config: config.update(lora_alpha=float("nan"))),
+    "a pattern that is a list": edited(lambda config: config.update(alpha_pattern=[1])),
+    "targets that are numbers": edited(lambda config: config.update(target_modules=[1])),
+    "an expression that is none": edited(lambda config: config.update(target_modules="(q_proj")),
+    "targets that are not there": edited(lambda config: config.update(target_modules=["q_proj", "v_proj", "c_attn"])),
+    "layers that are text": edited(lambda config: config.update(layers_to_transform=["1"])),
+    "more targets than tensors": edited(lambda config: config.update(target_modules=["q_proj", "v_proj", "k_proj"])),
+    "fewer targets than tensors": edited(lambda config: config.update(target_modules=["q_proj"])),
+    "no targets": edited(lambda config: config.update(layers_to_transform=[9])),
+    "saved modules without tensors": edited(lambda config: config.update(modules_to_save=["lm_head"])),
+    "saved modules that are not there": edited(lambda config: config.update(modules_to_save=["score"])),
+    "DoRA without magnitudes": edited(lambda config: config.update(use_dora=True)),
+    "another rank": edited(lambda config: config.update(r=4)),
+    "a lacking factor": retensored(lambda tensors: tensors.pop(B)),
+    "an unused tensor": retensored(
+        lambda tensors: tensors.update({f"{PREFIX}0.self_attn.q_proj.bias": torch.ones(64)})
+    ),
+    "another layer": retensored(lambda tensors: tensors.update({A.replace(".0.", ".7."): tensors[A].clone()})),
+    "two adapters": retensored(lambda tensors: tensors.update({A.replace(".weight", ".x.weight"): tensors[A].clone()})),
+    "another width": retensored(lambda tensors: tensors.update({A: torch.ones(8, 128)})),
+    "factors of another order": retensored(lambda tensors: tensors.update({A: tensors[A].T.contiguous()})),
+    "whole numbers": retensored(lambda tensors: tensors.update({A: torch.ones(8, 64, dtype=torch.int32)})),
+    "numbers that are not finite": retensored(lambda tensors: tensors[B].fill_(float("nan"))),
+}
+
+
+@pytest.mark.slow
+def test_refusals(folders: Callable[[str], Path], tmp_path: Path, snapshot: Any) -> None:
+    told = {}
+    for name, damage in DAMAGE.items():
+        folder = Path(shutil.copytree(folders("plain"), tmp_path / name / "LORA"))
+        damage(folder)
+        with pytest.raises(CheckpointError) as raised:
+            open_loras([str(folder)], **SIZES)
+        told[name] = [text.replace(str(tmp_path / name), "DIR") for text in (str(raised.value), raised.value.hint)]
+    foreign = tmp_path / "paddle"
+    foreign.mkdir()
+    (foreign / "lora_model_state.pdparams").write_bytes(b"\x80")
+    for name, place in {"absent": str(tmp_path / "absent"), "paddle": str(foreign)}.items():
+        with pytest.raises(CheckpointError) as raised:
+            open_loras([place], **SIZES)
+        told[name] = [text.replace(str(tmp_path), "DIR") for text in (str(raised.value), raised.value.hint)]
+    assert told == snapshot
+
+
+@pytest.mark.slow
+def test_a_tensor_that_the_adapter_replaces(folders: Callable[[str], Path]) -> None:
+    parts: dict[str, Any] = {"adapter": GOLDEN / "adapters/BIAS-TINY.pth", "visual_heads": 4}
+    parts["clip"] = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
+    with pytest.raises(CheckpointError, match="replaces them"):
+        assemble_sources(ModelSources(llama_dir=LLAMA, lora=[str(folders("saved"))], **parts))
+
+
+@pytest.mark.slow
+def test_tied_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    tied = Path(shutil.copytree(LLAMA, tmp_path / "tied"))
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    lora = Path(shutil.copytree(folders("plain"), tmp_path / "lora"))
+    edited(lambda config: config.update(ensure_weight_tying=True))(lora)
+    our_logits(llama_dir=str(LLAMA), lora=lora)  # nothing is tied
+    with pytest.raises(CheckpointError, match="ensure_weight_tying"):
+        our_logits(llama_dir=str(tied), lora=lora)
+
+
+@pytest.mark.slow
+def test_what_is_not_summed(folders: Callable[[str], Path]) -> None:
+    for texts in (
+        [f"{folders('dora')}=0.5"],
+        [str(folders("dora")), str(folders("plain"))],
+        [str(folders("saved")), str(folders("ends"))],
+        [f"{folders('saved')}=2"],
+    ):
+        with pytest.raises(CheckpointError, match="which is not summed"):
+            stream_llama(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
+    # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
+    stream_llama(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
