@@ -1,6 +1,7 @@
 """Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
 
 import os
+from collections.abc import Sequence
 
 from llama_adapter.app.inputs import InputsError, natural_key
 from llama_adapter.app.inputs.archives import is_archive_name
@@ -10,7 +11,7 @@ from llama_adapter.app.labelled.digests import with_digests, without_missing
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.known_sets import known_examples
 from llama_adapter.app.labelled.pictures import METADATA, archive_examples, class_examples, split_folders, sub_folders
-from llama_adapter.app.labelled.rows import Columns, split_name, with_classes
+from llama_adapter.app.labelled.rows import Columns, is_split_name, split_name, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
 from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
@@ -31,6 +32,7 @@ def read_examples(
 
     A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder with a
     sub-folder for each class, a tar archive or a folder of tar archives, a known set, or a pattern that matches these.
+    Several tables that are named `train` and `test`, or as other splits, are these splits; a row may name another.
     The choices for labels without choices are all labels of the same path. `pictures` is the folder with the pictures
     of known sets, if they are not in the usual place. Without `digests`, pictures are not read, so copies are not
     found. Without `looks`, missing pictures are not found.
@@ -38,15 +40,20 @@ def read_examples(
     Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
     found = Examples()
+    are_splits = _are_splits(paths)
     for path in paths:
         one = Examples()
         names = list(expand_pattern(path)) if is_pattern(path) else [path]
         if not names:
             raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
         for name in names:
-            one.extend(_named(name, columns=columns, pictures=pictures))
-        with_classes(one, place=path)
+            split = _split_of(path) if are_splits else ""
+            one.extend(_named(name, columns=columns, pictures=pictures, split=split))
+        if not are_splits:
+            with_classes(one, place=path)
         found.extend(one)
+    if are_splits:  # they have the same classes
+        with_classes(found, place=" ".join(paths))
     if looks:
         without_missing(found)
     if digests:
@@ -55,7 +62,21 @@ def read_examples(
     return found
 
 
-def _named(path: str, *, columns: Columns, pictures: str | None) -> Examples:
+def _are_splits(paths: Sequence[str]) -> bool:
+    """Whether the paths are tables named as splits: `train.csv` and others, such as `test.csv`."""
+    are_named = all(is_table_name(path) and is_split_name(_stem(path)) for path in paths)
+    return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
+
+
+def _split_of(table: str) -> str:
+    return split_name(_stem(table))
+
+
+def _stem(table: str) -> str:
+    return os.path.basename(table).split(".")[0]
+
+
+def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
     known = known_examples(path, columns=columns, pictures=pictures)
     if known is not None:
         return known
@@ -66,7 +87,7 @@ def _named(path: str, *, columns: Columns, pictures: str | None) -> Examples:
     if is_archive_name(path):
         return archive_examples(path, columns=columns)
     if is_table_name(path):
-        return table_examples(path, columns=columns)
+        return table_examples(path, columns=columns, split=split)
     if path.lower().endswith((".yaml", ".yml")):
         return _listed(path, columns=columns, pictures=pictures)
     raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
@@ -108,14 +129,11 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
     if num_classes > 1 or (num_classes and not tables):
         return class_examples(folder, columns=columns)
+    tables.sort(key=lambda table: _split_of(table) != "train")
+    named = tables if _are_splits(tables) else tables[:1]
     raise InputsError(
         f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
-        hint=f"name the table itself: {shown_name(min(tables, key=_is_of_another_split))}"
+        hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
         if tables
         else "put the pictures of each class into a folder with its name",
     )
-
-
-def _is_of_another_split(table: str) -> bool:
-    """Whether a table is not named as the examples to learn are, such as `train.csv`."""
-    return split_name(os.path.basename(table).split(".")[0]) != "train"

@@ -275,6 +275,29 @@ def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
     assert refused.value.hint == f"name the table itself: {tmp_path}/train.csv"
 
 
+def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, *(f"{number}.png" for number in range(4)))
+    train, test, more = tmp_path / "train.csv", tmp_path / "TEST.csv", tmp_path / "more.csv"
+    train.write_text("picture,label,split\n0.png,cat,\n1.png,dog,val\n")
+    test.write_text("picture,label\n2.png,cat\n")
+    more.write_text("picture,label\n3.png,cat\n2.png,dog\n")
+
+    found = read_examples(str(train), str(test))
+    assert [(one.split, one.choices) for one in found.examples] == [
+        ("train", ("cat", "dog")),
+        ("validation", ("cat", "dog")),
+        ("test", ("cat", "dog")),
+    ]
+    found.require_sound()
+    assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
+    assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
+
+    more.unlink()
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the tables themselves: {train} {test}"
+
+
 def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.labelled.pictures.MAX_COMPRESSED_BYTES", 5)
     members = {f"{name}.{kind}": b"four" for name in "ab" for kind in ("png", "txt")}
