@@ -136,9 +136,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    merged: tuple[
-        str, ...
-    ]  # what was merged into the weights: "gates", "lora", "scales", and "lora:NAME=WEIGHT" for PEFT
+    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT.
+    merged: tuple[str, ...]
     prompt: str = DEFAULT_PROMPT
     question: str | None = None  # as in `StoredQuestions`
     template: Template = "instruction"  # the template of prompts
