@@ -1,5 +1,5 @@
-// The page is opened. A part that is shown anew has new buttons, and the browser takes the focus from one that goes.
-// The button that comes in its place gets the focus, at once or later.
+// The page is opened. When a part of it is updated, its buttons are replaced, and the browser drops the focus from a
+// button that goes. The button that comes in its place gets the focus, at once or later.
 () => {
     let focused = null; // what has the focus, or had it until it was removed
     let place = null; // the part around it, which stays

@@ -208,7 +208,7 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     expect(last_answer(visit)).to_have_text("two")
 
 
-def test_buttons_that_are_shown_anew_keep_the_focus(visit: Visit) -> None:
+def test_buttons_that_are_replaced_keep_the_focus(visit: Visit) -> None:
     focused = visit.page.locator(":focus")
     choose_sample(visit, "red star")
     visit.served.gate.close()
