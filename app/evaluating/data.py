@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from llama_adapter.app.evaluating.question import question_of
-from llama_adapter.app.jobs.questions import TemplateError, as_template
+from llama_adapter.app.inputs.fields import as_template
+from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.labelled.checks import check_split_names, picture_key
 from llama_adapter.app.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.labelled.reading import read_examples

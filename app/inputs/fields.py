@@ -16,6 +16,11 @@ def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | 
     return next((name for name in of if name in values), None)
 
 
+def as_template(text: str) -> str:
+    """Escape braces, so that a template of a question gives exactly this text."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def as_columns(values: Mapping[str, object]) -> dict[str, str]:
     """The scalar values as text; null becomes the empty string."""
     return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}

@@ -44,11 +44,6 @@ def complete(question: Question, own: QuestionFields) -> Question:
     )
 
 
-def as_template(text: str) -> str:
-    """Escape braces, so that `fill` returns exactly this text."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
 def fill(question: Question, variables: Mapping[str, str]) -> Question:
     """The question for one picture. Raises TemplateError for an unknown variable."""
     if not is_template(question):

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from llama_adapter.app.inputs import PictureInput, QuestionFields, natural_key
 from llama_adapter.app.inputs.addresses import ADDRESS
-from llama_adapter.app.inputs.fields import PICTURE_COLUMNS, as_columns, first_column, question_columns, question_fields
+from llama_adapter.app.inputs.fields import (
+    PICTURE_COLUMNS,
+    as_columns,
+    as_template,
+    first_column,
+    question_columns,
+    question_fields,
+)
 from llama_adapter.app.labelled.example import Choices, Example, Examples, Task
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -76,10 +83,13 @@ def row_examples(
     row = {name.lower(): value for name, value in values.items()}
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
-    if _TURNS in row:
+    has_turns = isinstance(row.get(_TURNS), list) or (_TURNS in row and row.keys().isdisjoint(ANSWER_COLUMNS))
+    if has_turns:
         row |= _first_turns(row.pop(_TURNS))
     if item is None:
         item = _picture(row, columns=columns, root=root, place=place)
+    if has_turns and item.source is not None:  # only questions about pictures are templates
+        row["question"] = as_template(str(row["question"]))
     if (several := row.pop(_QUESTIONS, None)) is None:
         rows = [row]
     elif isinstance(several, list) and several and all(isinstance(one, dict) for one in several):

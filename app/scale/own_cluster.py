@@ -9,7 +9,7 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +77,8 @@ def _private_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / name
     if len(os.fsencode(folder)) > _LONGEST_FOLDER:
         folder = Path("/tmp") / name
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UsageError(

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llama_adapter.app.evaluating.question import question_of
-from llama_adapter.app.jobs.questions import TemplateError, as_template
+from llama_adapter.app.inputs.fields import as_template
+from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.labelled.checks import check_lengths
 from llama_adapter.app.labelled.example import Example, Examples
 from llama_adapter.app.models.bundle_manifest import is_question

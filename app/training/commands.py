@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from llama_adapter.app.evaluating.question import question_of
-from llama_adapter.app.jobs.questions import as_template
+from llama_adapter.app.inputs.fields import as_template
 from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.training.asking import caption_prompts
 from llama_adapter.app.training.job import TrainJob
@@ -32,7 +32,8 @@ def score_command(job: TrainJob, data: TrainingData, *, folder: Path, bundle: Pa
     """A command that scores the test examples; None if there are none."""
     if not data.test:
         return None
-    is_asked = job.question is not None and len(caption_prompts(data.everything)) > 1  # else the model stores it
+    every, learned = caption_prompts(data.everything), caption_prompts(data.train)
+    is_asked = job.question is not None and (len(every) > 1 or every != learned)  # else the model stores it
     question = f" {_flag('question', job.question or '')}" if is_asked else ""
     table, out = _quoted(folder / table_name(TEST)), _flag("out", folder / "scores")
     return f"llama-adapter eval {table} {_model(job, bundle)}{question} {out}"

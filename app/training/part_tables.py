@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.inputs import PictureInput, natural_key
-from llama_adapter.app.jobs.questions import as_template
+from llama_adapter.app.inputs.fields import as_template
 from llama_adapter.app.labelled.example import Example
 from llama_adapter.app.training.asking import MOST_NAMED
 from llama_adapter.app.training.prepare import TrainingData

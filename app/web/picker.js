@@ -23,7 +23,8 @@ function tell(text, {role = 'status', more = []} = {}) {
     news.replaceChildren(...(text ? [line, ...more] : []));
     root().classList.toggle('is-outdated', text !== '');
     root().classList.toggle('is-uploading', isWaiting);
-    document.querySelector(notes).hidden = isWaiting; // it is about the time before
+    const notice = document.querySelector(notes);
+    if (!notice.contains(element)) notice.hidden = isWaiting; // it is about the time before
 }
 
 function refuse(problem) {

@@ -86,6 +86,16 @@ def test_another_config_is_refused(text: str, told: str, folder: Path) -> None:
         read(folder / "data.yaml")
 
 
+def test_braces_in_firstare_text_and_an_own_column_stays_a_variable(folder: Path) -> None:
+    own = {"image": "b.jpg", "question": "What is it?", "answer": "y"}
+    first = turns("<image>\nWhat does {x} mean?", "x")
+    rows = [{"image": "a.jpg", "conversations": first}, {**own, "conversations": 3}]
+    (folder / "llava.json").write_text(json.dumps(rows))
+    found = read(folder / "llava.json").examples
+    asked = [(one.question.instruction, one.answers) for one in found]
+    assert asked == [("What does {{x}} mean?", ("x",)), ("What is it?", ("y",))]
+
+
 @pytest.mark.parametrize(
     "value", [[], "text", turns("What?"), turns("a", "b")[::-1], [{"from": "human", "value": 1}, *turns("a", "b")[1:]]]
 )

@@ -265,3 +265,9 @@ def test_a_folder_that_others_may_enter_is_refused(environ: pytest.MonkeyPatch, 
             pass
     finally:
         folder.rmdir()
+    folder.symlink_to("/nonexistent")
+    try:
+        with pytest.raises(UsageError, match="open to other users"), kept_on_this_machine("local"):
+            pass
+    finally:
+        folder.unlink()
