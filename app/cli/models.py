@@ -66,7 +66,7 @@ def _declare_convert(convert: Parser) -> None:
         key="stored_dtype",
         metavar="T",
         default="float16",
-        help=default("precision to store; not for splitting a bundle"),
+        help=default("precision to store; a bundle of --model keeps its own"),
     )
     output.add_argument(
         "--tensor-parallel",
@@ -164,8 +164,8 @@ def _run_convert(options: argparse.Namespace) -> int:
     if options.llama_dir is None or options.adapter is None:
         raise UsageError(
             "convert needs --llama-dir and --adapter",
-            hint="and --clip, unless the adapter's file holds CLIP itself; or, to split a bundle, --model and "
-            "--tensor-parallel",
+            hint="and --clip, unless the adapter's file holds CLIP itself; or, for a bundle, --model with "
+            "--tensor-parallel to split it, or --lora to merge",
         )
     from llama_adapter.app.models.bundle import convert
     from llama_adapter.app.models.checkpoints import ModelSources

@@ -30,7 +30,7 @@ from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
 from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
 from tests.app.online.waiting import wait_for
-from tests.app.parallel.processes import listening
+from tests.app.parallel.processes import descendants, listening
 from tests.e2e import test_openai_client as openai_client
 
 pytestmark = pytest.mark.slow
@@ -165,15 +165,6 @@ test_log_probabilities = openai_client.test_several_answers_with_log_probabiliti
 test_texts = openai_client.test_a_question_without_a_picture_is_answered
 test_responses = openai_client.test_a_response_streams
 test_errors = openai_client.test_errors_are_those_that_the_client_knows
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        with suppress(OSError):
-            for children in Path(f"/proc/{one}/task").glob("*/children"):
-                found += map(int, children.read_text(encoding="ascii").split())
-    return found[1:]
 
 
 def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
