@@ -40,9 +40,9 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     find_clip,
     find_llama,
+    merge_loras,
     open_clip,
     open_llama,
-    open_llama_loras,
     query_heads,
     resolve_channel_order,
 )
@@ -55,7 +55,6 @@ from llama_adapter.app.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
-from llama_adapter.llm.weights.lora import merged_source
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -142,9 +141,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         if clip is None:
             _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
     if llama is not None and sources.lora:
-        loras = report.attempt("lora", partial(open_llama_loras, sources.lora, llama, adapter))
-        is_summed = loras is not None and report.passes("lora", partial(merged_source, llama, loras))
-        for lora in loras if loras and is_summed else ():
+        merged = report.attempt("lora", partial(merge_loras, sources.lora, llama, adapter))
+        for lora in merged[1] if merged else ():
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
     if place is not None:

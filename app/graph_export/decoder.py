@@ -15,7 +15,6 @@ from llama_adapter.app.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.graph_export.to_onnx import read_pixels
 from llama_adapter.app.measuring.roofline import decoder_weights
-from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
@@ -141,12 +140,9 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
     """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
     if spec.llama_dir is None:
         order = None if spec.channel_order == "auto" else spec.channel_order
-        if spec.lora:
-            return stream_merged_bundle(
-                bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
-            )
-        model = load_bundle(bundle_folder(spec.model), context=spec.context, channel_order=order, cast_vision=False)
-        return model, model.decoder_state.items()
+        return stream_merged_bundle(
+            bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
+        )
     if spec.is_llama_alone:
         return stream_llama(spec, dtype=torch.float32)
     return stream_sources(sources_of(spec), dtype=torch.float32, exported=True)

@@ -31,7 +31,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
-from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.llm.weights.names import LlamaSource, sizes_of
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
@@ -215,7 +215,7 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     adapter = open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
-    loras = open_llama_loras(sources.lora, llama, adapter)
+    llama, loras = merge_loras(sources.lora, llama, adapter)
     channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
     questions = declared_questions(adapter)
     usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
@@ -246,10 +246,9 @@ def stream_sources(
     ]
     if clip is not None and not adapter.clip:
         files.append(SourceFile(role="clip", path=clip.name))
-    files += lora_files(loras)
     model = LoadedModel(
         name=adapter_name(adapter.name),
-        digest=_digest_of(files, vision_config, decoder_config, loras),
+        digest=_digest_of(files, vision_config, decoder_config),
         vision_config=vision_config,
         vision_state=vision_state,
         decoder_config=decoder_config,
@@ -257,15 +256,14 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=(*_merged(adapter), *(lora.label for lora in loras)),
+        merged=_merged(adapter),
         prompt=questions.prompt,
         question=questions.question,
         template="conversation" if adapter.is_chat else "instruction",
-        notes=lora_notes(loras, place.folder.resolve().name),
     )
     share = share_of(decoder_config, ranks)
-    merged = merged_source(llama, loras)
-    return model, decoder_tensors(decoder_config, source=merged, adapter=adapter, dtype=chosen, share=share)
+    tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
+    return with_loras(model, loras, base=place.folder.resolve().name), tensors
 
 
 def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALONE) -> StreamedModel:
@@ -274,7 +272,7 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
     tokenizer, llama, _ = open_llama_parts(place, adapter=None)
-    loras = open_llama_loras(spec.lora, llama)
+    llama, loras = merge_loras(spec.lora, llama)
     context = DEFAULT_CONTEXT if spec.context is None else spec.context
     config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
     chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
@@ -282,11 +280,10 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
     files = (
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
-        *lora_files(loras),
     )
     model = LoadedModel(
         name=shown_name(place.folder.resolve().name),
-        digest=_digest_of(list(files), vision, config, loras),
+        digest=_digest_of(files, vision, config),
         vision_config=vision,
         vision_state={},
         decoder_config=config,
@@ -294,41 +291,44 @@ def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALO
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=files,
-        merged=tuple(lora.label for lora in loras),
-        notes=lora_notes(loras, place.folder.resolve().name),
+        merged=(),
     )
     share = share_of(config, ranks)
-    return model, decoder_tensors(config, source=merged_source(llama, loras), adapter=None, dtype=chosen, share=share)
+    tensors = decoder_tensors(config, source=llama, adapter=None, dtype=chosen, share=share)
+    return with_loras(model, loras, base=place.folder.resolve().name), tensors
 
 
-def open_llama_loras(
+def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
-) -> tuple[LoraFolder, ...]:
-    """Open the LoRA folders of a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    sizes = {"vocab_size": llama.vocab_size, "dim": llama.dim, "num_layers": llama.num_layers, "ffn_dim": llama.ffn_dim}
-    loras = open_loras(texts, **sizes)
+) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
+    """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
+    loras = open_loras(texts, **sizes_of(llama))
     for lora in loras:
-        replaced = [name for name in (*lora.updates, *lora.whole) if adapter is not None and name in adapter.llama]
-        if adapter is not None and replaced:
+        if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
                 f"The LoRA `{lora.path}` changes {list_keys(replaced)}, and the adapter `{adapter.name}` replaces them",
                 hint="leave out --lora, or use an adapter's file without these tensors",
             )
-    return loras
+    return merged_source(llama, loras), loras
 
 
-def lora_files(loras: Sequence[LoraFolder]) -> list[SourceFile]:
-    """The files of LoRA folders, with digests."""
-    return [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
-
-
-def lora_notes(loras: Sequence[LoraFolder], model: str) -> tuple[str, ...]:
-    """A note for each LoRA that names another base model than `model`."""
-    bases = [(lora, shown_excerpt(lora.base.replace("\\", "/").rstrip("/"))) for lora in loras if lora.base]
-    return tuple(
-        f"the LoRA `{lora.path}` was trained on `{base}`, and is merged into `{shown_name(model)}`"
-        for lora, base in bases
-        if base.rpartition("/")[2].casefold() != model.casefold()
+def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:
+    """The model with what is merged into it, and notes on LoRA folders for another LLaMA than `base`."""
+    if not loras:
+        return model
+    files = [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
+    told = [model.digest, *((Path(file.path).name, file.sha256) for file in files), *(lora.weight for lora in loras)]
+    notes = [
+        f"the LoRA `{lora.path}` was trained on `{shown_excerpt(trained_on)}`, and is merged into `{shown_name(base)}`"
+        for lora in loras
+        if (trained_on := lora.base) and trained_on.rpartition("/")[2].casefold() != base.casefold()
+    ]
+    return dataclasses.replace(
+        model,
+        digest=hashlib.sha256(repr(told).encode()).hexdigest(),
+        sources=(*model.sources, *files),
+        merged=(*model.merged, *(lora.label for lora in loras)),
+        notes=(*model.notes, *notes),
     )
 
 
@@ -561,15 +561,12 @@ def _enumerate(names: list[str]) -> str:
     return ("is " if len(names) == 1 else "are ") + ", ".join(f"`{name}`" for name in names[:12])
 
 
-def _digest_of(
-    files: list[SourceFile], vision: VisionConfig, decoder: DecoderConfig, loras: Sequence[LoraFolder]
-) -> str:
+def _digest_of(files: Sequence[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
     """Identifies the model without reading 13 GB: if a file changes, its size or time changes."""
     stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
     parts = {
         "files": [(role, name, stat.st_size, stat.st_mtime_ns) for role, name, stat in stats],
         "vision": vision.to_dict(),
         "llm": decoder.to_dict(),
-        **({"lora": [lora.weight for lora in loras]} if loras else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

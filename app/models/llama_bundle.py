@@ -18,20 +18,20 @@ from llama_adapter.app.models.bundle_manifest import (
 )
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.weights.names import LAYER_NORMS, LlamaSource, SplitTensor, checked_source
+from llama_adapter.llm.weights.names import (
+    BIASED,
+    PARTS,
+    LlamaSource,
+    SplitTensor,
+    checked_source,
+    meta_parts,
+    sizes_of,
+)
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.weights import ClipSource
 
-# Meta's names for the parts of each of our fused layers, and how many of the parts, from the first on, have a bias.
-_PACKED = {
-    "attention.qkv": (("attention.wq", "attention.wk", "attention.wv"), 1),
-    "attention.out": (("attention.wo",), 1),
-    "feed_forward.gate_up": (("feed_forward.w1", "feed_forward.w3"), 2),
-    "feed_forward.down": (("feed_forward.w2",), 1),
-}
-_NORMS = dict(zip(LAYER_NORMS, ("attention_norm", "feed_forward_norm"), strict=True))
 _MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
 
 
@@ -60,17 +60,11 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     state = read_decoder(place, config, manifest)
     dtype = DTYPES[manifest["dtype"]]
     plain = dict(stored_tensors(manifest).tensors(state, config, dtype=dtype, wanted=FLOAT))
-    sizes = {
-        "vocab_size": config.vocab_size,
-        "dim": config.dim,
-        "num_layers": config.num_layers,
-        "ffn_dim": config.ffn_dim,
-    }
     return checked_source(
         place,
         [place / LLM],
         _renamed(plain, config),
-        sizes=sizes,
+        sizes=sizes_of(config),
         config="manifest.json",
         meaning=_MEANING,
         half_split=True,
@@ -94,19 +88,12 @@ def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
 
 
 def _renamed(state: dict[str, Tensor], config: DecoderConfig) -> dict[str, SplitTensor]:
-    found = {
-        "tok_embeddings.weight": state["embedding.weight"],
-        "norm.weight": state["norm.weight"],
-        "output.weight": state["head.weight"],
-    }
-    for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        for theirs, ours in _NORMS.items():
-            found[f"{prefix}{theirs}.weight"] = state[f"{prefix}{ours}.weight"]
-        for path, (parts, _) in _PACKED.items():
-            rows = state[f"{prefix}{path}.weight"].chunk(len(parts))
-            found |= {f"{prefix}{name}.weight": part for name, part in zip(parts, rows, strict=True)}
-    return {name: SplitTensor((tensor,)) for name, tensor in found.items()}
+    found: dict[str, SplitTensor] = {}
+    for name, tensor in state.items():
+        if parts := meta_parts(name, config):
+            rows = tensor.chunk(len(parts))
+            found |= {part: SplitTensor((own,)) for part, own in zip(parts, rows, strict=True)}
+    return found
 
 
 def _biases(state: dict[str, Tensor], config: DecoderConfig, *, place: Path) -> dict[str, Tensor]:
@@ -114,12 +101,12 @@ def _biases(state: dict[str, Tensor], config: DecoderConfig, *, place: Path) -> 
     found: dict[str, Tensor] = {}
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
-        for path, (parts, num_biased) in _PACKED.items():
-            each = state[f"{prefix}{path}.bias"].chunk(len(parts))
-            if any(bool(bias.count_nonzero()) for bias in each[num_biased:]):
+        for path, parts in PARTS.items():
+            each = dict(zip(parts, state[f"{prefix}{path}.bias"].chunk(len(parts)), strict=True))
+            if any(bool(bias.count_nonzero()) for name, bias in each.items() if name not in BIASED):
                 raise CheckpointError(
                     f"The bundle `{place}` has biases for keys or values, which no adapter's file holds",
                     hint="name the LLaMA that it was made of as --llama-dir",
                 )
-            found |= {f"{prefix}{name}.bias": bias for name, bias in zip(parts[:num_biased], each, strict=False)}
+            found |= {f"{prefix}{name}.bias": bias for name, bias in each.items() if name in BIASED}
     return found if any(bool(bias.count_nonzero()) for bias in found.values()) else {}

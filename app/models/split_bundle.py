@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle
 from llama_adapter.app.models.checkpoints import Origin
 from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -31,7 +31,7 @@ def split_bundle(
     if target.resolve() == source.resolve():
         raise CheckpointError(f"`{target}` is the bundle to read itself", hint="write to another place")
     check_target(target, overwrite=overwrite)
-    model, tensors = stream_merged_bundle(source, lora) if lora else stream_bundle(source)
+    model, tensors = stream_merged_bundle(source, lora)
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     return save_bundle(
         target,

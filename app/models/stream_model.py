@@ -1,9 +1,7 @@
 """The weights of a spec, from a bundle or from checkpoints, as a stream of the decoder's tensors."""
 
 from pathlib import Path
-from typing import Any
 
-from llama_adapter.app.models.bundle import stream_bundle
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
 from llama_adapter.app.models.lora_bundle import stream_merged_bundle
@@ -34,18 +32,17 @@ def stream_model(
     missing; `encoder` is the card of that encoder, if it has one. Without `take_packed`, all weights are unpacked.
     """
     if spec.llama_dir is None:
-        place = bundle_folder(spec.model)
-        options: dict[str, Any] = {
-            "dtype": dtype,
-            "context": spec.context,
-            "channel_order": None if spec.channel_order == "auto" else spec.channel_order,
-            "cast_vision": spec.vision_kind == "torch",
-            "precision": spec.precision,
-            "ranks": ranks,
-        }
-        if spec.lora:
-            return stream_merged_bundle(place, spec.lora, **options)
-        return stream_bundle(place, take_packed=take_packed, **options)
+        return stream_merged_bundle(
+            bundle_folder(spec.model),
+            spec.lora,
+            dtype=dtype,
+            context=spec.context,
+            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
+            cast_vision=spec.vision_kind == "torch",
+            precision=spec.precision,
+            take_packed=take_packed,
+            ranks=ranks,
+        )
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None

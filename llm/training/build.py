@@ -15,19 +15,24 @@ from torch import Tensor, nn
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
-from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
 from llama_adapter.llm.training.linear import AdaptedLinear, new_factors
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
-from llama_adapter.llm.weights.names import BIASED, LAYER_NORMS, LlamaSource, half_split, meta_order
+from llama_adapter.llm.weights.names import (
+    BIASED,
+    LAYER_NORMS,
+    PARTS,
+    ROTATED,
+    LlamaSource,
+    half_split,
+    meta_order,
+)
 from llama_adapter.runtime.kernels.library import Library
 
 Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors"]
 DECODER_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-
-_ROTATED = ("attention.wq", "attention.wk")
-_NORMS = {"attention_norm": "attention_norm", "ffn_norm": "feed_forward_norm"}
 
 
 def build_decoder(
@@ -168,7 +173,7 @@ def _adapter(
 
 def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
     rows = rows.float()
-    return half_split(rows, num_heads) if name in _ROTATED else rows.clone()
+    return half_split(rows, num_heads) if name in ROTATED else rows.clone()
 
 
 def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
@@ -189,8 +194,8 @@ def _llama_tensors(decoder: LlamaAdapterDecoder) -> Iterator[tuple[str, Tensor]]
         if adapter.new_gate is not None:
             new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
             yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
-        for name in LAYER_NORMS:
-            yield f"{prefix}{name}.weight", _file(getattr(block, _NORMS[name]).weight)
+        for theirs, ours in LAYER_NORMS.items():
+            yield f"{prefix}{theirs}.weight", _file(getattr(block, ours).weight)
         for path, parts in PARTS.items():
             yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, num_heads=config.num_heads)
     yield "norm.weight", _file(decoder.norm.weight)
@@ -214,7 +219,7 @@ def _of_linear(
 
 
 def _theirs(name: str, rows: Tensor, num_heads: int) -> Tensor:
-    return meta_order(rows, num_heads) if name in _ROTATED else rows
+    return meta_order(rows, num_heads) if name in ROTATED else rows
 
 
 def _file(tensor: Tensor) -> Tensor:

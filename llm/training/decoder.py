@@ -130,12 +130,3 @@ class _Run:
         x_TD = x_TD + layer.attention.out(heads_TD)
         out_TD: Tensor = x_TD + layer.feed_forward(layer.feed_forward_norm(x_TD))
         return out_TD
-
-
-# Our packed layers of a block, and Meta's names of their parts.
-PARTS = {
-    "attention.qkv": ("attention.wq", "attention.wk", "attention.wv"),
-    "attention.out": ("attention.wo",),
-    "feed_forward.gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "feed_forward.down": ("feed_forward.w2",),
-}

@@ -15,10 +15,10 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.attention import attend_on_cpu
 from llama_adapter.llm.training.build import Kind, kind_of
-from llama_adapter.llm.training.decoder import PARTS, TrainableDecoder
+from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import fits, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
-from llama_adapter.llm.weights.names import BIASED
+from llama_adapter.llm.weights.names import BIASED, PARTS
 
 _META = torch.device("meta")
 

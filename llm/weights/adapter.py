@@ -21,6 +21,7 @@ from llama_adapter.llm.weights.names import (
     WIDTHS,
     LlamaSource,
     llama_shapes,
+    sizes_of,
 )
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
@@ -229,7 +230,7 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
         )
     sides = {"D": dim, "F": llama.ffn_dim}
     wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
-    base = llama_shapes(vocab_size=llama.vocab_size, dim=dim, num_layers=num_layers, ffn_dim=llama.ffn_dim)
+    base = llama_shapes(**sizes_of(llama))
     if any(name in adapter.llama for name in base if "norm" not in name):
         wanted |= base
     what = f"The LLaMA part of the adapter `{adapter.name}`"

@@ -14,10 +14,8 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import meta_cut, span
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
-from llama_adapter.llm.weights.names import LlamaSource, half_split, narrowed
+from llama_adapter.llm.weights.names import PARTS, ROTATED, LlamaSource, half_split, narrowed, sizes_of
 from llama_adapter.runtime.errors import CheckpointError
-
-_ROTATED = ("attention.wq", "attention.wk")
 
 
 def plan_decoder(
@@ -38,11 +36,8 @@ def plan_decoder(
         check_fits(adapter, source)
     try:
         config = DecoderConfig(
-            vocab_size=source.vocab_size,
-            dim=source.dim,
-            num_layers=source.num_layers,
+            **sizes_of(source),
             num_heads=source.num_heads,
-            ffn_dim=source.ffn_dim,
             norm_eps=source.norm_eps,
             rope_theta=source.rope_theta,
             num_adapter_layers=adapter.num_adapter_layers if adapter else 0,
@@ -120,14 +115,9 @@ class _Merge:
         if self.config.separate_adapter_kv and j >= 0:
             names = ["attention.wk", "attention.wv"]
             yield f"adapter.kv.{j}.weight", self._stacked(prefix, names, with_lora=False)
-        for target, names in (
-            ("attention.qkv", ["attention.wq", "attention.wk", "attention.wv"]),
-            ("attention.out", ["attention.wo"]),
-            ("feed_forward.gate_up", ["feed_forward.w1", "feed_forward.w3"]),
-            ("feed_forward.down", ["feed_forward.w2"]),
-        ):
-            yield f"{prefix}{target}.weight", self._stacked(prefix, names)
-            yield f"{prefix}{target}.bias", self._cast(torch.cat([self._bias(prefix, name) for name in names]))
+        for target, parts in PARTS.items():
+            yield f"{prefix}{target}.weight", self._stacked(prefix, parts)
+            yield f"{prefix}{target}.bias", self._cast(torch.cat([self._bias(prefix, name) for name in parts]))
 
     def _stacked(self, prefix: str, names: Sequence[str], *, with_lora: bool = True) -> Tensor:
         """The rows of several matrices, concatenated. Memory holds the result and one matrix."""
@@ -226,4 +216,4 @@ class _Merge:
         return bias.float() if is_in_order else self._reordered(name, bias.float())
 
     def _reordered(self, name: str, rows: Tensor) -> Tensor:
-        return half_split(rows, self.config.num_heads) if name in _ROTATED else rows
+        return half_split(rows, self.config.num_heads) if name in ROTATED else rows

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import (
+    ROTATED,
     LlamaSource,
-    SplitTensor,
+    half_split,
     llama_shapes,
     meta_order,
-    narrowed,
+    meta_parts,
     to_huggingface,
 )
 from llama_adapter.llm.weights.peft_config import CONFIG, PeftConfig, read_config
@@ -42,39 +44,37 @@ _KEY: Final = re.compile(
     r"base_model\.model\.(.+?)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector|base_layer|modules_to_save|weight)"
     r"(?:\.(?!weight$|bias$)([^.]+))?(?:(?<!\.weight)\.weight)?"
 )
-_WHOLE_KINDS: Final = ("base_layer", "modules_to_save", "weight")  # names of a module's whole weight
+# Other names of whole weights and of the embedding's factors, which make the transposed weight.
+_SAME: Final = {
+    "base_layer": "weight",
+    "modules_to_save": "weight",
+    "lora_embedding_A": "lora_B",
+    "lora_embedding_B": "lora_A",
+}
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
-_ENDS: Final = {"embedding.weight": _EMBEDDING, "head.weight": _HEAD}  # their names in a decoder's state dict
-_ROTATED: Final = re.compile(r".*\.attention\.w[qk]\.weight")
+_ENDS: Final = (_EMBEDDING, _HEAD)
 _MEANING: Final = "the folder is damaged, or was trained on another model; save it again with PEFT's `save_pretrained`"
-_OTHERS: Final = {
-    "lora_model_state.pdparams": "Paddle's LoRA is not read: merge it there with `merge_lora_params.py`, or save its "
-    "factors as a PEFT folder in safetensors",
-    "*.ckpt": "LoRA of MindFormers is not read: merge it there with `transform_ckpt_lora`, or save its factors as a "
-    "PEFT folder in safetensors",
-    "manifest.json": "it is a bundle, which goes with --model",
-}
-# The matrices in each of our fused weights.
-_FUSED: Final = {
-    "attention.qkv": ("attention.wq", "attention.wk", "attention.wv"),
-    "attention.out": ("attention.wo",),
-    "feed_forward.gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "feed_forward.down": ("feed_forward.w2",),
-}
 
 
-class Update(NamedTuple):
-    """A low-rank update: W + scale * left @ right; with DoRA, each row or column then gets the length `magnitude`."""
+class Change(NamedTuple):
+    """A LoRA's change of a weight: it is replaced by `whole`, if that is given, and scale * left @ right is added.
 
-    left_OR: Tensor
-    right_RI: Tensor
+    With DoRA, each row (`axis` 1), or column of the embedding (0), then gets the length `magnitude`.
+    """
+
+    whole: Tensor | None
+    left_OR: Tensor | None
+    right_RI: Tensor | None
     scale: float
     magnitude: Tensor | None
-    axis: int  # along which DoRA measures lengths: 1 for linear layers, 0 for the embedding
+    axis: int
 
-    def added(self, weight: Tensor) -> Tensor:
-        """The weight with this update, a new tensor in float32."""
-        merged = torch.addmm(weight.float(), self.left_OR.float(), self.right_RI.float(), alpha=self.scale)
+    def applied(self, weight: Tensor) -> Tensor:
+        """The changed weight in float32."""
+        weight = (weight if self.whole is None else self.whole).float()
+        if self.left_OR is None or self.right_RI is None:
+            return weight
+        merged = torch.addmm(weight, self.left_OR.float(), self.right_RI.float(), alpha=self.scale)
         if self.magnitude is None:
             return merged
         lengths = torch.linalg.vector_norm(merged, dim=self.axis, keepdim=True)
@@ -87,11 +87,14 @@ class LoraFolder:
 
     path: Path
     weight: float
-    base: str | None
-    ties_weights: bool
+    config: PeftConfig
     files: tuple[str, ...]
-    updates: Mapping[str, Update]
-    whole: Mapping[str, Tensor]  # tensors that replace those of the LLaMA
+    changes: Mapping[str, Change]
+
+    @property
+    def base(self) -> str:
+        """The model that it was trained on, as the folder names it; may be empty."""
+        return str(self.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/")
 
     @property
     def label(self) -> str:
@@ -99,8 +102,109 @@ class LoraFolder:
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
 
 
-def split_weight(text: str) -> tuple[Path, float]:
-    """The folder and the weight in FOLDER[=WEIGHT]. Raises UsageError for a weight that is no number."""
+def open_loras(
+    texts: Iterable[str], *, vocab_size: int, dim: int, num_layers: int, ffn_dim: int
+) -> tuple[LoraFolder, ...]:
+    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA of these sizes.
+
+    Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
+    that is not supported; every tensor must be known, and every module that the config targets must be there. Raises
+    UsageError for a weight that is no number.
+    """
+    shapes = llama_shapes(vocab_size=vocab_size, dim=dim, num_layers=num_layers, ffn_dim=ffn_dim)
+    return tuple(_open(*_split_weight(text), shapes=shapes) for text in texts)
+
+
+def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
+    """The LLaMA with LoRA merged, when a tensor is read. Raises CheckpointError for folders that cannot be summed."""
+    if not loras:
+        return source
+    tensors = dict(source.tensors)
+    is_tied = tensors[_EMBEDDING].parts[0].data_ptr() == tensors[_HEAD].parts[0].data_ptr()
+    if tied := [lora for lora in loras if is_tied and lora.config.entries["ensure_weight_tying"]]:
+        raise CheckpointError(
+            f"The LoRA `{tied[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
+            hint="merge it with PEFT, and name the result as --llama-dir",
+        )
+    for name, changes in _summed(loras, read=lambda name: source.tensors[name].read()).items():
+        is_in_meta_order = not source.half_split and name.endswith(tuple(f"{one}.weight" for one in ROTATED))
+        change = partial(_applied, changes, meta_heads=source.num_heads if is_in_meta_order else None)
+        tensors[name] = dataclasses.replace(tensors[name], change=change)
+    return dataclasses.replace(source, tensors=tensors)
+
+
+def merged_state(
+    stream: Callable[[], Iterable[tuple[str, Tensor]]], loras: Sequence[LoraFolder], config: DecoderConfig
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a whole decoder's state dict with LoRA merged, which are float32; others are left as they are.
+
+    Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
+    LoRA or the norms of an adapter.
+    """
+    for lora in loras:
+        if mixed := [
+            to_huggingface(name)
+            for name, change in lora.changes.items()
+            if name not in _ENDS
+            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
+        ]:
+            raise CheckpointError(
+                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
+                "adapter's changes already",
+                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
+            )
+    is_compared = any(change.whole is not None for lora in loras for change in lora.changes.values())
+    stored = ((meta_parts(name, config), tensor) for name, tensor in (stream() if is_compared else ()))
+    ends = {part: tensor for parts, tensor in stored for part in parts if part in _ENDS}
+    changes = _summed(loras, read=ends.__getitem__)
+
+    def merged(name: str, tensor: Tensor) -> Tensor:
+        parts = [changes.get(part, ()) for part in meta_parts(name, config)]
+        if not any(parts):
+            return tensor
+        rows = [_applied(part, one) for part, one in zip(parts, tensor.chunk(len(parts)), strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    return ((name, merged(name, tensor)) for name, tensor in stream())
+
+
+def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:
+    """The changed weight in float32. With `meta_heads`, its rows are in Meta's order."""
+    if meta_heads is not None:
+        return meta_order(_applied(changes, half_split(weight, meta_heads)), meta_heads)
+    for change in changes:
+        weight = change.applied(weight)
+    return weight.float()
+
+
+def _summed(loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor]) -> dict[str, list[Change]]:
+    """The changes of each tensor, with the weights of their folders. Only low-rank products may be several."""
+    found: dict[str, list[Change]] = {}
+    for lora in loras:
+        for name, change in lora.changes.items():
+            # PEFT stores the embedding and the head beside their factors, mostly unchanged.
+            if (
+                change.whole is not None
+                and name in _ENDS
+                and torch.equal(change.whole.to((own := read(name)).dtype), own)
+            ):
+                change = change._replace(whole=None)
+            others = [one for one in loras if one is not lora and name in one.changes]
+            is_sum = change.whole is None and change.magnitude is None
+            if not is_sum and (others or lora.weight != 1):
+                reason = f"`{others[0].path}` changes it too" if others else f"its weight is {lora.weight:g}"
+                raise CheckpointError(
+                    f"The LoRA `{lora.path}` has {'DoRA' if change.whole is None else 'the whole weight'} for "
+                    f"`{to_huggingface(name)}`, which is not summed, and {reason}",
+                    hint="give it alone, with weight 1; or merge one folder first with PEFT",
+                )
+            if change.whole is not None or change.left_OR is not None:
+                found.setdefault(name, []).append(change._replace(scale=change.scale * lora.weight))
+    return found
+
+
+def _split_weight(text: str) -> tuple[Path, float]:
+    """The folder and the weight in FOLDER[=WEIGHT]."""
     folder, sign, number = text.rpartition("=")
     if not sign or Path(text).is_dir():
         return Path(text), 1.0
@@ -115,158 +219,14 @@ def split_weight(text: str) -> tuple[Path, float]:
     return Path(folder), weight
 
 
-def open_loras(
-    texts: Iterable[str], *, vocab_size: int, dim: int, num_layers: int, ffn_dim: int
-) -> tuple[LoraFolder, ...]:
-    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA of these sizes.
-
-    Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
-    that is not supported; every tensor must be known, and every module that the config targets must be there.
-    """
-    shapes = llama_shapes(vocab_size=vocab_size, dim=dim, num_layers=num_layers, ffn_dim=ffn_dim)
-    return tuple(_open(*split_weight(text), shapes=shapes) for text in texts)
-
-
-def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
-    """The LLaMA with LoRA merged, when a tensor is read. Raises CheckpointError for folders that cannot be summed."""
-    if not loras:
-        return source
-    tensors = dict(source.tensors)
-    is_tied = tensors[_EMBEDDING].parts[0].data_ptr() == tensors[_HEAD].parts[0].data_ptr()
-    if tied := [lora for lora in loras if is_tied and lora.ties_weights]:
-        raise CheckpointError(
-            f"The LoRA `{tied[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
-            hint="merge it with PEFT, and name the result as --llama-dir",
-        )
-    changes = _Changes(loras, read=lambda name: source.tensors[name].read())
-    for name in changes.names:
-        heads = None if source.half_split or not _ROTATED.fullmatch(name) else source.num_heads
-        tensors[name] = _MergedTensor(
-            parts=tensors[name].parts, axis=tensors[name].axis, change=changes.of(name, heads)
-        )
-    return dataclasses.replace(source, tensors=tensors)
-
-
-def merged_state(
-    stream: Callable[[], Iterable[tuple[str, Tensor]]], loras: Sequence[LoraFolder], config: DecoderConfig
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a whole decoder's state dict with LoRA merged, which are float32; others are left as they are.
-
-    Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
-    LoRA or the norms of an adapter.
-    """
-    for lora in loras:
-        scaled = [name for name, one in lora.updates.items() if one.magnitude is not None and name != _EMBEDDING]
-        mixed = scaled if config.separate_adapter_kv else []
-        if mixed or (mixed := [name for name in lora.whole if name not in _ENDS.values()]):
-            raise CheckpointError(
-                f"The LoRA `{lora.path}` replaces or rescales {list_keys([to_huggingface(name) for name in mixed])}, "
-                "and the bundle's weights contain its adapter's changes already",
-                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
-            )
-    is_compared = any(lora.whole for lora in loras)
-    ends = {_ENDS[name]: tensor for name, tensor in stream() if name in _ENDS} if is_compared else {}
-    return _merge_state(stream(), _Changes(loras, read=ends.__getitem__), config)
-
-
-def _merge_state(
-    tensors: Iterable[tuple[str, Tensor]], changes: "_Changes", config: DecoderConfig
-) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        parts = _parts_of(name, config)
-        if not any(part in changes.names for part in parts):
-            yield name, tensor
-            continue
-        rows = zip(parts, tensor.chunk(len(parts)), strict=True)
-        merged = [changes.of(part)(one) if part in changes.names else one.float() for part, one in rows]
-        yield name, merged[0] if len(merged) == 1 else torch.cat(merged)
-
-
-def _parts_of(name: str, config: DecoderConfig) -> list[str]:
-    """Meta's names of the matrices in a tensor of a decoder's state dict."""
-    if (top := _ENDS.get(name)) is not None:
-        return [top]
-    if match := re.fullmatch(r"adapter\.kv\.(\d+)\.weight", name):
-        layer = config.first_adapter_layer + int(match[1])
-        return [f"layers.{layer}.attention.{part}.weight" for part in ("wk", "wv")]
-    match = re.fullmatch(r"(layers\.\d+)\.(\w+\.\w+)\.weight", name)
-    return [f"{match[1]}.{part}.weight" for part in _FUSED.get(match[2], ())] if match else []
-
-
-@dataclass(frozen=True, slots=True)
-class _MergedTensor(SplitTensor):
-    """A tensor with a change that is computed at every read, of the whole tensor."""
-
-    change: Callable[[Tensor], Tensor] = torch.clone
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
-    def read(self, cut: tuple[int, range] | None = None) -> Tensor:
-        merged = self.change(SplitTensor(self.parts, self.axis).read())
-        return merged if cut is None else narrowed(merged, cut)
-
-
-class _Changes:
-    """What a list of folders changes, checked: changes of a tensor are summed, and all but sums stand alone."""
-
-    def __init__(self, loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor]) -> None:
-        self._loras = loras
-        self._whole: dict[str, Tensor] = {}
-        for lora in loras:
-            for name, tensor in lora.whole.items():
-                # PEFT stores the embedding and the head beside their factors, mostly unchanged.
-                if name not in _ENDS.values() or not _is_equal(tensor, read(name)):
-                    self._require_alone(lora, name, "the whole weight of")
-                    self._whole[name] = tensor
-            for name, update in lora.updates.items():
-                if update.magnitude is not None:
-                    self._require_alone(lora, name, "DoRA for")
-        self.names = {*self._whole, *(name for lora in loras for name in lora.updates)}
-
-    def of(self, name: str, meta_heads: int | None = None) -> Callable[[Tensor], Tensor]:
-        """The change of a tensor, as a function. With `meta_heads`, its rows are in Meta's order."""
-
-        def ordered(rows: Tensor) -> Tensor:
-            return rows if meta_heads is None else meta_order(rows, meta_heads)
-
-        def change(weight: Tensor) -> Tensor:
-            if name in self._whole:
-                weight = ordered(self._whole[name])
-            for lora in self._loras:
-                if (update := lora.updates.get(name)) is not None:
-                    magnitude = None if update.magnitude is None else ordered(update.magnitude)
-                    scale = update.scale * lora.weight
-                    weight = update._replace(left_OR=ordered(update.left_OR), scale=scale, magnitude=magnitude).added(
-                        weight
-                    )
-            return weight.float()
-
-        return change
-
-    def _require_alone(self, lora: LoraFolder, name: str, what: str) -> None:
-        others = [one for one in self._loras if one is not lora and (name in one.updates or name in one.whole)]
-        if lora.weight == 1 and not others:
-            return
-        reason = f"`{others[0].path}` changes it too" if others else f"its weight is {lora.weight:g}"
-        raise CheckpointError(
-            f"The LoRA `{lora.path}` has {what} `{to_huggingface(name)}`, which is not summed, and {reason}",
-            hint="give it alone, with weight 1; or merge one folder first with PEFT",
-        )
-
-
-def _is_equal(stored: Tensor, own: Tensor) -> bool:
-    return stored.shape == own.shape and torch.equal(stored.to(own.dtype), own)
-
-
 def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFolder:
     if not (folder / CONFIG).exists():
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        others = (hint for pattern, hint in _OTHERS.items() if folder.is_dir() and any(folder.glob(pattern)))
         raise CheckpointError(
             f"`{folder}` is no LoRA folder: it {problem}",
-            hint=next(others, f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}"),
+            hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}; LoRA of "
+            "PaddleNLP and MindFormers is merged there (`merge_lora_params.py`, `transform_ckpt_lora`), or its factors "
+            "are saved as such a folder; a bundle goes with --model",
         )
     config = read_config(folder)
     path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), folder / _WEIGHTS[0])
@@ -274,15 +234,15 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
     check_dense(tensors, what=f"`{path}`")
     found = _by_module(tensors, path=path)
     names = {to_huggingface(name).removesuffix(".weight"): name for name in shapes}
-    linear = [module for module, name in names.items() if len(shapes[name]) == 2 and name != _EMBEDDING]
-    targeted = config.targeted(linear, [to_huggingface(_EMBEDDING).removesuffix(".weight")])
-    saved = config.saved(list(names))
+    targeted, saved = config.changed({module: shapes[name] for module, name in names.items()})
     wanted: dict[str, Shape] = {}
-    for module in targeted:
-        wanted |= _factor_shapes(module, shapes[names[module]], config, is_embedding=names[module] == _EMBEDDING)
     for module, name in names.items():
-        is_optional = name in _ENDS.values() and f"{module}.weight" in found
-        if module in saved or is_optional:
+        if module in targeted:
+            rank, (rows, columns) = config.rank_of(module), shapes[name]
+            wanted |= {f"{module}.lora_A": (rank, columns), f"{module}.lora_B": (rows, rank)}
+            if config.entries["use_dora"]:
+                wanted[f"{module}.lora_magnitude_vector"] = (columns if name == _EMBEDDING else rows,)
+        if module in saved or (name in _ENDS and f"{module}.weight" in found):
             wanted[f"{module}.weight"] = shapes[name]
     what = f"The LoRA `{path}`"
     if not wanted:
@@ -294,54 +254,35 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
             f"{what} holds numbers that are not finite, in {list_keys(broken)}",
             hint="its training diverged, or the file is damaged; take another checkpoint of it",
         )
-    return LoraFolder(
-        path=folder,
-        weight=weight,
-        base=config.base,
-        ties_weights=config.entries["ensure_weight_tying"],
-        files=(str(folder / CONFIG), str(path)),
-        updates={names[module]: _update(module, found, config) for module in targeted},
-        whole={names[key.removesuffix(".weight")]: one for key, one in found.items() if key.endswith(".weight")},
-    )
+    changes = {
+        names[module]: Change(
+            whole=found.get(f"{module}.weight"),
+            left_OR=found.get(f"{module}.lora_B"),
+            right_RI=found.get(f"{module}.lora_A"),
+            scale=config.scale_of(module),
+            magnitude=found.get(f"{module}.lora_magnitude_vector"),
+            axis=0 if names[module] == _EMBEDDING else 1,
+        )
+        for module in dict.fromkeys(key.rpartition(".")[0] for key in wanted)
+    }
+    files = (str(folder / CONFIG), str(path))
+    return LoraFolder(path=folder, weight=weight, config=config, files=files, changes=changes)
 
 
 def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor]:
     """The tensors by module and kind, such as `model.norm.weight` and `lm_head.lora_A`; unknown names are kept."""
     found: dict[str, Tensor] = {}
-    adapters: set[str | None] = set()
+    adapters: set[str] = set()
     for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
-        name = key
+        name, match = key, _KEY.fullmatch(key)
         if match is not None:
             adapters |= {match[3]} - {None}
-            name = f"{match[1]}.{'weight' if match[2] in _WHOLE_KINDS else match[2]}"
+            name = f"{match[1]}.{_SAME.get(match[2], match[2])}"
         if name in found or len(adapters) > 1:
             raise CheckpointError(
                 f"`{path}` holds several adapters, or a tensor twice (`{shown_excerpt(key)}`)",
                 hint="save each adapter to a folder of its own, with PEFT's `save_pretrained`",
             )
-        found[name] = tensor
+        is_transposed = match is not None and match[2].startswith("lora_embedding")
+        found[name] = tensor.transpose(0, -1) if is_transposed else tensor
     return found
-
-
-def _factor_shapes(module: str, shape: Shape, config: PeftConfig, *, is_embedding: bool) -> dict[str, Shape]:
-    rank, (rows, columns) = config.rank_of(module), shape
-    if is_embedding:
-        found: dict[str, Shape] = {
-            f"{module}.lora_embedding_A": (rank, rows),
-            f"{module}.lora_embedding_B": (columns, rank),
-        }
-    else:
-        found = {f"{module}.lora_A": (rank, columns), f"{module}.lora_B": (rows, rank)}
-    return found | (
-        {f"{module}.lora_magnitude_vector": (columns if is_embedding else rows,)} if config.entries["use_dora"] else {}
-    )
-
-
-def _update(module: str, found: Mapping[str, Tensor], config: PeftConfig) -> Update:
-    scale, magnitude = config.scale_of(module), found.get(f"{module}.lora_magnitude_vector")
-    if f"{module}.lora_A" in found:
-        return Update(found[f"{module}.lora_B"], found[f"{module}.lora_A"], scale, magnitude, 1)
-    # The embedding's factors make the transposed weight.
-    left, right = found[f"{module}.lora_embedding_A"].T, found[f"{module}.lora_embedding_B"].T
-    return Update(left, right, scale, magnitude, 0)

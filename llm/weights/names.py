@@ -1,7 +1,7 @@
 """Tensor names of LLaMA in Meta's and Hugging Face's formats, the row order of q and k, and an opened LLaMA."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
 from llama_adapter.runtime.text import shown_excerpt
@@ -25,7 +26,16 @@ MATRICES = {
 }
 # Matrices that may have a bias; wk, wv and the output never have one.
 BIASED = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
-LAYER_NORMS = ("attention_norm", "ffn_norm")
+# Our fused layers of a block, and Meta's names of their parts.
+PARTS = {
+    "attention.qkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "attention.out": ("attention.wo",),
+    "feed_forward.gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "feed_forward.down": ("feed_forward.w2",),
+}
+ROTATED = ("attention.wq", "attention.wk")  # their rows have an order, see `half_split`
+LAYER_NORMS = {"attention_norm": "attention_norm", "ffn_norm": "feed_forward_norm"}  # Meta's names, and ours
+_SINGLE = {"embedding": "tok_embeddings", "norm": "norm", "head": "output"} | {v: k for k, v in LAYER_NORMS.items()}
 
 # Sizes of the first LLaMAs, for hints.
 WIDTHS = "7B is 4096 wide, 13B 5120, 30B 6656, 65B 8192"
@@ -47,6 +57,11 @@ _HUGGINGFACE_TOP = {
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "output.weight",
 }
+
+
+def sizes_of(model: "LlamaSource | DecoderConfig") -> dict[str, int]:
+    """The arguments of `llama_shapes` for a model."""
+    return {name: getattr(model, name) for name in ("vocab_size", "dim", "num_layers", "ffn_dim")}
 
 
 def llama_shapes(*, vocab_size: int, dim: int, num_layers: int, ffn_dim: int) -> dict[str, Shape]:
@@ -78,6 +93,16 @@ def to_huggingface(name: str) -> str:
         return next(theirs for theirs, ours in _HUGGINGFACE_TOP.items() if ours == name)
     layer = next(theirs for theirs, ours in _HUGGINGFACE_LAYER.items() if ours == match[2])
     return f"model.{match[1]}.{layer}.weight"
+
+
+def meta_parts(name: str, config: DecoderConfig) -> list[str]:
+    """Meta's names of the weights that a tensor of a decoder's state dict consists of; empty for other tensors."""
+    if match := re.fullmatch(r"adapter\.kv\.(\d+)\.weight", name):
+        layer = config.first_adapter_layer + int(match[1])
+        return [f"layers.{layer}.attention.{part}.weight" for part in ("wk", "wv")]
+    match = re.fullmatch(r"(layers\.\d+\.)?(.+)\.weight", name)
+    parts = PARTS.get(match[2]) or (_SINGLE[match[2]],) if match else ()
+    return [f"{match[1] or ''}{part}.weight" for part in parts] if match else []
 
 
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
@@ -123,11 +148,12 @@ class SplitTensor:
 
     parts: tuple[Tensor, ...]
     axis: int = 0
+    change: Callable[[Tensor], Tensor] | None = None  # makes a tensor in float32 of the joined one
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the result of `read`."""
-        return self.parts[0].dtype
+        return self.parts[0].dtype if self.change is None else torch.float32
 
     @property
     def shape(self) -> Shape:
@@ -139,10 +165,13 @@ class SplitTensor:
         return tuple(shape)
 
     def read(self, cut: tuple[int, range] | None = None) -> Tensor:
-        """The joined tensor in the dtype of the file. With `cut`, only a range of its rows (axis 0) or columns (1).
+        """The joined tensor in `dtype`. With `cut`, only a range of its rows (axis 0) or columns (1).
 
-        The result is a view of the file if it comes from one part. Other parts are not read.
+        The result is a view of the file if it comes from one part and is not changed. Other parts are not read.
         """
+        if self.change is not None:
+            changed = self.change(SplitTensor(self.parts, self.axis).read())
+            return changed if cut is None else narrowed(changed, cut)
         pieces = list(self.parts)
         if cut is not None and cut[0] != self.axis:
             pieces = [narrowed(part, cut) for part in self.parts]
