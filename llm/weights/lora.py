@@ -153,10 +153,11 @@ def merged_state(
                 "adapter's changes already",
                 hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
             )
-    is_compared = any(change.whole is not None for lora in loras for change in lora.changes.values())
-    stored = ((meta_parts(name, config), tensor) for name, tensor in (stream() if is_compared else ()))
-    ends = {part: tensor for parts, tensor in stored for part in parts if part in _ENDS}
-    changes = _summed(loras, read=ends.__getitem__)
+
+    def read(wanted: str) -> Tensor:
+        return next(tensor for name, tensor in stream() if meta_parts(name, config) == [wanted])
+
+    changes = _summed(loras, read=read)
 
     def merged(name: str, tensor: Tensor) -> Tensor:
         parts = [changes.get(part, ()) for part in meta_parts(name, config)]
@@ -183,12 +184,9 @@ def _summed(loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor]) -> di
     for lora in loras:
         for name, change in lora.changes.items():
             # PEFT stores the embedding and the head beside their factors, mostly unchanged.
-            if (
-                change.whole is not None
-                and name in _ENDS
-                and torch.equal(change.whole.to((own := read(name)).dtype), own)
-            ):
-                change = change._replace(whole=None)
+            if change.whole is not None and name in _ENDS:
+                own = read(name)
+                change = change._replace(whole=None if torch.equal(change.whole.to(own.dtype), own) else change.whole)
             others = [one for one in loras if one is not lora and name in one.changes]
             is_sum = change.whole is None and change.magnitude is None
             if not is_sum and (others or lora.weight != 1):
@@ -224,9 +222,8 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         raise CheckpointError(
             f"`{folder}` is no LoRA folder: it {problem}",
-            hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}; LoRA of "
-            "PaddleNLP and MindFormers is merged there (`merge_lora_params.py`, `transform_ckpt_lora`), or its factors "
-            "are saved as such a folder; a bundle goes with --model",
+            hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}; merge LoRA of "
+            "PaddleNLP (`merge_lora_params.py`) or MindFormers (`transform_ckpt_lora`) there; a bundle is a --model",
         )
     config = read_config(folder)
     path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), folder / _WEIGHTS[0])

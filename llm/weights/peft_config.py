@@ -18,16 +18,16 @@ from llama_adapter.runtime.text import shown_excerpt
 CONFIG: Final = "adapter_config.json"
 _MERGE: Final = "merge it with PEFT (`merge_and_unload`, then `save_pretrained`), and name the result as --llama-dir"
 
-_REQUIRED: Final[Mapping[str, tuple[Sequence[Any], str]]] = {  # the values that are read, and a hint for others
-    "peft_type": (("LORA",), f"--past-key-values reads PREFIX_TUNING; for others, {_MERGE}"),
+# Values that are supported, and hints for others. Other initialisations change the base model's weights too.
+_SUPPORTED: Final[Mapping[str, tuple[Sequence[Any], str]]] = {
+    "peft_type": (["LORA"], f"--past-key-values reads PREFIX_TUNING; for others, {_MERGE}"),
     "task_type": (
-        (None, "CAUSAL_LM"),
-        "its model has another head than a LLaMA that writes text; use a LoRA for causal language models",
+        [None, "CAUSAL_LM"],
+        "models for other tasks have another head; use a LoRA for causal language models",
     ),
     "init_lora_weights": (
-        (None, True, False, "gaussian", "eva", "orthogonal"),
-        "others change the base model's weights too: save it in PEFT with `path_initial_model_for_weight_conversion`, "
-        f"or {_MERGE}",
+        [None, True, False, "gaussian", "eva", "orthogonal"],
+        f"save it in PEFT with `path_initial_model_for_weight_conversion`, or {_MERGE}",
     ),
 }
 _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
@@ -82,12 +82,12 @@ class PeftConfig:
             targeted = {name: [one for one in matrices if self._match(pattern, one)] for name, pattern in patterns}
         # PEFT looks at the ends of the names of modules and of their parents.
         saved = {name: [module for module in modules if f"{name}." in f"{module}."] for name in kept}
-        for entry, found in (("target_modules", targeted), ("modules_to_save", saved)):
+        for entry, found, known in (("target_modules", targeted, matrices), ("modules_to_save", saved, modules)):
             if idle := [name for name, matched in found.items() if not matched]:
+                ends = sorted({module.rpartition(".")[2] for module in known})
                 raise CheckpointError(
-                    f"`{self.path}` has {list_keys(idle)} in `{entry}`, and a LLaMA has no such module",
-                    hint=f"its modules are {list_keys(sorted({module.rpartition('.')[2] for module in modules}))}; "
-                    f"take other names out of `{entry}` if the LoRA has no tensors for them",
+                    f"`{self.path}` has {list_keys(idle)} in `{entry}`, where a LLaMA has {list_keys(ends)}",
+                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them",
                 )
         excluded = _patterns(self.entries["exclude_modules"]).values()
         return {
@@ -137,7 +137,7 @@ def read_config(folder: Path) -> PeftConfig:
     """Read the config of a LoRA folder. Raises CheckpointError for one that is damaged or is computed differently."""
     path = folder / CONFIG
     config = read_json(path)
-    for name, (allowed, hint) in _REQUIRED.items():
+    for name, (allowed, hint) in _SUPPORTED.items():
         if (value := config.get(name)) not in allowed:
             wanted = ", ".join(str(one) for one in allowed if one is not None)
             raise _wrong(path, name, value, wanted, hint)
@@ -148,7 +148,7 @@ def read_config(folder: Path) -> PeftConfig:
         if not isinstance(value, types) or not all(map(_KINDS[kind], parts)):
             raise _wrong(path, name, value, wanted, "the file is damaged or was changed by hand; copy the folder again")
         entries[name] = value
-    others = config.keys() - {*_REQUIRED, *_ENTRIES, *_IGNORED}
+    others = config.keys() - {*_SUPPORTED, *_ENTRIES, *_IGNORED}
     if unknown := sorted(name for name in others if config[name] not in (None, False, "", [], {})):
         raise CheckpointError(f"`{path}` sets {list_keys(unknown)}, which is not supported here", hint=_MERGE)
     return PeftConfig(path=path, entries=entries)
