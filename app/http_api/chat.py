@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi.sse import format_sse_event
@@ -68,78 +69,124 @@ def _turn(message: schemas.Message, *, place: str) -> Turn:
 
 def chat_form() -> Form[ChatRequest]:
     """`/v1/chat/completions`, with the fields of all tasks."""
-    return Form(request=with_task_fields(ChatRequest), id_prefix="chatcmpl-", understand=understand, reply=_reply)
+    return Form(
+        request=with_task_fields(ChatRequest),
+        id_prefix="chatcmpl-",
+        understand=understand,
+        reply=partial(make_reply, ChatReply),
+    )
 
 
-def _reply(request: ChatRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> "ChatReply":
-    return ChatReply(
+def make_reply(
+    kind: type["ChatReply"],
+    request: ChatRequest | CompletionRequest,
+    asked: ChatQuestion,
+    head: Mapping[str, Any],
+    info: ModelInfo,
+) -> "ChatReply":
+    """The reply to a request, of this kind."""
+    return kind(
         {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
         with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         with_logprobs=asked.with_logprobs,
         num_answers=asked.num_answers,
+        num_prompts=len(asked.prompts),
     )
 
 
 class ChatReply:
-    """Answers as chat completions. `head` has the fields that the completion and every chunk have in common."""
+    """Answers as chat completions: `num_answers` of the first prompt, then of the next one.
+
+    `head` has the fields that the completion and every chunk have in common.
+    """
+
+    name, chunk_name = "chat.completion", "chat.completion.chunk"
+    starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
 
     def __init__(
-        self, head: Mapping[str, Any], *, with_usage: bool = False, with_logprobs: bool = False, num_answers: int = 1
+        self,
+        head: Mapping[str, Any],
+        *,
+        with_usage: bool = False,
+        with_logprobs: bool = False,
+        num_answers: int = 1,
+        num_prompts: int = 1,
     ) -> None:
-        self._head, self._num_answers = head, num_answers
+        self._head, self._num_answers, self._num_prompts = head, num_answers * num_prompts, num_prompts
         self._with_usage, self._with_logprobs = with_usage, with_logprobs
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ChatCompletion`."""
         choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                **self._outcome(answer),
-            }
+            {"index": index, **self.content(answer.text), **self._outcome(answer)}
             for index, answer in enumerate(answers)
         ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_of(answers)}
+        return {**self._head, "object": self.name, "choices": choices, "usage": self._usage(answers)}
 
     async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
         """Chunks with roles, pieces of text, finish reasons, and token counts if requested; then [DONE].
 
         An answer with an error ends the stream with the error's envelope instead.
         """
-        for index in range(self._num_answers):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+        for start in self.starts:
+            for index in range(self._num_answers):
+                yield self._chunk(index, start)
         answers: list[Answer] = []
         with_text: set[int] = set()
         async for index, event in events:
             if isinstance(event, TextDelta):
                 with_text.add(index)
-                yield self._chunk(index, {"content": event.text})
+                yield self._chunk(index, self.piece(event.text))
             elif event.error is not None:
                 yield format_sse_event(data_str=json.dumps(of_answer(event.error).envelope()))
                 break
             else:
                 answers.append(event)
-                if event.text and index not in with_text:  # a scored answer has no deltas
-                    yield self._chunk(index, {"content": event.text})
-                yield self._chunk(index, {}, **self._outcome(event))
+                *pieces, last = self.ends("" if index in with_text else event.text)  # a scored answer has no deltas
+                for piece in pieces:
+                    yield self._chunk(index, piece)
+                yield self._chunk(index, {**last, **self._outcome(event)})
                 if self._with_usage and len(answers) == self._num_answers:
-                    yield self._frame([], usage=usage_of(answers))
+                    yield self._frame([], usage=self._usage(answers))
         yield format_sse_event(data_str="[DONE]")
 
-    def _chunk(self, index: int, delta: Mapping[str, str], **fields: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-        return self._frame([choice], **({"usage": None} if self._with_usage else {}))
+    def content(self, text: str) -> dict[str, Any]:
+        """The text of a whole answer, as fields of its choice."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def piece(self, text: str) -> dict[str, Any]:
+        """A piece of text, as fields of a chunk's choice."""
+        return {"delta": {"content": text}}
+
+    def ends(self, rest: str) -> list[dict[str, Any]]:
+        """The last chunks of an answer, with the `rest` of its text."""
+        return [*([self.piece(rest)] if rest else []), {"delta": {}}]
+
+    def logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        """The log-probabilities of an answer; None for scored answers."""
+        if answer.token_ids and not answer.logprobs:
+            return None
+        return {"content": logprobs_of(answer), "refusal": None}
+
+    def _chunk(self, index: int, fields: Mapping[str, Any]) -> bytes:
+        return self._frame([{"index": index, "logprobs": None, "finish_reason": None, **fields}])
 
     def _frame(self, choices: list[dict[str, Any]], **fields: Any) -> bytes:
-        content = {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
+        usage = {"usage": None} if self._with_usage else {}
+        content = {**self._head, "object": self.chunk_name, **usage, "choices": choices, **fields}
         return format_sse_event(data_str=json.dumps(content))
 
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+        """The tokens of all prompts and answers: `schemas.Usage`. Each prompt has equally many answers."""
+        num_prompt = sum(answer.prompt_tokens for answer in answers) * self._num_prompts // len(answers)
+        num_new = sum(len(answer.token_ids) for answer in answers)
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+
     def _outcome(self, answer: Answer) -> dict[str, Any]:
-        """Why the answer ended, its log-probabilities and extensions: fields of `schemas.Choice`."""
-        has_logprobs = self._with_logprobs and bool(answer.logprobs or not answer.token_ids)
+        """Why the answer ended, its log-probabilities and extensions: fields of a choice."""
         return {
             "finish_reason": "length" if answer.finish == "length" else "stop",
-            "logprobs": {"content": logprobs_of(answer), "refusal": None} if has_logprobs else None,
+            "logprobs": self.logprobs(answer) if self._with_logprobs else None,
             **extensions_of(answer),
         }
 
@@ -164,13 +211,6 @@ def extensions_of(answer: Answer) -> dict[str, Any]:
         "unfamiliar": answer.unfamiliar,
     }
     return {name: value for name, value in extensions.items() if value is not None}
-
-
-def usage_of(answers: Sequence[Answer], *, num_prompts: int = 1) -> dict[str, int]:
-    """The tokens of all prompts and answers: `schemas.Usage`. Each prompt has equally many answers."""
-    num_prompt = sum(answer.prompt_tokens for answer in answers) * num_prompts // len(answers)
-    num_new = sum(len(answer.token_ids) for answer in answers)
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 
 def _invalid(message: str, param: str) -> ApiError:
