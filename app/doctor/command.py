@@ -131,14 +131,11 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
 
         return diagnose_decoder(spec)
     from llama_adapter.app.doctor.encoder import diagnose_with_encoder
-    from llama_adapter.app.doctor.model import diagnose, diagnose_bundle_lora
+    from llama_adapter.app.doctor.model import diagnose
     from llama_adapter.app.models.checkpoints import sources_of
     from llama_adapter.app.models.models_by_name import bundle_folder
 
     target = bundle_folder(spec.model) if spec.llama_dir is None else sources_of(spec)
     if spec.encoder is not None:
         return diagnose_with_encoder(target, spec)
-    findings = diagnose(target, precision=spec.precision, device=spec.device)
-    if spec.lora and spec.llama_dir is None:
-        findings += diagnose_bundle_lora(bundle_folder(spec.model), spec.lora)
-    return findings
+    return diagnose(target, lora=spec.lora, precision=spec.precision, device=spec.device)

@@ -93,10 +93,11 @@ def diagnose(
     *,
     exported: bool = False,
     encoder: EncoderCard | None = None,
+    lora: Sequence[str] = (),
     precision: Precision | None = None,
     device: str = AUTO,
 ) -> list[Finding]:
-    """Check a model: a bundle's folder, or the checkpoints for a bundle.
+    """Check a model: a bundle's folder, with `lora` to be merged into it, or the checkpoints for a bundle.
 
     With an `exported` encoder, CLIP may be missing; `encoder` is the encoder's card, if it has one. The question of a
     bundle's known answer is asked again on `device` in `precision`, by default the bundle's own.
@@ -105,24 +106,20 @@ def diagnose(
     Faults of the model are returned as findings, never raised.
     """
     if not isinstance(target, ModelSources):
-        return _bundle_findings(target, precision=precision, device=device)
+        return _bundle_findings(target, lora=lora, precision=precision, device=device)
     report = Report()
     _check_sources(report, target, exported=exported, encoder=encoder)
     return report.findings
 
 
-def diagnose_bundle_lora(place: str | os.PathLike[str], lora: Sequence[str]) -> list[Finding]:
-    """Findings about LoRA folders that are merged into a bundle."""
-    report = Report()
-    if report.passes("lora", lambda: stream_merged_bundle(place, lora)):
-        report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
-    return report.findings
-
-
 @again_if_replaced
-def _bundle_findings(place: str | os.PathLike[str], *, precision: Precision | None, device: str) -> list[Finding]:
+def _bundle_findings(
+    place: str | os.PathLike[str], *, lora: Sequence[str], precision: Precision | None, device: str
+) -> list[Finding]:
     report = Report()
     _check_bundle(report, Path(place), precision=precision, device=device)
+    if lora and report.passes("lora", lambda: stream_merged_bundle(place, lora)):
+        report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
     return report.findings
 
 

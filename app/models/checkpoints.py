@@ -318,10 +318,11 @@ def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) ->
         return model
     files = [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
     told = [model.digest, *((Path(file.path).name, file.sha256) for file in files), *(lora.weight for lora in loras)]
+    trained_on = [str(lora.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/") for lora in loras]
     notes = [
-        f"the LoRA `{lora.path}` was trained on `{shown_excerpt(trained_on)}`, and is merged into `{shown_name(base)}`"
-        for lora in loras
-        if (trained_on := lora.base) and trained_on.rpartition("/")[2].casefold() != base.casefold()
+        f"the LoRA `{lora.path}` was trained on `{shown_excerpt(other)}`, and is merged into `{shown_name(base)}`"
+        for lora, other in zip(loras, trained_on, strict=True)
+        if other and other.rpartition("/")[2].casefold() != base.casefold()
     ]
     return dataclasses.replace(
         model,

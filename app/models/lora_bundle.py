@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.models.bundle import stream_bundle
-from llama_adapter.app.models.bundle_manifest import num_ranks_of, read_configs, read_manifest, stored_precision
+from llama_adapter.app.models.bundle_manifest import num_ranks_of, read_manifest, stored_precision
 from llama_adapter.app.models.checkpoints import StreamedModel, with_loras
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.sketch import sketch
@@ -43,10 +43,9 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
-    _, sizes = read_configs(place, manifest)
-    loras = open_loras(lora, **sizes_of(sizes))
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
+    loras = open_loras(lora, **sizes_of(config))
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
     tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)

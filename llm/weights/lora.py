@@ -92,11 +92,6 @@ class LoraFolder:
     changes: Mapping[str, Change]
 
     @property
-    def base(self) -> str:
-        """The model that it was trained on, as the folder names it; may be empty."""
-        return str(self.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/")
-
-    @property
     def label(self) -> str:
         """Name and weight, for a manifest."""
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
