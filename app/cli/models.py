@@ -174,9 +174,8 @@ def _run_convert(options: argparse.Namespace) -> int:
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
     sources = settings(ModelSources, vars(options))
-    bundle = convert(
-        sources, options.out, dtype=DTYPES[options.dtype], num_ranks=options.num_ranks, overwrite=options.force
-    )
+    numbers = {"dtype": DTYPES[options.dtype], "num_ranks": options.num_ranks}
+    bundle = convert(sources, options.out, **numbers, overwrite=options.force, tell=say)
     code = _tell(bundle, options.dtype, num_ranks=options.num_ranks)
     if not options.no_known_answer:
         _answer(bundle)
@@ -184,8 +183,8 @@ def _run_convert(options: argparse.Namespace) -> int:
 
 
 def _run_split(options: argparse.Namespace) -> int:
-    given = [flag for flag, value in (("--llama-dir", options.llama_dir), ("--adapter", options.adapter)) if value]
-    if given:
+    checkpoints = ("llama_dir", "llama_type", "adapter", "clip", "visual_heads")
+    if given := [f"--{name.replace('_', '-')}" for name in checkpoints if getattr(options, name)]:
         raise UsageError(f"--model does not go with {given[0]}", hint="name a bundle, or checkpoints")
     if options.num_ranks == 1 and not options.lora:
         raise UsageError(
@@ -196,7 +195,14 @@ def _run_split(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.split_bundle import split_bundle
 
     bundle = split_bundle(
-        options.model, options.out, num_ranks=options.num_ranks, lora=options.lora, overwrite=options.force
+        options.model,
+        options.out,
+        num_ranks=options.num_ranks,
+        lora=options.lora,
+        context=options.context,
+        channel_order=None if options.channel_order == "auto" else options.channel_order,
+        overwrite=options.force,
+        tell=say,
     )
     code = _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
     if options.lora and options.num_ranks == 1 and not options.no_known_answer:

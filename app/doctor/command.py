@@ -137,8 +137,11 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
 
     target = bundle_folder(spec.model) if spec.llama_dir is None else sources_of(spec)
     if spec.encoder is not None:
-        return diagnose_with_encoder(target, spec)
-    findings = diagnose(target, precision=spec.precision, device=spec.device)
+        findings = diagnose_with_encoder(target, spec)
+    else:
+        findings = diagnose(target, precision=spec.precision, device=spec.device)
     if spec.lora and spec.llama_dir is None:
-        findings += diagnose_bundle_lora(bundle_folder(spec.model), spec.lora)
+        told = {finding.sentence for finding in findings}  # such as a missing bundle
+        of_lora = diagnose_bundle_lora(bundle_folder(spec.model), spec.lora)
+        findings += [finding for finding in of_lora if finding.sentence not in told]
     return findings

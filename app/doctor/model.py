@@ -40,6 +40,7 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     find_clip,
     find_llama,
+    lora_notes,
     open_clip,
     open_llama,
     open_llama_loras,
@@ -115,8 +116,10 @@ def diagnose(
 def diagnose_bundle_lora(place: str | os.PathLike[str], lora: Sequence[str]) -> list[Finding]:
     """Findings about LoRA folders that are merged into a bundle."""
     report = Report()
-    if report.passes("lora", lambda: stream_merged_bundle(place, lora)):
+    merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora))
+    if merged is not None:
         report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
+        _tell_notes(report, merged[0].notes)
     return report.findings
 
 
@@ -147,6 +150,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         for lora in loras if loras and is_summed else ():
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
+        if place is not None and loras:
+            _tell_notes(report, lora_notes(loras, place.folder.resolve().name))
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:
@@ -164,6 +169,11 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
         _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
+
+
+def _tell_notes(report: Report, notes: Iterable[str]) -> None:
+    for note in notes:
+        report.add("warning", "model", f"{note[0].upper()}{note[1:]}")
 
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:

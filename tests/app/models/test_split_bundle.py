@@ -205,6 +205,7 @@ def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     [
         (["--model", "embedded"], "--tensor-parallel is missing"),
         (["--model", "b", "--llama-dir", "x", "--tensor-parallel", "2"], "--model does not go with --llama-dir"),
+        (["--model", "b", "--clip", "x", "--tensor-parallel", "2"], "--model does not go with --clip"),
         (["--tensor-parallel", "0", "--llama-dir", "x", "--adapter", "y"], "must be at least 1"),
         (["--tensor-parallel", "2"], "needs --llama-dir and --adapter"),
     ],
