@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import add_model
+from llama_adapter.app.cli.model_flags import SPEC, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import holding_out, settings
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
@@ -183,9 +183,10 @@ def _run_convert(options: argparse.Namespace) -> int:
 
 
 def _run_split(options: argparse.Namespace) -> int:
-    checkpoints = ("llama_dir", "llama_type", "adapter", "clip", "visual_heads")
-    if given := [f"--{name.replace('_', '-')}" for name in checkpoints if getattr(options, name)]:
-        raise UsageError(f"--model does not go with {given[0]}", hint="name a bundle, or checkpoints")
+    for name in ("llama_dir", "llama_type", "adapter", "clip", "visual_heads", "channel_order", "context"):
+        if getattr(options, name) not in (None, SPEC.channel_order):
+            hint = "name a bundle, which keeps its own context and channel order, or checkpoints"
+            raise UsageError(f"--model does not go with --{name.replace('_', '-')}", hint=hint)
     if options.num_ranks == 1 and not options.lora:
         raise UsageError(
             "convert --model splits a bundle, and --tensor-parallel is missing",
@@ -194,16 +195,8 @@ def _run_split(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
     from llama_adapter.app.models.split_bundle import split_bundle
 
-    bundle = split_bundle(
-        options.model,
-        options.out,
-        num_ranks=options.num_ranks,
-        lora=options.lora,
-        context=options.context,
-        channel_order=None if options.channel_order == "auto" else options.channel_order,
-        overwrite=options.force,
-        tell=say,
-    )
+    given = {"num_ranks": options.num_ranks, "lora": options.lora, "overwrite": options.force}
+    bundle = split_bundle(options.model, options.out, **given, tell=say)
     code = _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
     if options.lora and options.num_ranks == 1 and not options.no_known_answer:
         _answer(bundle)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
@@ -12,7 +11,6 @@ from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.vision.config import ChannelOrder
 
 
 def split_bundle(
@@ -21,24 +19,20 @@ def split_bundle(
     *,
     num_ranks: int,
     lora: Sequence[str] = (),
-    context: int | None = None,
-    channel_order: ChannelOrder | None = None,
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write a bundle in its own precision with the decoder split over `num_ranks`; returns the new folder.
 
     `bundle` None means the embedded model. Packed weights are unpacked. `lora` are PEFT folders to merge, each FOLDER
-    or FOLDER=WEIGHT. `context` and `channel_order` replace the bundle's own. Without them and `lora`, the bundle keeps
-    the known answer of the original. `tell` gets a line for each note about the model. Raises CheckpointError for a
-    bundle that is damaged, and the errors of `save_bundle`.
+    or FOLDER=WEIGHT. Without them, the bundle keeps the known answer of the original. `tell` gets a line for each
+    note about the model. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
     """
     source, target = Path(bundle_folder(bundle)), Path(directory)
     if target.resolve() == source.resolve():
         raise CheckpointError(f"`{target}` is the bundle to read itself", hint="write to another place")
     check_target(target, overwrite=overwrite)
-    read = partial(stream_merged_bundle, lora=lora) if lora else stream_bundle
-    model, tensors = read(source, context=context, channel_order=channel_order)
+    model, tensors = stream_merged_bundle(source, lora) if lora else stream_bundle(source)
     for note in model.notes:
         tell(f"note: {note}")
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
@@ -47,6 +41,6 @@ def split_bundle(
         model=dataclasses.replace(model, origin=origin),
         decoder_tensors=tensors,
         num_ranks=num_ranks,
-        **({} if lora or context or channel_order else known_answer_of(source)),
+        **({} if lora else known_answer_of(source)),
         overwrite=overwrite,
     )

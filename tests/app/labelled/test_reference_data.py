@@ -9,7 +9,6 @@ import pytest
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.reading import read_examples
-from llama_adapter.runtime.errors import UsageError
 from tests.app.inputs.files import fill
 from tests.app.labelled.tables import brief, reasons
 
@@ -78,11 +77,12 @@ def test_a_config_lists_tables_of_the_present_folder(folder: Path, monkeypatch: 
         ("META: [missing.json]", "`missing.json` does not exist"),
         ("META: [data.yaml]", "Wanted tables under `META`"),
         ("- a.json", "wanted sections"),
+        ("META: [a.json", "data.yaml"),
     ],
 )
 def test_another_config_is_refused(text: str, told: str, folder: Path) -> None:
     (folder / "data.yaml").write_text(text)
-    with pytest.raises((InputsError, UsageError), match=told):
+    with pytest.raises(InputsError, match=told):
         read(folder / "data.yaml")
 
 
