@@ -28,7 +28,7 @@ def understand(request: CompletionRequest) -> ChatQuestion:
     num_answers = request.n or 1
     if len(prompts) * num_answers > MAX_QUESTIONS:
         message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
-        raise ApiError(message, code="invalid_value", param="n")
+        raise ApiError(message, code="invalid_value", param="prompt")
     task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
     first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
     return ChatQuestion(
@@ -49,7 +49,8 @@ def understand(request: CompletionRequest) -> ChatQuestion:
 
 def completions_form() -> Form[CompletionRequest]:
     """`/v1/completions`."""
-    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=_reply)
+    places = ("image_url", "prompt")
+    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=_reply, places=places)
 
 
 def _reply(
@@ -98,7 +99,7 @@ class CompletionReply:
                 with_text.add(index)
                 yield self._frame([self._choice(index, event.text)])
             elif event.error is not None:
-                yield format_sse_event(data_str=json.dumps(of_answer(event.error).envelope()))
+                yield format_sse_event(data_str=json.dumps(of_answer(event.error, place="image_url").envelope()))
                 break
             else:
                 answers.append(event)
