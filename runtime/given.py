@@ -9,13 +9,10 @@ from typing import Any
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
     """Any integer, such as numpy's, as an int of at least `least`. A bool is none."""
     wanted = "a whole number" if least is None else f"a whole number of at least {least}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
+    is_whole = hasattr(value, "__index__") and not (isinstance(value, bool) or getattr(value, "shape", ()))
+    if not is_whole or (least is not None and operator.index(value) < least):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
-    return number
+    return operator.index(value)
 
 
 def real_number(name: str, value: Any) -> float:

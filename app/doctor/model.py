@@ -119,7 +119,8 @@ def diagnose_bundle_lora(place: str | os.PathLike[str], lora: Sequence[str]) -> 
     merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora))
     if merged is not None:
         report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
-        _tell_notes(report, merged[0].notes)
+        for note in merged[0].notes:
+            report.add("warning", "model", note)
     return report.findings
 
 
@@ -150,8 +151,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         for lora in loras if loras and is_summed else ():
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
-        if place is not None and loras:
-            _tell_notes(report, lora_notes(loras, place.folder.resolve().name))
+        for note in lora_notes(loras, place.folder.resolve().name) if place is not None and loras else ():
+            report.add("warning", "model", note)
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:
@@ -169,11 +170,6 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
         _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
-
-
-def _tell_notes(report: Report, notes: Iterable[str]) -> None:
-    for note in notes:
-        report.add("warning", "model", f"{note[0].upper()}{note[1:]}")
 
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:

@@ -82,8 +82,8 @@ def _check_copies(found: Examples, *, question: str | None) -> None:
                 f"{shown} the same question as {earlier.place}, with the answer {other} in place of {one}",
             )
     if num_varied:
-        reason = f"{num_varied:,} have another answer than an earlier one with the same picture and question"
-        found.warn("the conversations of the data", f"{reason}; all are used")
+        reason = "have another answer than an earlier one with the same picture and question; all are used"
+        found.warn("the conversations of the data", f"{num_varied:,} {reason}")
 
 
 def _check_classes(found: Examples) -> None:

@@ -92,18 +92,8 @@ class CaptionerSpec:
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        configs = ("ge_config", "provider_config")
-        for name in (
-            "model",
-            "llama_dir",
-            "llama_type",
-            "adapter",
-            "clip",
-            "past_key_values",
-            "decoder",
-            "encoder",
-            *configs,
-        ):
+        paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")
+        for name in (*paths, "ge_config", "provider_config"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")

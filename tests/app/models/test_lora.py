@@ -320,7 +320,7 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
     for flags in (model, CHECKPOINTS[: CHECKPOINTS.index("--dtype")]):
         assert main(["doctor", *flags, *lora]) == 0
         told = " ".join(capsys.readouterr().out.split())
-        assert f"warning model: The LoRA `{foreign}` {NOTE}" in told
+        assert f"warning model: the LoRA `{foreign}` {NOTE}" in told
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_picture_is_described_and_asked_about(client: Client) -> None:
 
     assert "red star" in caption
     assert client.predict(picture=handle_file(STAR), question=" ", api_name="/ask") == caption
-    assert client.predict(handle_file(STAR), "What colour is the object?", api_name="/ask") == "red"
+    assert client.predict(handle_file(STAR), "What color is the star?", api_name="/ask") == "red"
 
 
 @pytest.mark.parametrize(
