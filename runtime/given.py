@@ -9,7 +9,7 @@ from typing import Any
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
     """Any integer, such as numpy's, as an int of at least `least`. A bool is none."""
     wanted = "a whole number" if least is None else f"a whole number of at least {least}"
-    is_whole = hasattr(value, "__index__") and not (isinstance(value, bool) or getattr(value, "shape", ()))
+    is_whole = hasattr(value, "__index__") and not (isinstance(value, bool) or getattr(value, "shape", None))
     if not is_whole or (least is not None and operator.index(value) < least):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return operator.index(value)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import gradio as gr
+from gradio.events import api
 
 from llama_adapter.app.online.request_handle import Ask
 from llama_adapter.app.online.service import Service
@@ -36,4 +37,4 @@ def add_endpoints(service: Service) -> None:
         return await ask(picture, "", request)
 
     for endpoint in (ask, caption):
-        gr.api(endpoint, concurrency_limit=service.limits.max_waiting)
+        api(endpoint, concurrency_limit=service.limits.max_waiting)
