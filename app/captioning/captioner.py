@@ -50,6 +50,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import WarmUp
+from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.vision.config import ChannelOrder
@@ -223,7 +224,7 @@ class Captioner:
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}
         for name in {"device", "dtype"} & plain.keys():
             plain[name] = str(plain[name]).removeprefix("torch.")
-        allowed = tuple(map(AllowedHost.parse, allowed_hosts))
+        allowed = tuple(map(AllowedHost.parse, texts("allowed_hosts", allowed_hosts or ())))
         captioner = cls.from_spec(CaptionerSpec(**plain))
         captioner._allowed = allowed
         if captioner.info.mode == "eager" and values.get("mode", DEFAULTS.mode) not in (DEFAULTS.mode, "eager"):
@@ -233,6 +234,8 @@ class Captioner:
     @classmethod
     def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
         """Load the model of a spec; raises the errors of `load`."""
+        if not isinstance(spec, CaptionerSpec):
+            raise TypeError(f"Wanted a CaptionerSpec, got {spec!r}: `Captioner.load` takes a model's paths")
         return cls(open_parts(spec))
 
     @property
@@ -660,7 +663,8 @@ class Captioner:
         self._require_open()
         encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
         engine = self._engine
-        run = partial(engine.warm_up, prompt_tokens=len(encoded.token_ids), new_tokens=max_new_tokens)
+        new_tokens = SamplingParams(max_new_tokens=max_new_tokens).max_new_tokens
+        run = partial(engine.warm_up, prompt_tokens=len(encoded.token_ids), new_tokens=new_tokens)
         done = attempt(run, is_least=engine.num_rows == 1)
         if done is None:
             self.oom_retry.fewer_rows(engine, num_rows=engine.num_rows)
@@ -670,22 +674,26 @@ class Captioner:
     def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT, *, max_tokens: int | None = None) -> EncodedPrompt:
         """Encode a prompt and the continuations of its task as token ids. Thread-safe.
 
-        A prompt of more than `max_tokens` tokens keeps its first token and its end. Raises PromptTooLongError,
-        PromptError or ValueError for a prompt that cannot be answered.
+        A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. Raises
+        PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
         """
+        if max_tokens is not None:
+            max_tokens = whole_number("max_tokens", max_tokens, least=1)
         return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:
-    """Raises ValueError if both are given, and the errors of `choosing`."""
+    """Raises ValueError if both are given, TypeError for another `task`, and the errors of `choosing`."""
     if task is not None and choices is not None:
         raise ValueError("choices and task exclude each other")
+    if task is not None and not hasattr(task, "continuations"):
+        raise TypeError(f'task must be a Task, got {task!r}: give a question as a prompt, or choices=["Yes", "No"]')
     return choosing(choices) if task is None else task
 
 
 def _refuse_unknown(options: Mapping[str, object]) -> None:
     """Raise TypeError for a name that is no option, with the most similar one."""
-    known = TextOptions.__annotations__
+    known = (*TextOptions.__annotations__, "prompts")
     for name in options.keys() - SamplingOptions.__annotations__.keys():
         similar = get_close_matches(name, known, n=1)
         hint = (

@@ -98,8 +98,13 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
                 source = found.source if found.error is None else PictureReading(error=found.error)
                 yield GivenPicture(source, found.label)
         case _ if hasattr(given, "is_floating_point"):  # a tensor
-            on_cpu = given.detach().cpu()
-            yield from _pictures_of_array((on_cpu.float() if on_cpu.is_floating_point() else on_cpu).numpy())
+            try:
+                on_cpu = given.detach().cpu()
+                pixels = (on_cpu.float() if on_cpu.is_floating_point() else on_cpu).numpy()
+            except (NotImplementedError, TypeError):  # it has no values, or not one for each pixel
+                form = f"{given.layout} on {given.device}"
+                raise TypeError(f"A tensor of pixels is dense, got {form}: call `to_dense()`, or load it") from None
+            yield from _pictures_of_array(pixels)
         case np.ndarray():
             yield from _pictures_of_array(given)
         case _ if hasattr(given, "read"):
@@ -109,7 +114,7 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
             own_name = getattr(given, "name", None)
             yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
         case _:
-            raise TypeError(f"A picture is {_TAKEN}, got {_kind(given)}")
+            raise TypeError(f"A picture is {_TAKEN}, got {_kind(given)}: give several as a list")
 
 
 def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture | PictureReading:

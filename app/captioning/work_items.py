@@ -1,6 +1,6 @@
 """The work of a captioner, as plain values: pictures with the questions about them, or prompts without a picture."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def work_items(
     `allowed` are the hosts from which pictures may be downloaded. Raises ValueError if the counts differ, and the
     errors of `given_pictures`.
     """
-    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         prompts = [default_prompt if prompts is None else prompts]
     given, prompts = given_pictures(pictures, allowed=allowed), list(prompts)
     if len(prompts) == 1:
@@ -88,7 +88,7 @@ def is_token_id(value: Any) -> bool:
 
 def _is_one(prompts: Any) -> bool:
     match prompts:
-        case str() | bytes() | RawPrompt() | Dialogue():
+        case str() | bytes() | Mapping() | RawPrompt() | Dialogue():
             return True
         case (str(), str() | None) if isinstance(prompts, tuple):
             return True

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import add_model
+from llama_adapter.app.cli.model_flags import SPEC, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import holding_out, settings
 from llama_adapter.app.terminal.run_guarded import terminated_as_interrupted
@@ -174,9 +174,8 @@ def _run_convert(options: argparse.Namespace) -> int:
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
     sources = settings(ModelSources, vars(options))
-    bundle = convert(
-        sources, options.out, dtype=DTYPES[options.dtype], num_ranks=options.num_ranks, overwrite=options.force
-    )
+    numbers = {"dtype": DTYPES[options.dtype], "num_ranks": options.num_ranks}
+    bundle = convert(sources, options.out, **numbers, overwrite=options.force, tell=say)
     code = _tell(bundle, options.dtype, num_ranks=options.num_ranks)
     if not options.no_known_answer:
         _answer(bundle)
@@ -184,9 +183,10 @@ def _run_convert(options: argparse.Namespace) -> int:
 
 
 def _run_split(options: argparse.Namespace) -> int:
-    given = [flag for flag, value in (("--llama-dir", options.llama_dir), ("--adapter", options.adapter)) if value]
-    if given:
-        raise UsageError(f"--model does not go with {given[0]}", hint="name a bundle, or checkpoints")
+    for name in ("llama_dir", "llama_type", "adapter", "clip", "visual_heads", "channel_order", "context"):
+        if getattr(options, name) not in (None, SPEC.channel_order):
+            hint = "name a bundle, which keeps its own context and channel order, or checkpoints"
+            raise UsageError(f"--model does not go with --{name.replace('_', '-')}", hint=hint)
     if options.num_ranks == 1 and not options.lora:
         raise UsageError(
             "convert --model splits a bundle, and --tensor-parallel is missing",
@@ -195,9 +195,8 @@ def _run_split(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
     from llama_adapter.app.models.split_bundle import split_bundle
 
-    bundle = split_bundle(
-        options.model, options.out, num_ranks=options.num_ranks, lora=options.lora, overwrite=options.force
-    )
+    given = {"num_ranks": options.num_ranks, "lora": options.lora, "overwrite": options.force}
+    bundle = split_bundle(options.model, options.out, **given, tell=say)
     code = _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
     if options.lora and options.num_ranks == 1 and not options.no_known_answer:
         _answer(bundle)

@@ -50,7 +50,9 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
     with ExitStack() as stack:
         parts, encoder = _check_files(of_files, spec, stack)
         card = next((part.card for part in parts if part.card is not None), None)
-        of_model = diagnose(target, exported=True, encoder=card, precision=spec.precision, device=spec.device)
+        of_model = diagnose(
+            target, exported=True, encoder=card, lora=spec.lora, precision=spec.precision, device=spec.device
+        )
         if parts:
             _compare(of_both, parts, encoder, target)
     return [*of_model, *of_files.findings, *of_both.findings]

@@ -40,6 +40,7 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     find_clip,
     find_llama,
+    lora_notes,
     merge_loras,
     open_clip,
     open_llama,
@@ -118,8 +119,11 @@ def _bundle_findings(
 ) -> list[Finding]:
     report = Report()
     _check_bundle(report, Path(place), precision=precision, device=device)
-    if lora and report.passes("lora", lambda: stream_merged_bundle(place, lora)):
+    merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora)) if lora else None
+    if merged is not None:
         report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
+        for note in merged[0].notes:
+            report.add("warning", "model", note)
     return report.findings
 
 
@@ -139,9 +143,12 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
             _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
     if llama is not None and sources.lora:
         merged = report.attempt("lora", partial(merge_loras, sources.lora, llama, adapter))
-        for lora in merged[1] if merged else ():
+        loras = merged[1] if merged else ()
+        for lora in loras:
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
+        for note in lora_notes(loras, base=place.folder.resolve().name) if place is not None else ():
+            report.add("warning", "model", note)
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:

@@ -10,7 +10,7 @@ from llama_adapter.app.evaluating.question import question_of
 from llama_adapter.app.inputs.fields import as_template
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.labelled.checks import check_split_names, picture_key
-from llama_adapter.app.labelled.example import Example, Examples, shown_problems
+from llama_adapter.app.labelled.example import Example, shown_problems
 from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.labelled.rows import ANSWER_COLUMNS, Columns, split_name
 from llama_adapter.app.scores.outcome import Task, are_captions
@@ -70,13 +70,13 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     chosen = None if settings.split is None else split_name(settings.split)
     if chosen != ALL_SPLITS:
         check_split_names(found, report=found.refuse if chosen is None else found.warn, chosen=chosen)
-    model_questions = {}
-    if settings.question is None and any(one.question.instruction is None for one in found.examples):
-        model_questions = _ask_stored(found, stored())
-    _check_questions(found.examples, question=settings.question)
     found.require_sound(needs_all_pictures=False)
     examples, split = _of_split(found.examples, split=settings.split)
     examples, task = _of_task(examples, task=settings.task)
+    model_questions = {}
+    if settings.question is None and any(one.question.instruction is None for one in examples):
+        model_questions = _ask_stored(examples, stored())
+    _check_questions(examples, question=settings.question)
     left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
     unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}
     return EvaluationData(
@@ -89,13 +89,13 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     )
 
 
-def _ask_stored(found: Examples, stored: "StoredQuestions") -> dict[str, str]:
+def _ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str, str]:
     """Give the examples without a question that which the model learned; returns the used questions by kind.
 
     Captions are left as they are, because they ask the model's caption prompt.
     """
     asked: dict[str, str] = {}
-    for index, example in enumerate(found.examples):
+    for index, example in enumerate(examples):
         if example.question.instruction is not None:
             continue
         if example.task == "caption":
@@ -106,7 +106,7 @@ def _ask_stored(found: Examples, stored: "StoredQuestions") -> dict[str, str]:
             own = replace(
                 example.question, instruction=as_template(stored.question) if is_template else stored.question
             )
-            found.examples[index] = replace(example, question=own)
+            examples[index] = replace(example, question=own)
     return asked
 
 

@@ -97,6 +97,8 @@ def run_export_decoder(job: DecoderJob) -> None:
     check_place(out, shown=job.out, is_folder=True)
     started = time.perf_counter()
     model, tensors = _open(job.spec)
+    for note in model.notes:
+        tell(f"note: {note}")
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(out) as partial:

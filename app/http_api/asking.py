@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.http_api.conversation import ChatQuestion
-from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal
+from llama_adapter.app.http_api.errors import ApiError, PictureRefusedError, of_answer, of_refusal
 from llama_adapter.app.http_api.pictures import PictureSettings, read_picture
 from llama_adapter.app.http_api.schemas import CommonRequest
 from llama_adapter.app.http_api.structured import Property, combined
@@ -46,6 +46,7 @@ class Form(Generic[Request]):
     understand: Callable[[Request], ChatQuestion]  # raises ApiError if there is no question
     # `head` are the fields that answers of every form have.
     reply: Callable[[Request, ChatQuestion, Mapping[str, Any], ModelInfo], Reply]
+    places: tuple[str, str] = ("messages", "messages")  # the fields with the picture and with the prompt, for errors
 
 
 class Answering(Protocol):
@@ -91,6 +92,7 @@ class Pending:
     answering: Sequence[Answering]  # `n` for each prompt
     reply: Reply
     num_ignored_turns: int = 0
+    place: str = "messages"  # the field with the picture, for errors
 
     async def body(self) -> dict[str, Any]:
         """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
@@ -99,7 +101,7 @@ class Pending:
             for one in self.answering:
                 answers.append(await one.answer())
                 if (error := answers[-1].error) is not None:
-                    raise of_answer(error)
+                    raise of_answer(error, place=self.place)
         finally:
             for one in self.answering:
                 one.cancel()  # has no effect on answered requests
@@ -129,11 +131,17 @@ class Asker:
             "is_background": is_background,
             "with_pieces": bool(request.stream) and not asked.properties,
         }
-        answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
+        try:
+            answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
+        except ApiError as error:
+            if error.param == "messages":
+                error.param = form.places[not isinstance(error, PictureRefusedError)]
+            raise
         used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
         head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
         reply = form.reply(request, asked, head, info)
-        return Pending(answering=answering, reply=reply, num_ignored_turns=asked.num_ignored_turns)
+        ignored, place = asked.num_ignored_turns, form.places[0]
+        return Pending(answering=answering, reply=reply, num_ignored_turns=ignored, place=place)
 
     async def _submit_all(
         self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str

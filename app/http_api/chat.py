@@ -101,6 +101,7 @@ class ChatReply:
     """
 
     name, chunk_name = "chat.completion", "chat.completion.chunk"
+    place = "messages"  # the field with the picture, for errors
     starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
 
     def __init__(
@@ -138,7 +139,7 @@ class ChatReply:
                 with_text.add(index)
                 yield self._chunk(index, self.piece(event.text))
             elif event.error is not None:
-                yield format_sse_event(data_str=json.dumps(of_answer(event.error).envelope()))
+                yield format_sse_event(data_str=json.dumps(of_answer(event.error, place=self.place).envelope()))
                 break
             else:
                 answers.append(event)

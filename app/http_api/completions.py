@@ -23,7 +23,7 @@ def understand(request: CompletionRequest) -> ChatQuestion:
     num_answers = request.n or 1
     if len(prompts) * num_answers > MAX_QUESTIONS:
         message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
-        raise ApiError(message, code="invalid_value", param="n")
+        raise ApiError(message, code="invalid_value", param="prompt")
     task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
     first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
     return ChatQuestion(
@@ -44,14 +44,15 @@ def understand(request: CompletionRequest) -> ChatQuestion:
 
 def completions_form() -> Form[CompletionRequest]:
     """`/v1/completions`."""
-    reply = partial(make_reply, CompletionReply)
-    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=reply)
+    reply, places = partial(make_reply, CompletionReply), ("image_url", "prompt")
+    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=reply, places=places)
 
 
 class CompletionReply(ChatReply):
     """Answers as completions: `schemas.Completion`. A chunk is a completion too."""
 
     name = chunk_name = "text_completion"
+    place = "image_url"
     starts = ()
 
     def content(self, text: str) -> dict[str, Any]:

@@ -106,10 +106,10 @@ def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiEr
     return ApiError(message, status=status, code=code, headers=headers)
 
 
-def of_answer(error: AnswerError) -> ApiError:
-    """The error for a request that was accepted and failed."""
+def of_answer(error: AnswerError, *, place: str = "messages") -> ApiError:
+    """The error for a request that was accepted and failed; `place` names the field with the picture."""
     status = _ANSWER_STATUS.get(error.code, 500)
-    param = "messages" if status == 400 and error.code != "invalid_value" else None
+    param = place if status == 400 and error.code != "invalid_value" else None
     return ApiError(error.message, status=status, code=error.code, param=param, headers=_ANSWER_HEADERS.get(status))
 
 

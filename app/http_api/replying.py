@@ -27,6 +27,7 @@ class AnswerResponse(Response):
     def __init__(self, pending: Pending, *, is_stream: bool) -> None:
         super().__init__()
         self._answering, self._reply, self._is_stream = pending.answering, pending.reply, is_stream
+        self._place = pending.place
         self._reply_headers = {IGNORED_TURNS: str(pending.num_ignored_turns)}
         self._has_hung_up = False
 
@@ -77,7 +78,7 @@ class AnswerResponse(Response):
         if self._has_hung_up:
             return True
         if answer.error is not None:
-            raise of_answer(answer.error)
+            raise of_answer(answer.error, place=self._place)
         return False
 
     def _note(self, answer: Answer, scope: Scope) -> None:

@@ -13,8 +13,9 @@ _MOST_NAMED = 10
 def check_examples(found: Examples, *, question: str | None = None) -> None:
     """Check examples that have digests, and add the problems to `found`.
 
-    Copies of a picture with different answers to the same question are errors. Classes with a single picture, and
-    copies of a picture in two splits of the data, are warnings. `question` is the question for examples that have none.
+    Copies of a picture with different answers to the same question are errors. Such answers in conversations, classes
+    with a single picture, and copies of a picture in two splits of the data are warnings. `question` is the question
+    for examples that have none.
     """
     _check_copies(found, question=question)
     _check_classes(found)
@@ -68,16 +69,21 @@ def picture_key(example: Example) -> str:
 
 
 def _check_copies(found: Examples, *, question: str | None) -> None:
-    first: dict[object, Example] = {}
+    first, num_varied = dict[object, Example](), 0
     for example in found.examples:
         earlier = first.setdefault((picture_key(example), *what_is_asked(example, question=question)), example)
-        if contradict(earlier, example):
+        if contradict(earlier, example) and (earlier.has_turns or example.has_turns):
+            num_varied += 1
+        elif contradict(earlier, example):
             one, other = (shown_excerpt(each.answers[0]) for each in (earlier, example))
             shown = "it asks" if not example.digest else f"{example.item.label} is a copy of {earlier.item.label}, with"
             found.refuse(
                 example.place,
                 f"{shown} the same question as {earlier.place}, with the answer {other} in place of {one}",
             )
+    if num_varied:
+        reason = "have another answer than an earlier one with the same picture and question; all are used"
+        found.warn("the conversations of the data", f"{num_varied:,} {reason}")
 
 
 def _check_classes(found: Examples) -> None:

@@ -37,6 +37,7 @@ class Example:
     task: Task
     answers: tuple[str, ...]  # right answers, at least one; training learns the first
     choices: tuple[str, ...] | None = None  # for the task "choice": at least two, including all `answers`
+    has_turns: bool = False  # from a conversation, where a question may have several answers
     part: str = ""  # part of the data that is reported separately, such as POPE's adversarial; "": none
     split: str = ""  # split that the data name: train, validation, test or another; "": none
     place: str  # where the example is, for messages: file and line, archive or folder

@@ -14,6 +14,7 @@ from llama_adapter.app.labelled.pictures import METADATA, archive_examples, clas
 from llama_adapter.app.labelled.rows import Columns, is_split_name, split_name, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
 from llama_adapter.app.settings.yaml_file import read_yaml
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
@@ -95,7 +96,10 @@ def _named(path: str, *, columns: Columns, pictures: str | None, split: str = ""
 
 def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
     """The examples of the tables that a data config of LLaMA-Adapter lists, relative to it or to the present folder."""
-    tables = read_yaml(path).get(_META)
+    try:
+        tables = read_yaml(path).get(_META)
+    except UsageError as error:  # a settings file would be a wrong command line
+        raise InputsError(error.message, hint=error.hint) from None
     if not isinstance(tables, list) or not tables or not all(isinstance(name, str) for name in tables):
         raise InputsError(
             f"Wanted a list of tables under `{_META}` in `{shown_name(path)}`, got something else.",

@@ -96,7 +96,8 @@ def row_examples(
         rows = [{**row, **{name.lower(): value for name, value in one.items()}} for one in several]
     else:
         raise ValueError("its `questions` are no list of objects")
-    return [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
+    examples = [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
+    return [replace(example, has_turns=has_turns) for example in examples]
 
 
 def with_classes(found: Examples, *, place: str) -> None:
@@ -133,12 +134,12 @@ def without_copies(
     """Merge examples with the same picture and question.
 
     Several captions become one example with several right answers. Examples with the same answer become one. Different
-    answers are an error. `question` is the question for examples that have none; `name_of` names an example in
-    messages.
+    answers are an error; in conversations, they stay. `question` is the question for examples that have none; `name_of`
+    names an example in messages.
     """
     kept: dict[object, Example] = {}
     for example in found.examples:
-        key = (example.item.source, *what_is_asked(example, question=question))
+        key = (example.item.source, *what_is_asked(example, question=question), example.has_turns and example.answers)
         earlier = kept.setdefault(key, example)
         if earlier is example:
             continue

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,11 @@ def convert(
     dtype: torch.dtype = torch.float16,
     num_ranks: int = 1,
     overwrite: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write the model of `sources` as a bundle in `dtype`, with the decoder split over `num_ranks`; returns its folder.
 
-    Raises the errors of `stream_sources` and `save_bundle`.
+    `tell` gets a line for each note about the model. Raises the errors of `stream_sources` and `save_bundle`.
     """
     check_target(directory, overwrite=overwrite)
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
@@ -107,6 +108,8 @@ def convert(
                 f"`{file.path}` has the SHA-256 {file.sha256}, and its name promises another one",
                 hint="the download is damaged or was changed: get it again, or take the digest out of its name",
             )
+    for note in model.notes:
+        tell(f"note: {note}")
     model = dataclasses.replace(model, sources=sources_read)
     return save_bundle(
         directory, model=model, decoder_tensors=decoder_tensors, num_ranks=num_ranks, overwrite=overwrite

@@ -318,19 +318,23 @@ def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) ->
         return model
     files = [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
     told = [model.digest, *((Path(file.path).name, file.sha256) for file in files), *(lora.weight for lora in loras)]
-    trained_on = [str(lora.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/") for lora in loras]
-    notes = [
-        f"the LoRA `{lora.path}` was trained on `{shown_excerpt(other)}`, and is merged into `{shown_name(base)}`"
-        for lora, other in zip(loras, trained_on, strict=True)
-        if other and other.rpartition("/")[2].casefold() != base.casefold()
-    ]
     return dataclasses.replace(
         model,
         digest=hashlib.sha256(repr(told).encode()).hexdigest(),
         sources=(*model.sources, *files),
         merged=(*model.merged, *(lora.label for lora in loras)),
-        notes=(*model.notes, *notes),
+        notes=(*model.notes, *lora_notes(loras, base=base)),
     )
+
+
+def lora_notes(loras: Sequence[LoraFolder], *, base: str) -> list[str]:
+    """Notes on LoRA folders that were trained on another LLaMA than `base`."""
+    trained_on = [str(lora.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/") for lora in loras]
+    return [
+        f"the LoRA `{lora.path}` was trained on `{shown_excerpt(other)}`, and is merged into `{shown_name(base)}`"
+        for lora, other in zip(loras, trained_on, strict=True)
+        if other and other.rpartition("/")[2].casefold() != base.casefold()
+    ]
 
 
 def _merged(adapter: AdapterFile) -> tuple[str, ...]:

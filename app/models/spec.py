@@ -1,13 +1,14 @@
 """The specification of a captioner, as plain values. All its defaults are defined here."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from llama_adapter.llm.conversation import Template
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.given import real_number, texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
@@ -91,27 +92,16 @@ class CaptionerSpec:
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
 
     def __post_init__(self) -> None:
-        configs = ("ge_config", "provider_config")
-        for name in (
-            "model",
-            "llama_dir",
-            "llama_type",
-            "adapter",
-            "clip",
-            "past_key_values",
-            "decoder",
-            "encoder",
-            *configs,
-        ):
+        paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")
+        for name in (*paths, "ge_config", "provider_config"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
             if value == "":
                 raise ValueError(f"{name} is empty: name a path, or leave it out")
         for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None), ("tensor_parallel", 1)):
-            value = getattr(self, name)
-            if value != other and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if (value := getattr(self, name)) != other or isinstance(value, bool):
+                object.__setattr__(self, name, whole_number(name, value, least=1))
         for name, known in (
             ("exif", get_args(Orientation)),
             ("reading", get_args(Reading)),
@@ -136,7 +126,7 @@ class CaptionerSpec:
             and (self.provider_option or self.provider_config is not None)
         ):
             raise ValueError("provider_option and provider_config go with vision onnx")
-        object.__setattr__(self, "provider_option", tuple(self.provider_option))  # lists come from flags and files
+        object.__setattr__(self, "provider_option", texts("provider_option", self.provider_option))
         for text in self.provider_option:
             split_option(text)
         object.__setattr__(self, "lora", _folders(self.lora))
@@ -153,6 +143,7 @@ class CaptionerSpec:
         precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
         if self.operators == "w8a8" and precision not in (None, "int8"):
             raise ValueError(f"operators w8a8 goes with precision int8, and it is {precision}")
+        object.__setattr__(self, "parallel_timeout", real_number("parallel_timeout", self.parallel_timeout))
         if not 0 < self.parallel_timeout < 1e6:
             raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
         if self.tensor_parallel > 1 and self.decoder is not None:
@@ -182,7 +173,7 @@ class CaptionerSpec:
 
 def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:
     """The texts FOLDER[=WEIGHT] of one or several LoRA. Raises ValueError for other values."""
-    several = [given] if isinstance(given, str | os.PathLike) else list(given)
+    several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     texts = tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in several)
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"lora must be folders, each as a path or as FOLDER=WEIGHT, got {given!r}")
@@ -254,4 +245,6 @@ class ModelInfo:
             raise ValueError("text_prefix zeros needs a model with adapter")
         if wanted == "learned" and not self.has_text_adapter:
             raise ValueError("text_prefix learned needs an adapter for texts, of LLaMA-Adapter V1")
+        if wanted not in (None, *get_args(TextPrefix)):
+            raise ValueError(f"text_prefix must be {' or '.join(get_args(TextPrefix))}, got {wanted!r}")
         return wanted or ("zeros" if self.has_adapter else "learned" if self.has_text_adapter else "none")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle
@@ -20,18 +20,21 @@ def split_bundle(
     num_ranks: int,
     lora: Sequence[str] = (),
     overwrite: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Write a bundle in its own precision with the decoder split over `num_ranks`; returns the new folder.
 
     `bundle` None means the embedded model. Packed weights are unpacked. `lora` are PEFT folders to merge, each FOLDER
-    or FOLDER=WEIGHT. Without them, the bundle keeps the known answer of the original. Raises CheckpointError for a
-    bundle that is damaged, and the errors of `save_bundle`.
+    or FOLDER=WEIGHT. Without them, the bundle keeps the known answer of the original. `tell` gets a line for each
+    note about the model. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
     """
     source, target = Path(bundle_folder(bundle)), Path(directory)
     if target.resolve() == source.resolve():
         raise CheckpointError(f"`{target}` is the bundle to read itself", hint="write to another place")
     check_target(target, overwrite=overwrite)
     model, tensors = stream_merged_bundle(source, lora)
+    for note in model.notes:
+        tell(f"note: {note}")
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     return save_bundle(
         target,

@@ -23,7 +23,7 @@ class OneOf:
     choices: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices):
+        if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices) or not all(map(str.strip, self.choices)):
             raise ValueError(f"choices must be at least two different answers, got {list(self.choices)}")
 
     @property

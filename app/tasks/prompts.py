@@ -2,7 +2,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +178,7 @@ def _hashable(prompt: Prompt) -> Prompt:
 
 def _as_token_ids(prompt: Any) -> list[int]:
     try:
-        if isinstance(prompt, bytes):
+        if isinstance(prompt, bytes | Mapping):
             raise TypeError
         return [operator.index(token_id) for token_id in prompt]
     except (TypeError, ValueError):

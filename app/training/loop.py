@@ -82,10 +82,6 @@ class Loop:
         self._state = LoopState(num_steps=num_steps, run=run)
         self._every = job.evaluate_every or max(steps_per_epoch, -(-num_steps // 20))
 
-    @property
-    def state(self) -> LoopState:
-        return self._state
-
     def resume(self) -> None:
         """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
 

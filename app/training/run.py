@@ -146,6 +146,8 @@ def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend,
     if job.resume:
         require_same_run(folder, run)
     plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
+    if job.resume:
+        require_same_measure(read_checkpoint(folder / LAST)[1], is_scored=is_scored, folder=folder)
     tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
     peak = PeakMemory(backend.device)
     model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed, kernels=kernels)
@@ -323,7 +325,6 @@ def _run_loop(
         )
         if job.resume:
             loop.resume()
-            require_same_measure(loop.state, is_scored=is_scored, folder=folder)
         if ranks.is_first:  # after `resume`, which refuses the folder of another run
             write_beginning(job, data, folder, run=run)
         return loop.run()

@@ -129,7 +129,7 @@ def bounded_uploads() -> Iterator[None]:
 
 _PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")
 _PAGE_BELOW: Final = ("/assets/", "/static/", "/svelte/", "/gradio_api/heartbeat/")
-_READ: Final = ("/gradio_api/queue/data", "/gradio_api/startup-events", "/gradio_api/app_id")
+_READ: Final = ("/gradio_api/queue/data", "/gradio_api/startup-events", "/gradio_api/app_id", "/gradio_api/info")
 _WRITE: Final = ("/gradio_api/queue/join", "/gradio_api/queue/join/", "/gradio_api/upload", "/gradio_api/cancel")
 _WRITE_BELOW: Final = ("/gradio_api/run/", "/gradio_api/reset")
 _FILE: Final = "/gradio_api/file="

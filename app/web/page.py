@@ -15,6 +15,7 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import UnavailableError
 from llama_adapter.app.web.batch import build_batch
 from llama_adapter.app.web.chat import build_chat
+from llama_adapter.app.web.endpoints import add_endpoints
 from llama_adapter.app.web.guards import GuardedBlocks, add_page_guards
 from llama_adapter.app.web.html import render
 from llama_adapter.app.web.runs import Runs
@@ -95,9 +96,12 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
         page.load(lambda: [make() for _, make in opening], None, [component for component, _ in opening], **DIRECT)
         page.unload(leave)
     for event in page.fns.values():  # including those that components create themselves
-        event.api_visibility = "private"
+        event.api_visibility, event.api_name = "private", None
         if any(name == "load" for _, name in event.targets):
             event.queue = False
+    if sees_pictures:
+        with page:
+            add_endpoints(service)
     page.state_session_capacity = MAX_SESSIONS
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)

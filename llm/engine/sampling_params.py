@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
+
+from llama_adapter.runtime.given import real_number, texts, whole_number
+
+# The least value of each whole number, None: any. None as the value is allowed if it is the default.
+_LEAST: Final = {"max_new_tokens": 0, "top_k": 0, "seed": None, "max_length": 1, "max_prompt_tokens": 1}
 
 
 # Without slots, so that defaults can be read from the class: SamplingParams.top_p.
@@ -25,32 +30,16 @@ class SamplingParams:
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: refused if beyond the context
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop must be texts that are not empty, got {self.stop!r}")
-        object.__setattr__(self, "stop", stop)
-        for name in ("max_new_tokens", "top_k", "seed", "max_length", "max_prompt_tokens"):
-            value = getattr(self, name)
-            if (not isinstance(value, int) or isinstance(value, bool)) and not (
-                value is None and name in ("seed", "max_length", "max_prompt_tokens")
-            ):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
-        for name in ("max_length", "max_prompt_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        object.__setattr__(self, "stop", texts("stop", self.stop))
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None or getattr(SamplingParams, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
         for name in ("temperature", "top_p", "repetition_penalty"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise ValueError(f"{name} must be a number, got {value!r}")
-        if self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
+            object.__setattr__(self, name, real_number(name, getattr(self, name)))
         if not 0.0 <= self.temperature < float("inf"):  # written so that NaN is refused too
             raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature}")
         if not 0.0 <= self.top_p <= 1.0:
             raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
         if not 0.01 <= self.repetition_penalty <= 100.0:
             raise ValueError(f"repetition_penalty must lie in 0.01..100, got {self.repetition_penalty}")
 

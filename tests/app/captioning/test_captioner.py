@@ -2,10 +2,11 @@
 
 import asyncio
 import io
+import json
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_choices_weigh_what_greedy_decoding_says_first(captioner: Captioner) -> 
         assert scored.text == answer.text
 
 
-@pytest.mark.parametrize("choices", [["Yes"], ["Yes", "Yes"], []])
+@pytest.mark.parametrize("choices", [["Yes"], ["Yes", "Yes"], [], ["Yes", ""], ["Yes", " "]])
 def test_choices_must_be_two_different_answers(captioner: Captioner, choices: list[str]) -> None:
     with pytest.raises(ValueError, match="choices"):
         captioner.generate(PICTURES[:1], choices=choices)
@@ -236,10 +237,19 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
     assert captioner.generate(PICTURES[:1], max_new_tokens=8)[0].token_ids == whole.token_ids
 
 
-@pytest.mark.parametrize("prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5)])
+@pytest.mark.parametrize(
+    "prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5), {1: 2}]
+)
 def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompt: object) -> None:
     with pytest.raises(TypeError, match="A prompt must be text"):
         captioner.generate(PICTURES[:1], [prompt])  # type: ignore[list-item]
+
+
+def test_a_dictionary_of_prompts_is_refused(captioner: Captioner) -> None:
+    with pytest.raises(TypeError, match="A prompt must be text"):
+        captioner.generate(PICTURES[:1], {"Is it red?": 1})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="A prompt must be text"):
+        captioner.generate_text({"Is it red?": 1})  # type: ignore[arg-type]
 
 
 def test_pictures_and_choices_may_come_from_iterators(captioner: Captioner) -> None:
@@ -276,11 +286,75 @@ def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture
         ({"visual_heads": 4}, "go with llama_dir"),
         ({"exif": "upside"}, "exif"),
         ({"reading": "slow"}, "reading"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+        ({"parallel_timeout": "x"}, "parallel_timeout must be a number, got 'x'"),
+        ({"lora": 5}, "lora must be folders"),
+        ({"encoder": "a.onnx", "provider_option": 5}, "provider_option must be texts"),
+        ({"allowed_hosts": 5}, "allowed_hosts must be texts that are not empty, got 5"),
+        ({"allowed_hosts": [5]}, "allowed_hosts must be texts that are not empty, got .5."),
+        ({"allowed_hosts": "*"}, "A picture host is a name such as example.com, .* got '.'"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Captioner.load(**options)  # type: ignore[arg-type]
+
+
+def test_a_spec_is_wanted_by_from_spec() -> None:
+    with pytest.raises(TypeError, match=r"Wanted a CaptionerSpec, got None: `Captioner\.load`"):
+        Captioner.from_spec(None)  # type: ignore[arg-type]
+
+
+def test_one_host_and_numbers_of_numpy_are_taken_by_load() -> None:
+    options: dict[str, Any] = {"batch_size": np.int64(2), "parallel_timeout": np.float32(5)}
+    with Captioner.load(**model_options(), **options, allowed_hosts="example.com") as loaded:
+        assert loaded.batch_size == 2
+        assert type(loaded.spec.parallel_timeout) is float
+        assert [host.host for host in loaded.allowed_hosts] == ["example.com"]
+
+
+def test_numbers_of_numpy_are_taken_as_sampling_options(captioner: Captioner) -> None:
+    plain = captioner.generate(PICTURES[:1], max_new_tokens=3, temperature=0.5, seed=1)
+    options: dict[str, Any] = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.uint8(1)}
+    assert captioner.generate(PICTURES[:1], **options)[0].token_ids == plain[0].token_ids
+    assert json.dumps(SamplingParams(**options).settings())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda one: one.generate_text("a", text_prefix="x"), ValueError, "text_prefix must be none or zeros or"),
+        (lambda one: one.caption(PICTURES[0], task="x"), TypeError, "task must be a Task, got 'x'"),
+        (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),
+        (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),
+        (
+            lambda one: one.warm_up(max_new_tokens="x"),
+            ValueError,
+            "max_new_tokens must be a whole number of at least 0",
+        ),
+        (lambda one: one.warm_up(max_new_tokens=-1), ValueError, "max_new_tokens must be a whole number of at least 0"),
+        (
+            lambda one: one.encode_prompt("a", max_tokens="x"),
+            ValueError,
+            "max_tokens must be a whole number of at least",
+        ),
+        (
+            lambda one: one.encode_prompt("a", max_tokens=1.5),
+            ValueError,
+            "max_tokens must be a whole number of at least",
+        ),
+        (
+            lambda one: one.encode_prompt("a", max_tokens=-1),
+            ValueError,
+            "max_tokens must be a whole number of at least",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_in_a_sentence(
+    captioner: Captioner, call: Callable[[Captioner], object], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        call(captioner)
 
 
 def test_devices_and_dtypes_may_be_torchs_own() -> None:

@@ -104,6 +104,17 @@ def test_what_is_no_picture_is_a_type_error(wrong: object) -> None:
         given_pictures(wrong)  # type: ignore[arg-type]
 
 
+def test_several_pictures_are_a_list_and_no_dictionary() -> None:
+    with pytest.raises(TypeError, match="got dict: give several as a list"):
+        given_pictures({"a.jpg": "b.jpg"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(3, 5, 5).to_sparse(), torch.zeros(3, 5, 5, device="meta")])
+def test_a_tensor_without_a_value_for_each_pixel_is_a_type_error(tensor: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match=r"A tensor of pixels is dense, got torch\..* on (cpu|meta): call `to_dense"):
+        given_pictures(tensor)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.dtype("U5"), object])
 def test_pixels_of_another_type_are_a_type_error(dtype: np.dtype) -> None:
     with pytest.raises(TypeError, match="uint8 or a float"):

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.evaluating.comparing import compare_with
+from llama_adapter.app.evaluating.data import DataSettings, read_data
 from llama_adapter.app.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
+from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.scores.intervals import Draws
 from llama_adapter.app.scores.outcome import Outcome
@@ -161,6 +163,22 @@ def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: R
 
 def asked(place: str) -> set[str]:
     return {one.question for one in read_outcomes(Path(place) / "outcomes.jsonl").outcomes}
+
+
+def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
+    shutil.copy(STAR, tmp_path / "star.jpg")
+    asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes", "split": "test"}
+    bare = {"picture": "star.jpg", "answer": "star", "split": "train"}
+    table = write_lines(tmp_path / "data.jsonl", asked, bare)
+
+    def stored() -> StoredQuestions:
+        return StoredQuestions(question="What is it?")
+
+    of_split = {
+        split: read_data(DataSettings(data=(str(table),), split=split), stored=stored).model_questions
+        for split in ("test", "train", "all")
+    }
+    assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ from llama_adapter.app.http_api.api import ApiSettings, create_api
 from llama_adapter.app.http_api.asking import NumberedEvent
 from llama_adapter.app.http_api.completions import CompletionReply, understand
 from llama_adapter.app.http_api.schemas import EXAMPLE_PICTURE, CompletionRequest
-from llama_adapter.app.tasks.answers import Answer, TextDelta, TokenLogprob
+from llama_adapter.app.online.request_handle import RequestHandle
+from llama_adapter.app.tasks.answers import Answer, AnswerError, TextDelta, TokenLogprob
 from llama_adapter.app.tasks.prompts import RawPrompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptTooLongError
 from tests.app.http_api.live import StubService, answer
 
 COMPLETIONS = "/v1/completions"
@@ -87,7 +89,21 @@ def test_a_picture_may_come_with_the_prompt() -> None:
 
     assert sent(service, image_url=EXAMPLE_PICTURE)[0] == 200
     assert service.asks[0].picture is not None
-    assert sent(service, image_url="http://example.com/a.png")[1]["error"]["param"] == "messages"
+    assert sent(service, image_url="http://example.com/a.png")[1]["error"]["param"] == "image_url"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_name_the_fields_of_a_completion(stream: bool) -> None:
+    def too_long(handle: RequestHandle) -> None:
+        raise PromptTooLongError(600, 512)
+
+    unreadable = AnswerError(code="unreadable", message="It is no picture.")
+    for service, param in (
+        (StubService(lambda handle: handle.deliver(answer(finish="error", error=unreadable))), "image_url"),
+        (StubService(too_long), "prompt"),
+    ):
+        status, body = sent(service, image_url=EXAMPLE_PICTURE, stream=stream)
+        assert (status, body["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(("logprobs", "expected"), [(None, (False, 0)), (0, (True, 0)), (5, (True, 5))])
@@ -139,7 +155,7 @@ def test_a_stream_has_pieces_reasons_and_counts() -> None:
         ({"prompt": []}, "invalid_value", "prompt"),
         ({"prompt": [1, 2]}, "invalid_value", "prompt[0]"),
         ({"prompt": None}, "invalid_value", "prompt"),
-        ({"prompt": ["a"] * 16, "n": 3}, "invalid_value", "n"),
+        ({"prompt": ["a"] * 16, "n": 3}, "invalid_value", "prompt"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"messages": []}, "unknown_parameter", "messages"),
     ],

@@ -9,7 +9,6 @@ import pytest
 from llama_adapter.app.inputs import InputsError
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.reading import read_examples
-from llama_adapter.runtime.errors import UsageError
 from tests.app.inputs.files import fill
 from tests.app.labelled.tables import brief, reasons
 
@@ -78,11 +77,12 @@ def test_a_config_lists_tables_of_the_present_folder(folder: Path, monkeypatch: 
         ("META: [missing.json]", "`missing.json` does not exist"),
         ("META: [data.yaml]", "Wanted tables under `META`"),
         ("- a.json", "wanted sections"),
+        ("META: [a.json", "data.yaml"),
     ],
 )
 def test_another_config_is_refused(text: str, told: str, folder: Path) -> None:
     (folder / "data.yaml").write_text(text)
-    with pytest.raises((InputsError, UsageError), match=told):
+    with pytest.raises(InputsError, match=told):
         read(folder / "data.yaml")
 
 
@@ -111,3 +111,30 @@ def test_an_address_is_no_picture_and_a_url_beside_a_question_is_a_column(folder
     (folder / "list.tsv").write_text("url\tquestion\tanswer\nhttp://example.com\tWhat?\tA star.\n")
     (example,) = read(folder / "list.tsv").examples
     assert (example.item.source, example.item.columns) == (None, {"url": "http://example.com"})
+
+
+def test_conversations_with_one_picture_and_question_may_answer_differently_and_are_counted(folder: Path) -> None:
+    for name in ("a.jpg", "copy.jpg"):
+        (folder / name).write_bytes(b"same")
+    rows = [
+        {"image": name, "conversations": turns("<image>\nDescribe it.", said)}
+        for name, said in [("a.jpg", "A star."), ("a.jpg", "Red."), ("a.jpg", "Red."), ("copy.jpg", "A big star.")]
+    ]
+    (folder / "llava.json").write_text(json.dumps(rows))
+    found = read_examples(str(folder / "llava.json"))
+
+    assert [one.answers for one in found.examples] == [("A star.",), ("Red.",), ("A big star.",)]
+    (note,) = found.problems
+    assert note.is_warning
+    assert str(note) == (
+        "the conversations of the data: 2 have another answer than an earlier one with the same picture and question; "
+        "all are used"
+    )
+
+
+def test_rows_that_are_no_conversations_still_contradict_each_other(folder: Path) -> None:
+    rows = [{"image": name, "question": "Red?", "answer": said} for name, said in [("a.jpg", "yes"), ("a.jpg", "no")]]
+    (folder / "table.json").write_text(json.dumps(rows))
+    (folder / "a.jpg").write_bytes(b"picture")
+    (reason,) = reasons(read_examples(str(folder / "table.json")), folder=folder)
+    assert reason == "table.json, line 2: line 1 has another answer for the same picture and question"

@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.f
 
 LLAMA = GOLDEN / "LLaMA-HF/TINY"
 SIZES = {"vocab_size": 512, "dim": 64, "num_layers": 4, "ffn_dim": 192}
+CHECKPOINTS = ["--llama-dir", str(LLAMA), "--adapter", str(GOLDEN / "adapters/BIAS-TINY.pth"), "--visual-heads", "4"]
+CHECKPOINTS += ["--clip", str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"), "--dtype", "float32", "--no-known-answer"]
 PREFIX = "base_model.model.model.layers."
 IDS = torch.randint(3, 500, (3, 24), generator=torch.Generator().manual_seed(1))
 BOUND = 2e-5  # of the largest logit
@@ -253,17 +255,17 @@ def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, ca
     [note] = [note for note in notes if "was trained on" in note]  # none for the folder of the same name
     assert note.endswith("was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `TINY`")
 
-    rest = ["--adapter", str(GOLDEN / "adapters/BIAS-TINY.pth"), "--visual-heads", "4"]
-    rest += ["--clip", str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"), "--dtype", "float32", "--no-known-answer"]
-    assert main(["convert", "--llama-dir", str(LLAMA), *rest, "--out", str(tmp_path / "bare")]) == 0
-    assert main(["convert", "--llama-dir", str(LLAMA), *rest, "--out", str(tmp_path / "both"), "--lora", lora]) == 0
+    assert main(["convert", *CHECKPOINTS, "--out", str(tmp_path / "bare")]) == 0
+    assert main(["convert", *CHECKPOINTS, "--out", str(tmp_path / "both"), "--lora", lora]) == 0
     again = ["convert", "--model", str(tmp_path / "bare"), "--lora", lora, "--no-known-answer"]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
     both, once = load_bundle(tmp_path / "both"), load_bundle(tmp_path / "again")
     assert all(torch.allclose(both.decoder_state[name], one, atol=1e-6) for name, one in once.decoder_state.items())
     assert once.merged == both.merged
     assert main(["doctor", "--model", str(tmp_path / "bare"), "--lora", lora]) == 0
-    assert "1 LoRA folder(s)" in capsys.readouterr().out
+    checked = capsys.readouterr().out
+    assert "1 LoRA folder(s)" in checked
+    assert "was trained on" not in checked
 
     whole = dict(stream_merged_bundle(tmp_path / "bare", [lora])[1])
     for rank in range(2):
@@ -281,6 +283,56 @@ def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, ca
     )
     assert loaded.precision == "int8"
     assert any(tensor.dtype == torch.int8 for _, tensor in tensors)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the tiny model without LoRA."""
+    out = tmp_path_factory.mktemp("lora") / "bare"
+    assert main(["convert", *CHECKPOINTS, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def foreign(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A LoRA that names another base model."""
+    copy = Path(shutil.copytree(folders("plain"), tmp_path / "foreign"))
+    edited(lambda config: config.update(base_model_name_or_path="meta-llama/Llama-2-7b-hf"))(copy)
+    return copy
+
+
+NOTE = "was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `"
+
+
+@pytest.mark.slow
+def test_commands_that_merge_a_lora_of_another_base_tell_it(
+    bare: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, lora, out = ["--model", str(bare)], ["--lora", str(foreign)], str(tmp_path / "out")
+    commands = {
+        "checkpoints": ["convert", *CHECKPOINTS, *lora, "--out", f"{out}-1"],
+        "bundle": ["convert", *model, *lora, "--no-known-answer", "--out", f"{out}-2"],
+        "decoder": ["export", "decoder", *model, *lora, "--out", f"{out}-3"],
+    }
+    for name, command in commands.items():
+        assert main(command) == 0, name
+        assert f"note: the LoRA `{foreign}` {NOTE}" in capsys.readouterr().err, name
+    for flags in (model, CHECKPOINTS[: CHECKPOINTS.index("--dtype")]):
+        assert main(["doctor", *flags, *lora]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"warning model: the LoRA `{foreign}` {NOTE}" in told
+
+
+@pytest.mark.slow
+def test_doctor_tells_a_missing_bundle_once_and_checks_a_lora_beside_an_encoder(
+    bare: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--model", str(tmp_path / "missing"), "--lora", str(foreign)]) == 1
+    assert " ".join(capsys.readouterr().out.split()).count("is no model bundle") == 1
+    encoder = str(tmp_path / "encoder.onnx")
+    assert main(["export", "onnx", "--model", str(bare), "--out", encoder]) == 0
+    assert main(["doctor", "--model", str(bare), "--encoder", encoder, "--lora", str(foreign)]) == 0
+    assert "1 LoRA folder(s) are known and fit" in " ".join(capsys.readouterr().out.split())
 
 
 def test_fields_that_exclude_each_other() -> None:

@@ -205,6 +205,9 @@ def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     [
         (["--model", "embedded"], "--tensor-parallel is missing"),
         (["--model", "b", "--llama-dir", "x", "--tensor-parallel", "2"], "--model does not go with --llama-dir"),
+        (["--model", "b", "--clip", "x", "--tensor-parallel", "2"], "--model does not go with --clip"),
+        (["--model", "b", "--lora", "x", "--context", "77"], "--model does not go with --context"),
+        (["--model", "b", "--lora", "x", "--channel-order", "bgr"], "--model does not go with --channel-order"),
         (["--tensor-parallel", "0", "--llama-dir", "x", "--adapter", "y"], "must be at least 1"),
         (["--tensor-parallel", "2"], "needs --llama-dir and --adapter"),
     ],

@@ -1,0 +1,30 @@
+"""Checks values that users give as settings, and makes them plain. All raise ValueError, which names the setting."""
+
+import operator
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+
+def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
+    """Any integer, such as numpy's, as an int of at least `least`. A bool is none."""
+    wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+    is_whole = hasattr(value, "__index__") and not (isinstance(value, bool) or getattr(value, "shape", None))
+    if not is_whole or (least is not None and operator.index(value) < least):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    return operator.index(value)
+
+
+def real_number(name: str, value: Any) -> float:
+    """Any real number, such as numpy's, as an int or a float. A bool is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several as a tuple. An empty text is none."""
+    several = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(text, str) and text for text in several):
+        raise ValueError(f"{name} must be texts that are not empty, got {value!r}")
+    return several
