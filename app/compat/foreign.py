@@ -165,8 +165,10 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
         options.setdefault(key, value)
     if isinstance(config := options.get(option), str):
         table = read_yaml(str(beside if (beside := folder / config).exists() else Path(config)))
-        options.lines, options.source = {**table.lines, **options.lines}, table.source
-        options.update({key: value for key, value in table.items() if key not in options})
+        own = {key: value for key, value in table.items() if key not in options}
+        options.lines |= {key: line for key, line in table.lines.items() if key in own}
+        options.source = table.source
+        options.update(own)
         del options[option]
     return _import_table(options, source=source) if script is None else script.import_settings(options)
 
