@@ -1,6 +1,7 @@
 """Converts a YAML of MindFormers, with the `infer` table of MindSpore Lite, to settings of `generate` or an export."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
@@ -98,7 +99,7 @@ def _stretched(imported: Import, key: str, value: Any) -> None:
 
 
 def _graphs(imported: Import, key: str, value: Any) -> None:
-    folder = imported.beside(str(value)).parent
+    folder = imported.beside(str(Path(str(value)).parent / CARD_FILE)).parent
     if imported.is_export:
         names = "NAME_prefill_graph.mindir and NAME_inc_graph.mindir"
         imported.take(key, {"output.out": str(folder)}, f"both graphs are in this folder, as {names}")
@@ -111,6 +112,13 @@ def _graphs(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"{message}, and its folder has no {CARD_FILE}: {hint}")
     else:
         imported.refuse(key, f"`{value}` is no .mindir file")
+
+
+def _graph_length(imported: Import, key: str, value: Any) -> None:
+    if (length := imported.value(f"{_CONFIG}.seq_length")) in (None, value):
+        whole_number("model.context")(imported, key, value)
+    else:
+        imported.ignore(key, f"model.context is {length} already")
 
 
 def _graph_engine(imported: Import, key: str, value: Any) -> None:
@@ -244,7 +252,7 @@ RULES: dict[str, Rule] = {
     "model.arch.type": one_of({"LlamaForCausalLM": {}}, otherwise="this program runs LLaMA"),
     "infer.prefill_model_path": _graphs,
     "infer.increment_model_path": _graphs,
-    "infer.infer_seq_length": whole_number("model.context"),
+    "infer.infer_seq_length": _graph_length,
     "infer.model_type": ignored("it is the form of the MindIR graphs"),
     "infer.ge_config_path": _graph_engine,
     "context.mode": _context_mode,

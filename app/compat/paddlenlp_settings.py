@@ -40,7 +40,8 @@ def _text_file(imported: Import, key: str, value: Any) -> None:
 
 def _example(imported: Import, key: str, value: Any) -> None:
     if imported.value("data_file") is None:
-        imported.take(key, {"prompt.prompt": value, "prompt.raw": True}, "as there without data_file")
+        prompts = {"prompt.prompt": value, "prompt.raw": True}
+        imported.take(key, prompts, "predictor.py's own, because no data_file is named")
 
 
 def _output(imported: Import, key: str, value: Any) -> None:
