@@ -1,5 +1,6 @@
 """One run of `caption`, `ask` or `generate` as plain values that can be pickled."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,8 +72,11 @@ class Job:
     def __post_init__(self) -> None:
         if not self.questions:
             raise ValueError("questions must be at least one")
-        if self.paddlenlp_out is not None and (self.out is None or self.out == self.paddlenlp_out):
-            raise ValueError("paddlenlp_out goes with out, another file, for the records of which it is made")
+        if self.paddlenlp_out is not None:
+            if self.out is None:
+                raise ValueError("paddlenlp_out goes with out: it is made of the records there")
+            if same := [path for path in (self.out, *self.inputs.prompt_files) if _are_same(path, self.paddlenlp_out)]:
+                raise ValueError(f"paddlenlp_out would replace {same[0]}: name another file")
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
         if self.max_errors is not None and self.max_errors < 1:
             raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")
@@ -82,3 +86,7 @@ class Job:
             )
         if self.out is None and (self.overwrite or self.retry_errors):
             raise ValueError("overwrite and retry_errors go with out, which is missing")
+
+
+def _are_same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
