@@ -113,8 +113,7 @@ def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
             word = lexer.get_token()
         except ValueError as error:
             place = _place(source, None if first is None else first + text.count("\n", 0, begin))
-            hint = "close each quotation mark"
-            raise UsageError(f"{place}: this is no command line: {error}", hint=hint) from None
+            raise UsageError(f"{place}: this is no command line: {error}") from None
         if word is None:
             return words
         num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
@@ -151,7 +150,8 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
     script = _SCRIPTS.get(Path(name).name)
     options = _read_options(words, source=source)
     if name and not options:
-        raise UsageError(f"{source}: `{name}` has no options, and this program does not know its defaults", hint=_NEEDS)
+        hint = "name the file of settings that was changed: --config FILE.yaml"
+        raise UsageError(f"{source}: `{name}` has no options, and this program does not know its defaults", hint=hint)
     option = "config" if script is None else script.settings_file
     if script is not None and isinstance(model := options.pop("model_dir", None), str):
         files = sorted(map(str, Path(model).glob("*.y*ml")))
@@ -171,9 +171,6 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
         options.update(own)
         del options[option]
     return _import_table(options, source=source) if script is None else script.import_settings(options)
-
-
-_NEEDS = "name the file of settings that was changed: --config FILE.yaml"
 
 
 def _read_options(words: list[_Word], *, source: str) -> Table:

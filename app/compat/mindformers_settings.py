@@ -156,13 +156,6 @@ def _output_dir(imported: Import, key: str, value: Any) -> None:
         imported.ignore(key, "answers go to stdout, or to the file that --out names")
 
 
-def _special_tokens(imported: Import, key: str, value: Any) -> None:
-    if value is True:
-        imported.ignore(key, "a prompt gets the begin token")
-    else:
-        imported.refuse(key, "a prompt gets the begin token; `pipeline(..., add_special_tokens=False)` leaves it out")
-
-
 def _context_mode(imported: Import, key: str, value: Any) -> None:
     if value == 0 and str(imported.value("context.device_target", "ascend")).lower() != "cpu":
         imported.take(key, {"computation.mode": "graph"}, "the device's first graph mode")
@@ -289,7 +282,9 @@ _INFER_RULES: dict[str, Rule] = {  # options of run_infer_main.py
     "tokenizer_path": ignored("the model's own tokenizer is used"),
     "seq_length": whole_number("generation.max_length", note="of prompt and answer together"),
     "is_sample_acceleration": _sampling_in_graphs,
-    "add_special_tokens": _special_tokens,
+    "add_special_tokens": one_of(
+        {True: {}}, otherwise="a prompt gets the begin token; `pipeline(..., add_special_tokens=False)` leaves it out"
+    ),
     "stream": ignored("an answer is printed when it is complete; that of --prompt, on a terminal, as it is generated"),
 }
 

@@ -75,8 +75,8 @@ class Job:
         if self.paddlenlp_out is not None:
             if self.out is None:
                 raise ValueError("paddlenlp_out goes with out: it is made of the records there")
-            if same := [path for path in (self.out, *self.inputs.prompt_files) if _are_same(path, self.paddlenlp_out)]:
-                raise ValueError(f"paddlenlp_out would replace {same[0]}: name another file")
+            if os.path.realpath(self.paddlenlp_out) in map(os.path.realpath, (self.out, *self.inputs.prompt_files)):
+                raise ValueError(f"paddlenlp_out would replace {self.paddlenlp_out}, which this run needs")
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
         if self.max_errors is not None and self.max_errors < 1:
             raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")
@@ -86,7 +86,3 @@ class Job:
             )
         if self.out is None and (self.overwrite or self.retry_errors):
             raise ValueError("overwrite and retry_errors go with out, which is missing")
-
-
-def _are_same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
