@@ -117,7 +117,7 @@ def build_parser() -> Parser:
     add_bench(commands)
     add_serving(commands)
     add_doctor(commands)
-    add_reference(commands)
+    add_reference(commands, run=_dispatch)
     add_config_commands(commands)
     add_listing(commands)
     add_installed_tasks(commands)

@@ -119,6 +119,13 @@ def _add_prompt_files(group: Any) -> None:
         "training)",
     )
     group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
+    group.add_argument(
+        "--paddlenlp-out",
+        section="output",
+        metavar="FILE.json",
+        help="when the run ends, write its answers from the records in --out in PaddleNLP's format too: lines of src, "
+        "tgt (from the file of prompts) and output; an existing file is replaced",
+    )
 
 
 def add_listing(commands: Any) -> None:

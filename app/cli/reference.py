@@ -2,20 +2,31 @@
 
 import argparse
 import dataclasses
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command
 from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.settings.yaml_file import FOREIGN, as_given
+from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.runtime.errors import UsageError
 
 _REFERENCE = """\
 Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), or of the Ascend guide, unchanged: its module
 `llama` is replaced by this project's. Flags before SCRIPT.py replace values that the program sets, such as its paths;
 arguments after it are passed to the program. Nothing is downloaded.
 
+A command line of MindFormers or PaddleNLP, whose scripts are not in this folder, runs as the command of this program
+that it stands for. stderr says how each option was translated (docs/coming-from.md).
+
   llama-adapter run-reference --llama-dir weights/LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt demo.py
   llama-adapter run-reference util/evaluate_mme.py --llama_path weights/LLaMA --pretrained_path LORA-BIAS-7B-v21.pth
+  llama-adapter run-reference python predictor.py --model_name_or_path llama2-7b --data_file dev.json
 """
 
 
@@ -29,10 +40,11 @@ class _Unset:
 _UNSET = _Unset()
 
 
-def add_reference(commands: Any) -> None:
-    """Add `run-reference`."""
-    text = "run a program of LLaMA-Adapter's repository"
-    command(commands, "run-reference", _run_reference, declare=_declare, help=text, description=_REFERENCE)
+def add_reference(commands: Any, *, run: Callable[[Sequence[str]], int]) -> None:
+    """Add `run-reference`. `run` runs a command line of this program."""
+    text = "run a program of LLaMA-Adapter's repository, or a command line of MindFormers or PaddleNLP"
+    runs = partial(_run_reference, run)
+    command(commands, "run-reference", runs, declare=_declare, help=text, description=_REFERENCE)
 
 
 def _declare(reference: Parser) -> None:
@@ -45,10 +57,44 @@ def _declare(reference: Parser) -> None:
     reference.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
 
 
-def _run_reference(options: argparse.Namespace) -> int:
+def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namespace) -> int:
     given = {one.setting.dest: one.value for one in options.effective if one.value is not _UNSET}
+    script, *arguments = words = [options.script, *options.arguments]
+    if (imported := import_module(FOREIGN).import_line(words)) is not None:
+        say(imported.format_report(), end="")
+        imported.check()
+        tables = imported.settings
+        for one in options.effective:
+            if one.value is not _UNSET:
+                tables.setdefault(one.setting.section, {})[one.setting.key] = one.value
+        ours = _command_line(options.parser.root.commands(), tables)
+        say(f"runs: llama-adapter {shlex.join(ours)}")
+        return run(ours)
+    if script in ("python", "python3") and arguments:
+        script, *arguments = arguments
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
     settings(CaptionerSpec, program | given)  # raises UsageError for flags that exclude each other
     from llama_adapter.app.reference.run import run_program
 
-    return run_program(options.script, options.arguments, overrides=given)
+    return run_program(script, arguments, overrides=given)
+
+
+def _command_line(commands: Mapping[str, Parser], tables: Mapping[str, Any]) -> list[str]:
+    """The command with these settings (section -> key -> value) as words. Raises UsageError for one that it lacks."""
+    name: str = tables["command"]
+    left = {
+        (section, key): value
+        for section, table in tables.items()
+        if section != "command"
+        for key, value in table.items()
+    }
+    words = name.split()
+    for setting in commands[name].settings():
+        value = as_given(left.pop((setting.section, setting.key), None), setting.key)
+        if value is not None and setting.flags:
+            words.append(setting.flags[setting.read(value)])
+        elif value is not None:
+            words += [f"{setting.shown}={text}" for text in ([value] if isinstance(value, str) else value)]
+    for _, key in left:
+        raise UsageError(f"`{name}` has no setting named `{key}`", hint=f"see `llama-adapter {name} --help all`")
+    return words

@@ -1,10 +1,12 @@
-"""Converts settings of other systems, recognised by their keys. Reads YAML, JSON, and command lines in text files."""
+"""Converts settings of other systems, recognised by their script or keys. Reads YAML, JSON, and command lines."""
 
+import io
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
@@ -13,15 +15,33 @@ from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_c
 from llama_adapter.runtime.errors import UsageError
 
 _SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
+_Word = tuple[str, int | None]  # a word of a command line, and its line in a file
+_Import = Callable[[Mapping[str, Any]], Imported]
+
+
+class _Script(NamedTuple):
+    """A program of another system: the importer of its options."""
+
+    import_settings: _Import
+    settings_file: str = "config"  # the option that names a YAML
+    implied: Mapping[str, Any] = {}  # options that the program's name stands for
+
+
+_MINDFORMERS = _Script(mindformers_settings.import_settings)
+_SCRIPTS = {
+    "run_mindformer.py": _MINDFORMERS,
+    "run_mindformers.py": _MINDFORMERS,
+    "export.py": _MINDFORMERS._replace(settings_file="config_path", implied={"run_mode": "export"}),
+    "run_infer_main.py": _Script(mindformers_settings.import_infer_main),
+    "predictor.py": _Script(paddlenlp_settings.import_settings, implied={"example": paddlenlp_settings.EXAMPLE}),
+    "export_model.py": _Script(paddlenlp_settings.import_settings, implied={"output_path": None}),
+}
 
 
 class Importer(Protocol):
     """Converts settings of another system."""
 
     def __call__(self, data: Mapping[str, Any], *, source: str = "settings") -> Imported: ...
-
-
-_NO_LAUNCHER = "leave out a launcher and its quotation marks: the command begins with `python`"
 
 
 def recognise(data: Mapping[str, Any]) -> Importer | None:
@@ -40,14 +60,32 @@ def import_file(path: str) -> Imported:
     The report lists keys that are not supported. Raises UsageError if the file is not of a known system or cannot be
     read, and OSError.
     """
-    data = read_command(path) if path.endswith(COMMAND_SUFFIXES) else read_yaml(path)
+    if not path.endswith(COMMAND_SUFFIXES):
+        return _import_table(read_yaml(path), source=path)
+    name, words = _find_script(_split(read_content(path), source=path), source=path)
+    return _import_options(name, words, source=path, folder=Path(path).parent)
+
+
+def import_line(words: Sequence[str]) -> Imported | None:
+    """The settings for a command line of another system.
+
+    None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`.
+    """
+    source = "the command line"
+    name, options = _find_script([(word, None) for word in words], source=source)
+    if not name or Path(name).exists():
+        return None
+    return _import_options(name, options, source=source, folder=Path())
+
+
+def _import_table(data: Table, *, source: str) -> Imported:
     system = _system_of(data)
     if system is None:
         if data.keys() <= {"command", *SECTIONS}:
-            raise UsageError(f"`{path}` has our own settings already", hint=f"pass it as `--config {path}`")
+            raise UsageError(f"`{source}` has our own settings already", hint=f"pass it as `--config {source}`")
         raise UsageError(
-            f"`{path}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
-            hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' predict YAML",
+            f"`{source}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
+            hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' YAML",
         )
     imported: Imported = system.import_settings(data)
     return imported
@@ -62,35 +100,98 @@ def _import_strictly(system: Any, data: Mapping[str, Any], *, source: str = "set
     return imported.check(source)
 
 
-def read_command(path: str) -> Table:
-    """The options of a command line, which may have several lines, as a table with line numbers.
+def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
+    """The words of a command line, which may have several lines. `first` is the number of the first line."""
+    text = re.sub(r"\\[ \t\r]*\n", " \n", f"{text}\n")
+    stream = io.StringIO(text)
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
+    lexer.whitespace_split = True
+    words: list[_Word] = []
+    while True:
+        begin = stream.tell()
+        try:
+            word = lexer.get_token()
+        except ValueError as error:
+            place = _place(source, None if first is None else first + text.count("\n", 0, begin))
+            raise UsageError(f"{place}: this is no command line: {error}") from None
+        if word is None:
+            return words
+        num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
+        words.append((word, None if first is None else first + num_before))
 
-    As in MindFormers, options of the command line override those of `--config FILE`. Raises UsageError with the line.
+
+def _place(source: str, number: int | None) -> str:
+    return source if number is None else f"{source}:{number}"
+
+
+def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
+    """The known script that a line runs, "" if it runs none, and the words after it.
+
+    It may be in a quoted line for a launcher; the number of devices, after that, becomes `--worker_num`.
     """
+    for place, (word, number) in enumerate(words):
+        if word.startswith("--"):
+            break
+        after = words[place + 1 :]
+        if Path(word).name in _SCRIPTS:
+            return word, after
+        if ".py" in word and len(word.split()) > 1:
+            name, options = _find_script(_split(word, source=source, first=number), source=source)
+            if name:
+                return name, [*options, *([("--worker_num", after[0][1]), *after] if after else ())]
+    return "", words
+
+
+def _import_options(name: str, words: list[_Word], *, source: str, folder: Path) -> Imported:
+    """The settings for the options of a script; of an unknown one, the options tell the system.
+
+    As in MindFormers, options of the command line override those of `--config FILE`, which may be in `folder`.
+    """
+    script = _SCRIPTS.get(Path(name).name)
+    options = _read_options(words, source=source)
+    if name and not options:
+        hint = "name the file of settings that was changed: --config FILE.yaml"
+        raise UsageError(f"{source}: `{name}` has no options, and this program does not know its defaults", hint=hint)
+    option = "config" if script is None else script.settings_file
+    if script is not None and isinstance(model := options.pop("model_dir", None), str):
+        files = sorted(map(str, Path(model).glob("*.y*ml")))
+        if len(files) != 1:
+            raise UsageError(
+                f"{source}: `{model}` has {len(files)} YAML files",
+                hint="--model_dir is a folder with one YAML, one .ckpt and a tokenizer.model",
+            )
+        options[option], options["load_checkpoint"] = files[0], model
+    for key, value in ({} if script is None else script.implied).items():
+        options.setdefault(key, value)
+    if isinstance(config := options.get(option), str):
+        table = read_yaml(str(beside if (beside := folder / config).exists() else Path(config)))
+        own = {key: value for key, value in table.items() if key not in options}
+        options.lines |= {key: line for key, line in table.lines.items() if key in own}
+        options.source = table.source
+        options.update(own)
+        del options[option]
+    return _import_table(options, source=source) if script is None else script.import_settings(options)
+
+
+def _read_options(words: list[_Word], *, source: str) -> Table:
+    """The options of a command line, as a table with line numbers. Raises UsageError with the line."""
     options = Table()
     name: str | None = None
-    for number, text in enumerate(read_content(path).splitlines(), start=1):
-        try:
-            words = shlex.split(text.rstrip().removesuffix("\\"), comments=True)
-        except ValueError as error:
-            raise UsageError(f"{path}:{number}: this is no command line: {error}", hint=_NO_LAUNCHER) from None
-        for word in words:
-            if word.startswith("--"):
-                name, equals, value = word.removeprefix("--").partition("=")
-                if name in options:
-                    raise UsageError(f"{path}:{number}: `--{name}` is given twice, first in line {options.lines[name]}")
-                options[name], options.lines[name] = _typed(value) if equals else True, number
-                name = None if equals else name
-            elif name is not None:
-                options[name], name = _typed(word), None
-            elif options:
-                raise UsageError(f"{path}:{number}: `{word}` belongs to no option")
-    if isinstance(config := options.get("config"), str):
-        beside = Path(path).parent / config
-        table = read_yaml(str(beside if beside.exists() else Path(config)))
-        options.lines = {**table.lines, **options.lines}
-        options.update({key: value for key, value in table.items() if key not in options})
-        del options["config"]
+    for word, number in words:
+        place = _place(source, number)
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            if name in options:
+                first = f", first in line {options.lines[name]}" if name in options.lines else ""
+                raise UsageError(f"{place}: `--{name}` is given twice{first}")
+            options[name] = _typed(value) if equals else True
+            if number is not None:
+                options.lines[name] = number
+            name = None if equals else name
+        elif name is not None:
+            options[name], name = _typed(word), None
+        elif options:
+            raise UsageError(f"{place}: `{word}` belongs to no option")
     return options
 
 

@@ -3,12 +3,19 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
+from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
+from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.runtime.errors import UsageError
 
 Outcome = Literal["taken", "ignored", "refused"]
+
+EXPORT = "export decoder"
+_OF_EXPORTS = ("command", "model.", "output.")  # settings of that command
+_AS_EXPORTED = dict.fromkeys(("computation.dtype", "computation.precision"), "output.decoder_precision")
+_OF_GRAPHS = ("model.", *_AS_EXPORTED, "computation.operators", "computation.mode")  # an export determines them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,14 +46,15 @@ class Imported:
         """The keys that are not supported."""
         return tuple(entry for entry in self.report if entry.outcome == "refused")
 
-    def check(self, source: str) -> "Imported":
-        """Returns itself. Raises UsageError with file and line if a key is refused."""
+    def check(self, source: str | None = None) -> "Imported":
+        """Returns itself. Raises UsageError if a key is refused, with its line in the file `source`."""
         for entry in self.refused[:1]:
-            place = source if entry.line is None else f"{source}:{entry.line}"
+            place = "" if source is None else f"{source}: " if entry.line is None else f"{source}:{entry.line}: "
             more = f" ({len(self.refused)} keys are refused in all)" if len(self.refused) > 1 else ""
+            says = f"`llama-adapter config import {source}` says what becomes of each key"
             raise UsageError(
-                f"{place}: {self.system}'s `{entry.key}` is refused: {entry.text}{more}",
-                hint=f"`llama-adapter config import {source}` says what becomes of each key",
+                f"{place}{self.system}'s `{entry.key}` is refused: {entry.text}{more}",
+                hint="leave it out, or give another value" if source is None else says,
             )
         return self
 
@@ -81,9 +89,21 @@ class Import:
         found = self._settings.get(section)
         return found.get(key) if key and found is not None else found
 
+    @property
+    def is_export(self) -> bool:
+        """Whether these become settings of `export decoder`, which ignores those of other commands."""
+        return bool(self.setting("command") == EXPORT)
+
+    def beside(self, path: str) -> Path:
+        """A path in the other system's file: relative to that file if it exists there, else to the current folder."""
+        place = Path(getattr(self._data, "source", "")).parent / path
+        return place if place.exists() else Path(path)
+
     def set(self, setting: str, value: Any) -> None:
         """Set `section.key`, unless it has a value already."""
         section, _, key = setting.partition(".")
+        if self.is_export and not setting.startswith(_OF_EXPORTS):
+            return
         if not key:
             self._settings.setdefault(section, value)
         else:
@@ -91,6 +111,21 @@ class Import:
 
     def take(self, key: str, settings: Mapping[str, Any], note: str = "") -> None:
         """Convert `key` to these settings (`section.key` -> value), unless an earlier key set another value."""
+        if self.is_export:
+            settings = {_AS_EXPORTED.get(setting, setting): value for setting, value in settings.items()}
+            others = [setting for setting in settings if not setting.startswith(_OF_EXPORTS)]
+            if others == list(settings):
+                self.ignore(key, "an export does not need it")
+                return
+            if others:
+                self.refuse(key, f"`{EXPORT}` has no {others[0]}")
+                return
+            if "bfloat16" in settings.values():
+                self.ignore(key, "exported graphs have no bfloat16: they compute in float32")
+                return
+        elif self.setting("computation.decoder") is not None and any(name.startswith(_OF_GRAPHS) for name in settings):
+            self.ignore(key, "the exported graphs determine it")
+            return
         for setting, value in settings.items():
             self.set(setting, value)
             if (earlier := self.setting(setting)) != value:
@@ -116,9 +151,13 @@ class Import:
         lines: Mapping[str, int] = getattr(table, "lines", {})
         return lines.get(last)
 
-    def run(self, rules: Mapping[str, "Rule"]) -> None:
-        """Apply the rule of each key. A key without a rule is ignored; the report has its highest unknown parent."""
-        self._walk(self._data, "", rules)
+    def run(self, rules: Mapping[str, "Rule"], *, first: Sequence[str] = ()) -> None:
+        """Apply the rule of each key, to `first` before the others.
+
+        A key without a rule is ignored; the report has its highest unknown parent.
+        """
+        names = sorted(self._data, key=lambda name: first.index(name) if name in first else len(first))
+        self._walk({name: self._data[name] for name in names}, "", rules)
 
     def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"]) -> None:
         for name, value in table.items():
@@ -229,18 +268,27 @@ def at_most_one(why: str) -> Rule:
 
 
 def model(imported: Import, key: str, value: Any) -> None:
-    """The rule for a key that names the model."""
+    """The rule for a key that names the model, or the folder of an exported one."""
     if not isinstance(value, str):
         imported.refuse(key, f"wanted a path or a name, got {value!r}")
-    elif value.endswith(FOREIGN_WEIGHTS):
-        imported.refuse(key, ": ".join(foreign_weights(value)))
-    else:
-        try:
-            found = model_settings(find_model(value))
-        except UsageError as error:
-            imported.take(key, {"model.model": value}, error.message)
+        return
+    try:
+        place = find_model(value)
+        if not imported.is_export and (place / CARD_FILE).is_file():
+            exported(imported, key, place)
         else:
-            imported.take(key, {f"model.{name}": place for name, place in found.items()})
+            imported.take(key, {f"model.{name}": found for name, found in model_settings(place).items()})
+    except UsageError as error:
+        if value.endswith(FOREIGN_WEIGHTS):
+            imported.refuse(key, f"{error.message}: {error.hint}")
+        else:
+            imported.take(key, {"model.model": value}, error.message)
+
+
+def exported(imported: Import, key: str, folder: Path) -> None:
+    """Take the folder of an exported decoder. Raises GraphError for a damaged card."""
+    backend = {"computation.decoder_backend": "mslite"} if read_card(folder).format == "mindir" else {}
+    imported.take(key, {"computation.decoder": str(folder), **backend})
 
 
 def greedy_or_sampled(
@@ -251,6 +299,11 @@ def greedy_or_sampled(
     If the other system's `switch` turns sampling off, this becomes temperature 0.
     """
     given = {name: path for name, path in paths.items() if imported.value(path) is not None}
+    if imported.is_export:
+        for path in (switch, *given.values()):
+            if path is not None and imported.value(path) is not None:
+                imported.ignore(path, "an export does not need it")
+        return
     if switch is not None and imported.value(switch) is not None:
         temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
         imported.take(switch, {"generation.temperature": temperature})

@@ -105,7 +105,7 @@ def _of_path(place: Path) -> dict[str, Any]:
     for name in _PATHS:
         if isinstance(found.get(name), str) and (place / found[name]).exists():
             found[name] = str(place / found[name])
-    if not {"model", "llama_dir"} & found.keys():
+    if not {"model", "llama_dir", "decoder"} & found.keys():
         found |= model_settings(place)
     return found
 

@@ -1,13 +1,16 @@
-"""Converts a predict YAML of MindFormers, with the `infer` table of MindSpore Lite, to settings of `generate`."""
+"""Converts a YAML of MindFormers, with the `infer` table of MindSpore Lite, to settings of `generate` or an export."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
+    EXPORT,
     ONLY_TENSOR_PARALLEL,
     Import,
     Imported,
     Rule,
+    exported,
     greedy_or_sampled,
     ignored,
     model,
@@ -16,6 +19,7 @@ from llama_adapter.app.compat.imported import (
     whole_number,
 )
 from llama_adapter.app.models.models_by_name import foreign_weights
+from llama_adapter.llm.exported.card import CARD_FILE
 from llama_adapter.runtime.device_names import our_device
 
 SYSTEM = "MindFormers"
@@ -23,7 +27,6 @@ _OWN_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "auto_trans
 _CONFIG = "model.model_config"
 _SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("temperature", "top_k", "top_p")}
 _COMMANDS = {
-    "export": "`llama-adapter export decoder --format mindir --model BUNDLE --out FOLDER` (or --llama-dir) exports",
     "train": "`llama-adapter train` trains adapters",
     "finetune": "`llama-adapter train` trains adapters",
     "eval": "`llama-adapter eval` scores answers",
@@ -39,6 +42,8 @@ def is_ours(data: Mapping[str, Any]) -> bool:
 def _mode(imported: Import, key: str, value: Any) -> None:
     if value == "predict":
         imported.take(key, {"command": "generate"})
+    elif value == "export":
+        imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
     else:
         command = _COMMANDS.get(str(value), "`llama-adapter --help` lists the commands")
         imported.refuse(key, f"{value!r}: this file becomes settings of `generate`; {command}")
@@ -58,17 +63,20 @@ def _parallel(imported: Import, key: str, value: Any) -> None:
     if value is not True:
         imported.ignore(key, "one device is the default")
         return
-    for other in ("data_parallel", "pipeline_stage"):
+    size, note = imported.value("parallel_config.model_parallel", 1), "parallel_config.model_parallel"
+    others = ["data_parallel", "pipeline_stage"]
+    if size == 1 and imported.value("worker_num") is not None:
+        size, note, others = imported.value("worker_num"), "the launcher's number of devices", ["pipeline_stage"]
+    for other in others:
         if (parts := imported.value(f"parallel_config.{other}", 1)) != 1:
             imported.refuse(key, f"parallel_config.{other} is {parts!r}: {ONLY_TENSOR_PARALLEL}")
             return
-    size = imported.value("parallel_config.model_parallel", 1)
     if type(size) is not int or size < 1:
-        imported.refuse(key, f"wanted a whole number of at least 1 as parallel_config.model_parallel, got {size!r}")
+        imported.refuse(key, f"wanted a whole number of at least 1 as {note}, got {size!r}")
     elif size == 1:
-        imported.ignore(key, "parallel_config.model_parallel is 1")
+        imported.ignore(key, f"{note} is 1")
     else:
-        imported.take(key, {"computation.tensor_parallel": size}, "parallel_config.model_parallel")
+        imported.take(key, {"computation.tensor_parallel": size}, note)
 
 
 def _parallel_table(imported: Import, key: str, value: Any) -> None:
@@ -91,27 +99,61 @@ def _stretched(imported: Import, key: str, value: Any) -> None:
 
 
 def _graphs(imported: Import, key: str, value: Any) -> None:
-    if imported.value("load_checkpoint"):
-        imported.ignore(key, "load_checkpoint is run; `--decoder FOLDER` would run the graphs of a folder")
+    folder = imported.beside(str(Path(str(value)).parent / CARD_FILE)).parent
+    if imported.is_export:
+        names = "NAME_prefill_graph.mindir and NAME_inc_graph.mindir"
+        imported.take(key, {"output.out": str(folder)}, f"both graphs are in this folder, as {names}")
+    elif imported.value("load_checkpoint") or imported.value("model_path"):
+        imported.ignore(key, "the checkpoint is run; `--decoder FOLDER` would run the graphs of a folder")
+    elif (folder / CARD_FILE).is_file():
+        exported(imported, key, folder)
     elif str(value).endswith(".mindir"):
-        imported.refuse(key, f"{': '.join(foreign_weights(value))}; load_checkpoint names a checkpoint")
+        message, hint = foreign_weights(value)
+        imported.refuse(key, f"{message}, and its folder has no {CARD_FILE}: {hint}")
     else:
         imported.refuse(key, f"`{value}` is no .mindir file")
 
 
-def _device(imported: Import, key: str, value: Any) -> None:
-    ours = our_device(str(value), index=imported.value("context.device_id", 0))
-    if ours is None:
-        imported.refuse(key, f"there is no device named {value!r}: wanted Ascend, GPU or CPU")
+def _graph_length(imported: Import, key: str, value: Any) -> None:
+    if (length := imported.value(f"{_CONFIG}.seq_length")) in (None, value):
+        whole_number("model.context")(imported, key, value)
     else:
-        imported.take(key, {"computation.device": ours})
+        imported.ignore(key, f"model.context is {length} already")
 
 
-def _device_index(imported: Import, key: str, value: Any) -> None:
-    if imported.value("context.device_target") is None:
-        imported.take(key, {"computation.device": our_device("Ascend", index=value)}, "Ascend is the default there")
+def _graph_engine(imported: Import, key: str, value: Any) -> None:
+    if imported.setting("computation.decoder_backend") is None:
+        imported.ignore(key, "it is for MindIR graphs, and none are run")
     else:
-        imported.ignore(key, "it is part of computation.device")
+        imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))})
+
+
+def _device(target: str, index: str) -> dict[str, Rule]:
+    """The rules for the keys of a device and its index."""
+
+    def by_name(imported: Import, key: str, value: Any) -> None:
+        ours = our_device(str(value), index=imported.value(index, 0))
+        if ours is None:
+            imported.refuse(key, f"there is no device named {value!r}: wanted Ascend, GPU or CPU")
+        else:
+            imported.take(key, {"computation.device": ours})
+
+    def by_index(imported: Import, key: str, value: Any) -> None:
+        if imported.value(target) is not None:
+            imported.ignore(key, "it is part of computation.device")
+        elif value == 0:
+            imported.ignore(key, "the first device is the default")
+        else:
+            imported.take(key, {"computation.device": our_device("Ascend", index=value)}, "Ascend is the default there")
+
+    return {target: by_name, index: by_index}
+
+
+def _output_dir(imported: Import, key: str, value: Any) -> None:
+    if imported.is_export:
+        imported.take(key, {"output.out": f"{value}/mindir_full_checkpoint"}, "both graphs are in one folder")
+    else:
+        imported.ignore(key, "answers go to stdout, or to the file that --out names")
 
 
 def _context_mode(imported: Import, key: str, value: Any) -> None:
@@ -137,6 +179,13 @@ def _batch_size(imported: Import, key: str, value: Any) -> None:
         imported.ignore(key, "predict_batch_size has precedence")
 
 
+def _sampling_in_graphs(imported: Import, key: str, value: Any) -> None:
+    if imported.is_export and value is False:
+        imported.take(key, {"output.without_sampling": True})
+    else:
+        imported.ignore(key, "tokens are chosen on the device, unless graphs were exported without sampling")
+
+
 _FROM_CHECKPOINT = ignored("the checkpoint determines it")
 _TRAINING = ignored("it is for training")
 
@@ -145,6 +194,9 @@ RULES: dict[str, Rule] = {
     "load_checkpoint": model,
     "use_parallel": _parallel,
     "auto_trans_ckpt": ignored("checkpoints are not split"),
+    "src_strategy_path_or_dir": ignored("checkpoints are not split"),
+    "worker_num": ignored("use_parallel says whether the devices share the model"),
+    "output_dir": _output_dir,
     "predict_data": _prompts,
     "predict_batch_size": whole_number("computation.batch_size"),
     "predict_length": whole_number("generation.max_length"),
@@ -167,7 +219,7 @@ RULES: dict[str, Rule] = {
     ),
     f"{_CONFIG}.use_past": ignored("answers are always made token by token, from a cache"),
     f"{_CONFIG}.checkpoint_name_or_path": _checkpoint,
-    f"{_CONFIG}.is_sample_acceleration": ignored("tokens are always chosen on the device"),
+    f"{_CONFIG}.is_sample_acceleration": _sampling_in_graphs,
     **{
         f"{_CONFIG}.{name}": _FROM_CHECKPOINT
         for name in (
@@ -193,12 +245,11 @@ RULES: dict[str, Rule] = {
     "model.arch.type": one_of({"LlamaForCausalLM": {}}, otherwise="this program runs LLaMA"),
     "infer.prefill_model_path": _graphs,
     "infer.increment_model_path": _graphs,
-    "infer.infer_seq_length": whole_number("model.context"),
+    "infer.infer_seq_length": _graph_length,
     "infer.model_type": ignored("it is the form of the MindIR graphs"),
-    "infer.ge_config_path": ignored("options of the graph engine; `computation.mode` chooses the graphs of a device"),
+    "infer.ge_config_path": _graph_engine,
     "context.mode": _context_mode,
-    "context.device_target": _device,
-    "context.device_id": _device_index,
+    **_device("context.device_target", "context.device_id"),
     "parallel_config": _parallel_table,
     "parallel": _parallel_table,
     "processor": ignored("the model's own tokenizer is used"),
@@ -221,14 +272,52 @@ RULES: dict[str, Rule] = {
 }
 
 
+_INFER_RULES: dict[str, Rule] = {  # options of run_infer_main.py
+    "model_path": model,
+    "prefill_model_path": _graphs,
+    "increment_model_path": _graphs,
+    "config_path": _graph_engine,
+    **_device("device", "device_id"),
+    "model_name": one_of({"llama": {}, "llama2": {}, "common": {}}, otherwise="this program runs LLaMA"),
+    "tokenizer_path": ignored("the model's own tokenizer is used"),
+    "seq_length": whole_number("generation.max_length", note="of prompt and answer together"),
+    "is_sample_acceleration": _sampling_in_graphs,
+    "add_special_tokens": one_of(
+        {True: {}}, otherwise="a prompt gets the begin token; `pipeline(..., add_special_tokens=False)` leaves it out"
+    ),
+    "stream": ignored("an answer is printed when it is complete; that of --prompt, on a terminal, as it is generated"),
+}
+
+
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """The settings of `generate` for a predict YAML."""
+    """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
     imported = Import(SYSTEM, data)
-    imported.run(RULES)
-    imported.set("command", "generate")
+    imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
+    imported.run(RULES, first=("load_checkpoint", "infer"))
+    if imported.is_export and imported.setting("output.out") is None:
+        _output_dir(imported, "output_dir", "output")
     imported.set("prompt.raw", True)
     switch = f"{_CONFIG}.do_sample"
     greedy_or_sampled(imported, is_sampled=imported.value(switch) is True, paths=_SAMPLING, switch=switch)
+    return _with_all_new_tokens(imported)
+
+
+def import_infer_main(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for the options of run_infer_main.py, which asks for prompts."""
+    imported = Import(SYSTEM, data)
+    imported.set("command", "generate")
+    imported.run(_INFER_RULES, first=("model_path", "prefill_model_path", "increment_model_path"))
+    if not any(imported.value(key) for key in ("model_path", "prefill_model_path")):
+        imported.refuse("model_path", "it is missing, and so is prefill_model_path: one of them names what is run")
+    prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
+    imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
+    imported.set("generation.temperature", 0.0)
+    imported.set("generation.max_length", 1024)
+    return _with_all_new_tokens(imported)
+
+
+def _with_all_new_tokens(imported: Import) -> Imported:
+    """The result, in which only the length of prompt and answer together limits an answer."""
     longest = imported.setting("generation.max_length")
     if longest is not None:
         imported.set("generation.max_new_tokens", longest)

@@ -1,10 +1,13 @@
-"""Converts options of PaddleNLP's predictor.py to settings of `generate`. Omitted options get PaddleNLP's defaults."""
+"""Converts options of PaddleNLP's predictor.py to settings of `generate`, and of export_model.py to an export.
 
-import shlex
+Omitted options get PaddleNLP's defaults.
+"""
+
 from collections.abc import Mapping
 from typing import Any
 
 from llama_adapter.app.compat.imported import (
+    EXPORT,
     ROUNDED,
     Import,
     Imported,
@@ -21,11 +24,11 @@ from llama_adapter.runtime.schemes import QUANTISED
 
 SYSTEM = "PaddleNLP"
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature"}
-_EXPORT = "`export-records --to paddlenlp`"
+EXAMPLE = "hello world, how are you?"  # of predictor.py, which asks it if no data_file is named
 
 
 def is_ours(data: Mapping[str, Any]) -> bool:
-    """Whether these are options of predictor.py."""
+    """Whether these are options of predictor.py or export_model.py."""
     return "model_name_or_path" in data
 
 
@@ -35,13 +38,16 @@ def _text_file(imported: Import, key: str, value: Any) -> None:
     )
 
 
+def _example(imported: Import, key: str, value: Any) -> None:
+    if imported.value("data_file") is None:
+        prompts = {"prompt.prompt": value, "prompt.raw": True}
+        imported.take(key, prompts, "predictor.py's own, because no data_file is named")
+
+
 def _output(imported: Import, key: str, value: Any) -> None:
-    imported.take(key, {"output.out": _records_beside(str(value))}, f"records; {_EXPORT} makes `{value}` of them")
-
-
-def _records_beside(path: str) -> str:
-    """The path for `--out`: it writes records, so the name must end in .jsonl."""
-    return f"{path.removesuffix('.json').removesuffix('.jsonl')}.jsonl"
+    records = f"{str(value).removesuffix('.json')}.jsonl"
+    note = f"src, tgt and output, written at the end; {records} has the answers before, and continues a run"
+    imported.take(key, {"output.paddlenlp_out": str(value), "output.out": records}, note)
 
 
 def _lora(imported: Import, key: str, value: Any) -> None:
@@ -65,16 +71,6 @@ def _device(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"there is no device named {value!r}")
     else:
         imported.take(key, {"computation.device": ours})
-
-
-def _export(imported: Import, key: str, value: Any) -> None:
-    folder = shlex.quote(str(value))
-    imported.refuse(
-        key,
-        "this file becomes settings of `generate`; "
-        f"`llama-adapter export decoder --model BUNDLE --out {folder}` (or --llama-dir) exports a model, "
-        f"and `llama-adapter generate --decoder {folder}` runs it",
-    )
 
 
 def _mode(imported: Import, key: str, value: Any) -> None:
@@ -111,9 +107,10 @@ RULES: dict[str, Rule] = {
         otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
     ),
     "cachekv_int8_type": lambda imported, key, value: imported.refuse(key, "keys and values are not kept in 8 bits"),
-    "output_path": _export,
+    "output_path": lambda imported, key, value: imported.take(key, {"output.out": str(value)}),
+    "example": _example,
     "inference_model": ignored("there is one implementation, for inference"),
-    "model_type": ignored("the checkpoint determines it"),
+    "model_type": one_of({"llama": {}, "None": {}}, otherwise="this program runs LLaMA"),
     "model_prefix": ignored("the checkpoint determines it"),
     "chat_template": ignored("`prompt` uses the adapters' template, raw text none"),
     "use_flash_attention": ignored("the device decides (computation.operators)"),
@@ -123,10 +120,12 @@ RULES: dict[str, Rule] = {
 
 
 def import_settings(data: Mapping[str, Any]) -> Imported:
-    """The settings of `generate` for the predictor's options."""
+    """The settings of `generate` for the predictor's options; with `output_path`, those of `export decoder`."""
     imported = Import(SYSTEM, data)
-    imported.set("command", "generate")
-    imported.run(RULES)
+    imported.set("command", EXPORT if "output_path" in data else "generate")
+    if not data.get("model_name_or_path"):
+        imported.refuse("model_name_or_path", "it is missing, and PaddleNLP has no default")
+    imported.run(RULES, first=("model_name_or_path", "quant_type"))
     # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
     is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
     greedy_or_sampled(imported, is_sampled=not is_greedy, paths=_SAMPLING)

@@ -12,8 +12,9 @@ from llama_adapter.app.calibration.decider import Decider, Decision
 from llama_adapter.app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.exports.sidecars import Refusals, is_file
 from llama_adapter.app.exports.survey import file_name
+from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.records.picture_names import name_as_text
-from llama_adapter.app.records.record import Record, json_line
+from llama_adapter.app.records.record import Record, json_line, read_records
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
@@ -51,8 +52,28 @@ def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]
 def source_lines(rows: Iterable[Decided]) -> Iterator[bytes]:
     """`{"src", "tgt", "output"}` for each record, as PaddleNLP's predictor writes answers. `tgt` (target) is empty."""
     for record, decision in rows:
-        line = {"src": record["prompt"], "tgt": "", "output": text_of(record, decision)}
-        yield json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        yield _source_line(record["prompt"], "", text_of(record, decision))
+
+
+def _source_line(source: str, target: str, output: str) -> bytes:
+    line = {"src": source, "tgt": target, "output": output}
+    return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def write_targets(path: str, asked: Iterable[tuple[str, RecordKey, str]], *, records: Iterable[Path]) -> None:
+    """Write the answers to questions that have a record, with their targets, in the format of `source_lines`.
+
+    `asked` are the digest, key and target of each question. An existing file is replaced.
+    """
+    texts: dict[tuple[str, str], str] = {}
+    for file in records:
+        for record in read_records(file):
+            texts[record["id"], record["picture"]] = texts[record["id"], ""] = record["text"]
+    with atomic_write(path) as out:
+        for digest, key, target in asked:
+            text = texts.get((key.id(digest), key.picture), texts.get((key.id(digest), "")))
+            if text is not None:
+                out.write(_source_line(key.prompt, target, text))
 
 
 def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:

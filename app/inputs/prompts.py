@@ -45,7 +45,8 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
             message = f"Wanted a prompt in `{shown_name(line)}`, but {error}; correct that line."
             yield PictureInput.failed(line, "prompt", message, source=path)
         else:
-            yield PictureInput(source=None, label=f"{name}#{row}", found_in=(line,), questions=(question,))
+            label, columns = f"{name}#{row}", _target(value)
+            yield PictureInput(source=None, label=label, found_in=(line,), columns=columns, questions=(question,))
 
 
 def check_prompts(path: str) -> None:
@@ -129,6 +130,13 @@ def _question(value: Any, *, are_raw: bool) -> QuestionFields:
     if question.input is not None:
         raise ValueError("an `input` cannot be used with a raw prompt")
     return replace(question, instruction=None, raw=question.instruction)
+
+
+def _target(value: Any) -> dict[str, str]:
+    """The answer that PaddleNLP's data files have beside `src`."""
+    target = value.get("tgt") if isinstance(value, Mapping) else None
+    target = target[0] if isinstance(target, list) and len(target) == 1 else target
+    return {"tgt": target} if isinstance(target, str) else {}
 
 
 def _suffix(path: str) -> str:

@@ -1,5 +1,6 @@
 """One run of `caption`, `ask` or `generate` as plain values that can be pickled."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,6 +39,7 @@ class Job:
     threshold: float | None = None  # this field and the next two are for text output; records keep all choices
     abstain: tuple[float, float] | None = None
     calibration: str | None = None  # path of a calibration file
+    paddlenlp_out: str | None = None  # the file for answers in PaddleNLP's format, made of the records at the end
     overwrite: bool = False  # delete the records in `out` first
     output_ids: bool = False  # add the token ids of the text to each record
     retry_errors: bool = False  # try pictures again that failed in an earlier run
@@ -70,6 +72,11 @@ class Job:
     def __post_init__(self) -> None:
         if not self.questions:
             raise ValueError("questions must be at least one")
+        if self.paddlenlp_out is not None:
+            if self.out is None:
+                raise ValueError("paddlenlp_out goes with out: it is made of the records there")
+            if os.path.realpath(self.paddlenlp_out) in map(os.path.realpath, (self.out, *self.inputs.prompt_files)):
+                raise ValueError(f"paddlenlp_out would replace {self.paddlenlp_out}, which this run needs")
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
         if self.max_errors is not None and self.max_errors < 1:
             raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")

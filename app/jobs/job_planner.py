@@ -63,6 +63,7 @@ class JobPlanner:
         self._has_templates = any(map(is_template, job.questions))
         self._superseded: set[str] = set()  # names that a record of this run supersedes
         self._indices = itertools.count()
+        self.targets: list[tuple[str, RecordKey, str]] = []  # digest, key and `tgt` of each question, if written
 
     def item(self, picture: PictureInput) -> tuple[WorkItem, list[Answer]]:
         """The work for a picture, and failed answers to questions that cannot be asked."""
@@ -80,6 +81,9 @@ class JobPlanner:
                 path=picture.source if isinstance(picture.source, str) else None,
                 supersedes=supersedes,
             )
+            if self.job.paddlenlp_out is not None:
+                digest = "" if picture.error is not None or error is not None else self._text_prefix or ""
+                self.targets.append((digest, asked.key, picture.columns.get("tgt", "")))
             supersedes = ()  # one record per name is enough
             index = next(self._indices)
             if error is None:

@@ -14,6 +14,7 @@ from typing import Any
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.file import read_calibration
 from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.exports.outputs import write_targets
 from llama_adapter.app.inputs import (
     PictureInput,
     check_inputs,
@@ -80,6 +81,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
                 writer.show_piece(event)
         wall_s = time.perf_counter() - started
         writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
+        if job.paddlenlp_out is not None and file is not None:
+            write_targets(job.paddlenlp_out, planner.targets, records=file.files)
         if not stop() and (note := _passed_over(job, folders)):
             writer.say(note)
     if job.profile is not None:

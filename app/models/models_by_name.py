@@ -14,24 +14,43 @@ FOREIGN_WEIGHTS = (".mindir", ".ckpt", ".pdparams", ".pdmodel", ".pdiparams")  #
 
 def foreign_weights(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Why a file of `FOREIGN_WEIGHTS` is no name of a model, and what to name in its place."""
-    place = Path(path)
+    place = Path(path).expanduser()
     folder = shlex.quote(str(place.parent))
     match place.suffix:
+        case ".ckpt" if not place.exists():
+            return (
+                f"There is no file `{path}`",
+                "name a .ckpt, whose folder has the YAML of the model too, or that folder",
+            )
         case ".ckpt":
-            hint = f"name its folder, {folder}, which must have the YAML of the model and its tokenizer.model too"
-            return f"`{path}` is one file of MindFormers' model", hint
+            faults = _faults_of_ckpt(place)
+            hint = f"its folder, {folder}, has {', and '.join(faults)}" if faults else f"name its folder, {folder}"
+            return f"`{path}` is one file of MindFormers' model", f"{hint}; on the command line, --llama-dir names it"
         case ".mindir":
             hint = f"`--decoder {folder}` runs graphs that `llama-adapter export decoder --format mindir` wrote"
             return f"`{path}` is one graph of a model", hint
     return f"`{path}` is a file of Paddle, which is not read", "name the Hugging Face or Meta folder that it comes from"
 
 
+def _faults_of_ckpt(place: Path) -> list[str]:
+    """Why the folder of a `.ckpt` cannot be read as a model of MindFormers."""
+    folder, faults = place.parent, []
+    for pattern, what in (("*.ckpt", ".ckpt files"), ("*.y*ml", "YAML files with the sizes of the model")):
+        if (number := len(list(folder.glob(pattern)))) != 1:
+            faults.append(f"{number} {what} instead of one")
+    if not any((one / "tokenizer.model").is_file() for one in (folder, folder.absolute().parent)):
+        faults.append("no tokenizer.model")
+    return faults
+
+
 def find_model(name: str) -> Path:
-    """The file or folder of a model: a path, or a name on the search path.
+    """The file or folder of a model: a path, or a name on the search path. The folder of a `.ckpt` of MindFormers.
 
     Raises UsageError if there is none, and for weights of MindSpore and Paddle.
     """
     place = Path(name).expanduser()
+    if place.suffix == ".ckpt" and place.is_file() and not _faults_of_ckpt(place):
+        return place.parent
     if place.suffix in FOREIGN_WEIGHTS:
         message, hint = foreign_weights(place)
         raise UsageError(message, hint=hint)
@@ -51,10 +70,13 @@ def find_model(name: str) -> Path:
 def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
     """The folder of a bundle, from a path or a name on the search path; None means the embedded model.
 
-    The folder need not exist.
+    The folder need not exist. Raises UsageError for weights of MindSpore and Paddle.
     """
     if name is None:
         return embedded_model()
+    if (place := Path(name)).suffix in FOREIGN_WEIGHTS and not place.is_dir():
+        message, hint = foreign_weights(name)
+        raise UsageError(message, hint=hint)
     try:
         return find_model(os.fspath(name))
     except UsageError:

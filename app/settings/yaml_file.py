@@ -19,11 +19,15 @@ COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # suffixes of files with a command l
 
 
 class Table(dict[str, Any]):
-    """A mapping in a file, as plain values. `lines` has the line of each key, counted from 1, if known."""
+    """A mapping in a file, as plain values. `lines` has the line of each key, counted from 1, if known.
+
+    `source` is the file, if known.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
+        self.source = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +71,7 @@ def read_settings(path: str) -> SettingsFile:
 
 def _foreign(imported: Any, path: str) -> SettingsFile:
     note = f"note: `llama-adapter config import {path}` says what became of each key"
-    return dataclasses.replace(_settings(imported.settings, path), command=None, notes=(note,))
+    return dataclasses.replace(_settings(imported.settings, path), notes=(note,))
 
 
 def read_content(path: str) -> str:
@@ -102,6 +106,7 @@ def read_yaml(path: str, *, content: str | None = None, as_written: bool = False
             raise UsageError(f"{path}:{node.start_mark.line + 1}: wanted sections such as `model:`, got something else")
         scalar = _as_written if as_written else loader.construct_object
         table: Table = _Walk(path, scalar).plain(node)
+        table.source = path
         return table
     except yaml.reader.ReaderError as error:
         raise UsageError(f"`{path}` has a character that YAML does not allow, number {error.position + 1}") from None

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.compat.foreign import import_file, recognise
+from llama_adapter.app.compat.foreign import import_file, import_line, recognise
 from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.settings.shown import format_settings
 from llama_adapter.app.settings.yaml_file import read_yaml
+from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.runtime.errors import UsageError
+from tests.llm.toys import CONFIG
 
 MODEL_RUNNER = """\
 model_name: "gpt"
@@ -158,6 +161,7 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (RUNNER, "data_config: {input_max_len: 0}", 2),
         (RUNNER, "model_config: {enable_online_split_weight: False}\nworld_size: 8", 2),
         ("run_mode: train", "seed: 1", 1),
+        ("run_mode: export", "model: {model_config: {type: BloomConfig}}", 2),
         (PREDICT, "use_parallel: True\nparallel_config: {data_parallel: 2}", 2),
         (PREDICT, "use_parallel: True\nparallel_config: {model_parallel: all}", 2),
         (PREDICT, "infer: {prefill_model_path: a.mindir}", 2),
@@ -168,7 +172,9 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (PREDICT, "model: {model_config: {pet_config: {pet_type: lora}}}", 2),
         (PREDICT, "model: {model_config: {extend_method: NTK}}", 2),
         (PREDICT, "model: {model_config: {checkpoint_name_or_path: llama2_7b.ckpt}}", 2),
-        (OPTIONS, "output_path: ./inference", 2),
+        (OPTIONS, "output_path: ./inference\nquant_type: a8w8", 3),
+        (OPTIONS, "model_type: chatglm", 2),
+        (OPTIONS, "model_type: ernie-3.5-se", 2),
         (OPTIONS, "lora_path: b", 2),
         (OPTIONS, "quant_type: weight_only_int2", 2),
         (OPTIONS, "quant_type: a8w8c8", 2),
@@ -197,15 +203,13 @@ def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, n
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("run_mode: export", "`llama-adapter export decoder --format mindir --model BUNDLE --out FOLDER`"),
         ("run_mode: finetune", "`llama-adapter train` trains adapters"),
         ("run_mode: eval", "`llama-adapter eval` scores answers"),
         (f"{PREDICT}\ninfer: {{prefill_model_path: out/a_prefill.mindir}}", "`--decoder out` runs graphs that"),
         (f"{PREDICT}\ninfer: {{prefill_model_path: out/a}}", "`out/a` is no .mindir file"),
-        (f"{PREDICT}\nload_checkpoint: my models/a.ckpt", "name its folder, 'my models', which must have the YAML"),
+        (f"{PREDICT}\nload_checkpoint: my models/a.ckpt", "There is no file `my models/a.ckpt`"),
+        (f"{OPTIONS}\nmodel_type: gpt-3", "wanted llama or None, got 'gpt-3'; this program runs LLaMA"),
         ("model_name_or_path: a.pdparams", "a file of Paddle, which is not read: name the Hugging Face or Meta folder"),
-        (f"{OPTIONS}\noutput_path: ./inference", "`llama-adapter export decoder --model BUNDLE --out ./inference`"),
-        (f"{OPTIONS}\noutput_path: ./inference", "`llama-adapter generate --decoder ./inference` runs it"),
     ],
 )
 def test_a_refusal_names_what_does_it(text: str, told: str, tmp_path: Path) -> None:
@@ -293,3 +297,167 @@ def test_a_command_line_that_cannot_be_read_is_named(content: bytes, tmp_path: P
 
     with pytest.raises(UsageError, match=r"x\.txt"):
         import_file(str(path))
+
+
+LAUNCHED = """\
+# two devices
+bash scripts/msrun_launcher.sh "python run_mindformer.py \\
+--config predict.yaml \\
+--run_mode predict \\
+--use_parallel True \\
+--predict_data 'Hello,
+ world'" \\
+2
+"""
+
+
+def test_a_launcher_may_be_around_the_line(tmp_path: Path) -> None:
+    (tmp_path / "predict.yaml").write_text(MINDFORMERS.format(model="elsewhere"))
+    found = imported(tmp_path, "run.sh", LAUNCHED)
+
+    assert found.settings["prompt"]["prompt"] == "Hello,\n world"
+    assert found.settings["computation"]["tensor_parallel"] == 2
+    lines = {entry.key: entry.line for entry in found.report}
+    assert (lines["run_mode"], lines["use_parallel"], lines["predict_data"], lines["worker_num"]) == (4, 5, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "size"), [("{data_parallel: 8}", 2), ("{model_parallel: 4}", 4), ("{model_parallel: 1}", 2)]
+)
+def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: str, size: int, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(f"use_parallel: True\nparallel_config: {parallel}\n")
+    found = import_line(["bash", "msrun_launcher.sh", f"python run_mindformer.py --config {tmp_path}/p.yaml", "2"])
+
+    assert found is not None
+    assert found.settings["computation"]["tensor_parallel"] == size
+
+
+def line(text: str) -> Imported:
+    found = import_line(text.split())
+    assert found is not None
+    return found
+
+
+def test_lines_of_exports_become_export_decoder(tmp_path: Path) -> None:
+    model = str(embedded_model())
+    paddle = line(
+        f"python export_model.py --dtype float16 --model_name_or_path {model} --inference_model --export_precache true"
+        " --quant_type weight_only_int8 --output_path ./inference --prefix_path tuned"
+    )
+    assert paddle.settings == {
+        "command": "export decoder",
+        "model": {"model": model},
+        "output": {"decoder_precision": "int8", "out": "./inference"},
+    }
+    assert paddle.refused == ()
+
+    (tmp_path / "a.yaml").write_text(
+        f"run_mode: train\nload_checkpoint: {model}\nmodel: {{model_config: {{compute_dtype: bfloat16, do_sample: True,"
+        " top_k: 3, is_sample_acceleration: False}}\n"
+        "infer: {prefill_model_path: x/a.mindir}\n"
+    )
+    mindformers = line(f"python mindformers/tools/export.py --config_path {tmp_path}/a.yaml")
+    assert mindformers.settings == {
+        "command": "export decoder",
+        "model": {"model": model},
+        "output": {"graph_format": "mindir", "out": "x", "without_sampling": True},
+    }
+    assert "exported graphs have no bfloat16" in mindformers.format_report()
+
+
+def test_a_folder_with_a_yaml_and_a_checkpoint_is_exported(tmp_path: Path) -> None:
+    for name in ("test.yaml", "test.ckpt", "tokenizer.model"):
+        (tmp_path / name).touch()
+    found = line(f"python mindformers/tools/export.py --model_dir {tmp_path}")
+
+    assert found.settings["model"] == {"llama_dir": str(tmp_path)}
+    assert found.settings["output"] == {"graph_format": "mindir", "out": "output/mindir_full_checkpoint"}
+    with pytest.raises(UsageError, match="has 0 YAML files"):
+        line(f"python export.py --model_dir {tmp_path}/none")
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "mindir"])
+def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str, tmp_path: Path) -> None:
+    card_of(tmp_path / "inference", graph_format)
+    backend = {"decoder_backend": "mslite"} if graph_format == "mindir" else {}
+    paddle = line(f"python predictor.py --mode static --dtype float16 --model_name_or_path {tmp_path}/inference")
+    assert paddle.settings["computation"] == {"decoder": f"{tmp_path}/inference", **backend}
+    assert paddle.settings["prompt"] == {"prompt": "hello world, how are you?", "raw": True}
+
+    graphs = "--prefill_model_path {0}/a_prefill.mindir --increment_model_path {0}/a_inc.mindir --config_path {0}/c.ini"
+    given = graphs.format(tmp_path / "inference")
+    lite = line(f"python run_infer_main.py --device_id 0 --model_name llama {given} --seq_length 60")
+    engine = {"ge_config": f"{tmp_path}/inference/c.ini"} if backend else {}
+    assert lite.settings["computation"] == {"decoder": f"{tmp_path}/inference", **backend, **engine}
+    assert lite.settings["prompt"] == {"prompt_file": ["-"], "raw": True}
+    assert lite.settings["generation"] == {"max_length": 60, "temperature": 0.0, "max_new_tokens": 60}
+
+    path = tmp_path / "inference" / "a.yaml"
+    path.write_text(
+        "load_checkpoint: ''\nmodel: {model_config: {checkpoint_name_or_path: llama2_7b, compute_dtype: float16}}\n"
+        "infer: {prefill_model_path: a_prefill.mindir, infer_seq_length: 512}\n"
+    )
+    yaml = import_file(str(path))  # its paths are relative to the file
+    assert (yaml.settings["computation"], yaml.settings.get("model")) == (paddle.settings["computation"], None)
+
+
+def card_of(folder: Path, graph_format: str) -> None:
+    folder.mkdir()
+    own: dict[str, Any] = dict.fromkeys(("name", "digest", "prompt", "channel_order"), "x")
+    own |= {"format": graph_format, "dtype": "float32", "precision": "float", "has_sampling": True}
+    ExportCard(**own, decoder=CONFIG.to_dict(), fingerprint={}, files={}).write(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "python run_infer_main.py --device cpu",
+            "`model_path` is refused: it is missing, and so is",
+        ),
+        ("python run_infer_main.py --model_path x --model_name bloom", "this program runs LLaMA"),
+        ("python run_infer_main.py --model_path x --add_special_tokens False", "add_special_tokens=False"),
+        ("python predictor.py --dtype float16", "PaddleNLP's `model_name_or_path` is refused: it is missing"),
+        ("python run_mindformers.py", "has no options, and this program does not know its defaults"),
+    ],
+)
+def test_a_line_that_lacks_something_is_refused(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        line(text).check()
+
+
+def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["python", "predictor.py", "--model_name_or_path", "x"]
+    assert import_line(words) is not None
+    (tmp_path / "predictor.py").touch()
+    assert import_line(words) is None
+    assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ((), "1|YAML files|instead of one, and no tokenizer.model"),
+        (("a.yaml", "tokenizer.model", "b.ckpt"), "2 .ckpt files instead of one"),
+    ],
+)
+def test_a_checkpoint_of_mindformers_is_its_folder_or_says_what_is_missing(
+    others: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "to"
+    folder.mkdir()
+    for name in ("a.ckpt", *others):
+        (folder / name).touch()
+    options = f"--run_mode predict --load_checkpoint {folder}/a.ckpt"
+    (refused,) = line(f"python run_mindformer.py {options}").refused
+    assert all(part in refused.text for part in told.split("|")[1:] or [told])
+    with pytest.raises(UsageError, match=r"a\.ckpt` is one file of MindFormers' model"):
+        bundle_folder(f"{folder}/a.ckpt")
+
+    for name in ("a.yaml", "tokenizer.model"):
+        (folder / name).touch()
+    (folder / "b.ckpt").unlink(missing_ok=True)
+    assert line(f"python run_mindformer.py {options}").settings["model"] == {"llama_dir": str(folder)}

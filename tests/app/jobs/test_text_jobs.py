@@ -1,5 +1,6 @@
 """`generate`: prompts without a picture, from flags and files."""
 
+import contextlib
 import json
 import os
 import signal
@@ -182,3 +183,36 @@ def test_killed_and_resumed_it_loses_and_doubles_nothing(run: Run, tmp_path: Pat
     assert len({record["picture"] for record in records}) == len(prompts)
     texts = dict(zip(prompts, expected(*prompts), strict=True))
     assert all(record["text"] == texts[record["prompt"]] for record in records)
+
+
+def test_answers_in_paddlenlps_format_keep_the_target_and_are_those_of_this_file(run: Run, tmp_path: Path) -> None:
+    rows = [("Name a colour.", "red"), ("Is it red?", ["no"]), ("Name a colour.", "blue")]
+    lines = "\n".join(json.dumps({"src": source, "tgt": target}) for source, target in rows)
+    data, made = written(tmp_path, "dev.json", lines), tmp_path / "output.json"
+    out = ["--out", str(tmp_path / "output.jsonl"), "--paddlenlp-out", str(made)]
+    colour, red = expected("Name a colour.", "Is it red?")
+    wanted = [("Name a colour.", "red", colour), ("Is it red?", "no", red), ("Name a colour.", "blue", colour)]
+
+    def found() -> list[tuple[str, ...]]:
+        lines = [json.loads(line) for line in made.read_text().splitlines()]
+        return [tuple(line[name] for name in ("src", "tgt", "output")) for line in lines]
+
+    assert run("generate", "--prompt-file", data, "--limit", "1", out, COMMON).code == 0
+    assert found() == wanted[:1]
+    resumed = run("generate", "--prompt-file", data, out, COMMON)
+    assert (resumed.code, found()) == (0, wanted)
+    assert "1 answered by an earlier run" in resumed.err
+    assert run("generate", "--prompt-file", written(tmp_path, "b.txt", "Is it red?"), out, COMMON).code == 0
+    assert found() == [("Is it red?", "", red)]
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--out", "output.json"], ["--out", "a.jsonl", "--prompt-file", "./output.json"]]
+)
+def test_a_file_of_answers_goes_with_records_and_replaces_no_other(flags: list[str], run: Run, tmp_path: Path) -> None:
+    written(tmp_path, "output.json", '["Hello"]')
+    with contextlib.chdir(tmp_path):
+        ran = run("generate", "--prompt", "Hello", "--paddlenlp-out", "output.json", flags, COMMON)
+
+    assert (ran.code, (tmp_path / "output.json").read_text()) == (2, '["Hello"]')
+    assert "paddlenlp" in ran.err

@@ -1,5 +1,6 @@
 """`run-reference` runs a program like Python does, with our `llama`."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.cli import main
+from llama_adapter.app.models.resources import embedded_model
 from tests.app.command import Ran
 
 Program = Callable[..., Ran]
@@ -104,6 +106,34 @@ def test_flags_that_exclude_each_other_are_refused_before_the_program_runs(
     flags: tuple[str, ...], program: Program
 ) -> None:
     assert program("print('ran')", flags=flags)[:2] == (2, "")
+
+
+def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev.json").write_text('{"src": "What is a star?", "tgt": "a shape"}\n')
+    given = "--device npu --dtype float32 --max_length 24 --data_file dev.json --output_file output.json"
+    words = ["python", "predictor.py", "--model_name_or_path", str(embedded_model()), *given.split()]
+
+    assert main(["run-reference", "--device", "cpu", *words]) == 0  # flags before the line replace its own
+    (line,) = map(json.loads, (tmp_path / "output.json").read_text().splitlines())
+    assert (line["src"], line["tgt"]) == ("What is a star?", "a shape")
+    assert line["output"]
+    said = capsys.readouterr().err
+    assert "device -> computation.device: npu" in said
+    assert "runs: llama-adapter generate --prompt-file=dev.json --raw --paddlenlp-out=output.json" in said
+
+    assert main(["run-reference", *words, "--lora_path", "x"]) == 2
+    assert "PaddleNLP's `lora_path` is refused" in capsys.readouterr().err
+    export = ["python", "export_model.py", "--model_name_or_path", "x", "--output_path", "y"]
+    assert main(["run-reference", "--device", "cpu", *export]) == 2
+    assert "`export decoder` has no setting named `device`" in capsys.readouterr().err
+
+
+def test_a_launcher_of_python_may_be_in_front(program: Program) -> None:
+    program("print('ran')")
+    assert main(["run-reference", "python3", "programs/program.py"]) == 0
 
 
 def test_a_program_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
