@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llama_adapter.app.compat.mindir import names_graphs
 from llama_adapter.app.compat.pipeline import Pipeline, pipeline, task_names
 
 
@@ -15,8 +16,7 @@ class InferTask:
 
         MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
-        is_mindir = str(task_config.get("prefill_model_path", "")).endswith(".mindir")
-        settings.setdefault("backend", "mslite" if is_mindir else "torch")
+        settings.setdefault("backend", "mslite" if names_graphs(task_config) else "torch")
         return pipeline(task_type, task_config, **settings)
 
     @classmethod

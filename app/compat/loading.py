@@ -10,7 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings
+from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
@@ -37,6 +37,9 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     Raises UsageError, and what `Captioner.load` raises.
     """
     settings = dict(settings)
+    if _MINDSPORE.get(backend) == "ms" and not names_graphs(model):
+        warnings.warn(f"backend `{backend}` has no effect: torch runs checkpoints, MindSpore runs graphs", stacklevel=3)
+        backend = "torch"
     if backend in _MINDSPORE:
         return _open_mindir(model, settings, backend=_MINDSPORE[backend])
     if backend == "paddle":

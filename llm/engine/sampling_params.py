@@ -11,7 +11,7 @@ class SamplingParams:
     """How the tokens of one request are chosen.
 
     The default is greedy decoding, in which top_p and top_k have no effect. `stop` may be one text or any sequence of
-    texts. Raises ValueError for values out of range.
+    texts, `stop_token_ids` one id or any sequence of ids. Raises ValueError for values out of range.
     """
 
     max_new_tokens: int = 64
@@ -21,6 +21,7 @@ class SamplingParams:
     seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
     repetition_penalty: float = 1.0  # of tokens of prompt and answer: divides positive logits, multiplies negative ones
     stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
+    stop_token_ids: Sequence[int] = ()  # end the answer, as the model's end token does; they are not part of it
     max_length: int | None = None  # most tokens of prompt and answer together; None: only the context limits them
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: refused if beyond the context
 
@@ -29,6 +30,10 @@ class SamplingParams:
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop must be texts that are not empty, got {self.stop!r}")
         object.__setattr__(self, "stop", stop)
+        ids = (self.stop_token_ids,) if isinstance(self.stop_token_ids, int) else tuple(self.stop_token_ids)
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            raise ValueError(f"stop_token_ids must be token ids, got {self.stop_token_ids!r}")
+        object.__setattr__(self, "stop_token_ids", ids)
         for name in ("max_new_tokens", "top_k", "seed", "max_length", "max_prompt_tokens"):
             value = getattr(self, name)
             if (not isinstance(value, int) or isinstance(value, bool)) and not (
@@ -64,6 +69,9 @@ class SamplingParams:
 
         Settings that were added later are absent if they are default.
         """
-        values = asdict(self) | {"stop": list(self.stop)}
-        later = {"repetition_penalty": 1.0, "stop": [], "max_length": None, "max_prompt_tokens": None}
+        values = asdict(self) | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
+        later = {
+            **{"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []},
+            **{"max_length": None, "max_prompt_tokens": None},
+        }
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
