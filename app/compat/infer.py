@@ -10,6 +10,8 @@ from llama_adapter.app.compat.pipeline import Pipeline, pipeline, task_names
 class InferTask:
     """Makes pipelines from an `InferConfig`."""
 
+    open_pipeline = staticmethod(pipeline)
+
     @classmethod
     def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
         """The pipeline for a task. `settings` are those of `pipeline`, such as `tokenizer`.
@@ -17,7 +19,7 @@ class InferTask:
         MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
         settings.setdefault("backend", "mslite" if names_graphs(task_config) else "torch")
-        return pipeline(task_type, task_config, **settings)
+        return cls.open_pipeline(task_type, task_config, **settings)
 
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:

@@ -41,7 +41,7 @@ def mindir_settings(model: Any) -> dict[str, Any]:
 
 
 def names_graphs(model: Any) -> bool:
-    """Whether `model` has a form of `mindir_settings`, and not that of a checkpoint. Raises UsageError as `find_model`."""
+    """Whether `model` has a form of `mindir_settings`, not that of a checkpoint. Raises UsageError as `find_model`."""
     if isinstance(model, Mapping):
         return str(model.get("prefill_model_path", "")).endswith(".mindir")
     if isinstance(model, tuple | list):

@@ -360,7 +360,7 @@ def _sampling(given: Mapping[str, Any]) -> SamplingParams:
     if do_sample is False:
         values["temperature"] = 0.0
     elif do_sample:
-        values = {"temperature": 1.0, "top_p": 1.0, **values}
+        values = {"top_p": 1.0, **values, "temperature": values.get("temperature") or 1.0}
     if "max_new_tokens" in values:
         values.pop("max_length", None)
     elif "max_length" in values:
