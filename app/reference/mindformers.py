@@ -8,8 +8,10 @@ from typing import Any, Final, Self
 
 from llama_adapter.app.compat import mindformers_settings
 from llama_adapter.app.compat.infer import InferTask as OwnInferTask
+from llama_adapter.app.compat.infer_config import InferConfig
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.compat.pipeline import pipeline as open_pipeline
+from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer
 from llama_adapter.app.models.checkpoints import find_llama
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.terminal.stderr_lines import say
@@ -17,9 +19,19 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
 
 __all__ = [
-    *("AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "BloomTokenizer", "InferConfig", "InferTask"),
-    *("LlamaForCausalLM", "LlamaTokenizer", "LlamaTokenizerFast", "TextIteratorStreamer", "TextStreamer"),
-    *("build_context", "pipeline"),
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
+    "BloomTokenizer",
+    "InferConfig",
+    "InferTask",
+    "LlamaForCausalLM",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "TextIteratorStreamer",
+    "TextStreamer",
+    "build_context",
+    "pipeline",
 ]
 
 StrPath = str | os.PathLike[str]
@@ -118,9 +130,8 @@ def pipeline(
     is_replaced = bool(_MODEL & overrides.keys())
     given = None if isinstance(tokenizer, AutoTokenizer) and _is_models(tokenizer, is_replaced) else tokenizer
     values = {**_context, **settings, **overrides}
-    made = open_pipeline(
-        task, None if is_replaced else model, given, image_processor, audio_processor, backend, **values
-    )
+    model = values.pop("model", None) if is_replaced else model
+    made = open_pipeline(task, model, given, image_processor, audio_processor, backend, **values)
     if given is not tokenizer:
         tokenizer.own = made.tokenizer
     return made

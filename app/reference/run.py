@@ -110,7 +110,7 @@ def _missing(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
     for module, names in ((llama, LLAMA), (mindformers, MINDFORMERS)):
         if package == names[0] or error.name == module.__name__:
-            return f"provided here are {', '.join(names)}, for inference; training needs the package itself"
+            return f"provided here are {', '.join(module.__all__)}, for inference; training needs the package itself"
     if isinstance(error, ModuleNotFoundError) and package:
         how = f": {_COMMANDS[package]}" if package in _COMMANDS else ""
         return f"the program needs the package of `{package}`; install it in this environment{how}"

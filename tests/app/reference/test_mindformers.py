@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,6 +93,7 @@ def test_the_programs_of_the_guide_run_as_written(
 def test_names_are_those_of_models_in_the_home(
     texts: list[str], program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "home").mkdir()
     write_folder(tmp_path / "home" / "llama2_7b")
     monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(tmp_path / "home"))
     by_name = WHOLE.replace(' checkpoint_name_or_path="path/to/llama2_7b.ckpt",', "")
@@ -147,7 +147,7 @@ def test_modules_and_tokenizers(program: Program) -> None:
         "    print(complete(('What is a star?', None), do_sample=True, temperature=1e-4)[0])\n"
     )
 
-    assert (ran.code, ran.out.splitlines()[0]) == (0, "a small star True 1"), ran.err
+    assert (ran.code, ran.out.splitlines()[:1]) == (0, ["a small star True 1"]), ran.err
     assert "I only know the shapes" in ran.out
 
 
@@ -163,8 +163,8 @@ def test_modules_and_tokenizers(program: Program) -> None:
             2,
             "`model.model_config.type` is refused",
         ),
-        ("from mindformers import Trainer", 1, r"hint: provided here are mindformers, .*; training needs the package"),
-        ("import mindformers.trainer", 1, "hint: provided here are mindformers"),
+        ("from mindformers import Trainer", 1, r"hint: provided here are AutoModel, .*; training needs the package"),
+        ("import mindformers.trainer", 1, "hint: provided here are AutoModel"),
     ],
 )
 def test_errors_are_true_and_short(source: str, code: int, said: str, program: Program) -> None:
@@ -211,5 +211,3 @@ def test_sampling_can_be_switched_on_for_a_call(program: Program) -> None:
 def test_the_module_is_not_there_outside_of_a_program() -> None:
     with pytest.raises(ImportError):
         __import__("mindformers")
-
-
