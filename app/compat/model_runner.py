@@ -29,7 +29,7 @@ from llama_adapter.app.compat import model_runner_settings, own_model
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, PLAIN_MODES
 from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.tasks.answers import Answer, TextDelta
 from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -51,9 +51,9 @@ class ModelRunner:
     step for all prompts. `model_output_process` assigns the results to the prompts. The engine keeps tokens, caches and
     positions.
 
-    With an own model class, `input_dict` has what the model's `prepare_inputs_for_generation` gets: `input_ids` (all so
-    far), `generate_ids`, `attention_mask`, `past_key_values`, `position_ids`, `kv_len`, `cache_position`, `is_prefill`
-    and `curr_position`. `model_inference` calls the model.
+    With an own model class, `input_dict` has what its `prepare_inputs_for_generation` gets: all token ids so far as
+    `input_ids` and `generate_ids`, `attention_mask`, `past_key_values`, `kv_len`, `is_prefill`, `curr_position`, and
+    `position_ids` and `cache_position`, which are None. `model_inference` calls the model.
     """
 
     quantization_methods: ClassVar[Sequence[str]] = ()  # of weights that an own model class computes with
@@ -94,7 +94,7 @@ class ModelRunner:
         self.model: Any = None  # a `Captioner`, or an own model
         self.tokenizer: Any = None
         self._loop: CaptionLoop | None = None  # set while `model_generate` runs LLaMA
-        self._is_done: list[bool] = []  # prompts of an own model that have their end token
+        self._ended, self._is_complete = set[int](), False  # prompts of an own model with their end token; all of them
         self._random = random.Random()
         self.answers: list[Answer] = []  # answers of the last `model_generate`
         self.inference_times: list[float] = []  # durations of its steps in seconds
@@ -113,29 +113,29 @@ class ModelRunner:
 
         Raises UsageError for weights that another program quantised, and what `Captioner.load` raises.
         """
-        online = self._init_model_with_online_splited_weight
-        (online if self.enable_online_split_weight else self._init_model_with_offline_splited_weight)(model, config)
+        online, offline = self._init_model_with_online_splited_weight, self._init_model_with_offline_splited_weight
+        (online if self.enable_online_split_weight else offline)(model, config)
         self.init_tokenizer()
-        if self.execute_mode not in PLAIN_MODES:
+        if self.execute_mode not in (AUTO, *PLAIN_MODES):
             self.graph_compile()
 
     def _init_model_with_online_splited_weight(self, model: Any, config: Any) -> None:
-        """Load the whole checkpoint, of which each rank of LLaMA takes its part; an own class by `load_weights`."""
+        """Load a whole checkpoint: LLaMA's ranks take their parts of it, an own class has `load_weights` for it."""
         self._load(model, config, online=True)
 
     def _init_model_with_offline_splited_weight(self, model: Any, config: Any) -> None:
-        """Load the checkpoint as it is: LLaMA as a folder or bundle, an own class by `from_pretrained`."""
+        """Load a checkpoint as it is: LLaMA from its folder or bundle, an own class by `from_pretrained`."""
         self._load(model, config, online=False)
 
     def _load(self, model: Any, config: Any, *, online: bool) -> None:
-        self.hf_config = own_model.read_config(config, self.model_path)
+        folder = Path(self.model_path or "")
+        self.hf_config = own_model.read_config(config, folder)
         self._verify_quantization()
         if model is not None:
             if self.world_size != 1:
                 raise UsageError(f"An own model class runs on one device, and world_size is {self.world_size}")
-            self.model = own_model.build(model, self.hf_config, self.model_path, self.runner_settings, online=online)
-            self.execute_mode = "eager" if self.execute_mode == AUTO else self.execute_mode
-        for step in (self.to_device, self.scale_dtype_adapter, self.cast_format):  # LLaMA's settings, an own model
+            self.model = own_model.build(model, self.hf_config, folder, self.runner_settings, online=online)
+        for step in (self.to_device, self.scale_dtype_adapter, self.cast_format):
             step()
         if model is None:
             path = {} if self.model_path is None else model_settings(find_model(os.fspath(self.model_path)))
@@ -144,7 +144,7 @@ class ModelRunner:
             self.dtype = DTYPES[self.model.info.dtype]
 
     def _parse_quant_hf_config(self) -> Any:
-        """What `config.json` says about weights that another program quantised; None for float weights."""
+        """What `hf_config` says about weights that another program quantised; None for float weights."""
         found = getattr(self.hf_config, "quantization_config", None)
         return found or getattr(self.hf_config, "compression_config", None)
 
@@ -153,10 +153,9 @@ class ModelRunner:
         found = self._parse_quant_hf_config()
         self.quantization = str(found.get("quant_method")).lower().replace("_", "-") if found else None
         if found and self.quantization not in self.quantization_methods:
-            raise UsageError(
-                f"The weights are quantised by {self.quantization}, which this runner does not support",
-                hint="name the float model; a runner of an own model class lists its `quantization_methods`",
-            )
+            message = f"The weights are quantised by {self.quantization}, which this runner does not support"
+            hint = "name the float model; a runner of an own model class lists its `quantization_methods`"
+            raise UsageError(message, hint=hint)
 
     def to_device(self) -> None:
         """Move an own model to `device`. LLaMA is loaded there."""
@@ -187,7 +186,7 @@ class ModelRunner:
             self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
 
     def graph_compile(self) -> None:
-        """Compile the steps before the first prompt, in the mode of `exe_mode`. An own model runs eager, with a note."""
+        """Compile the steps before the first prompt, in the mode of `exe_mode`. An own model gets a warning only."""
         if self._is_own:
             warnings.warn("An own model runs eager: override `graph_compile` to compile it", stacklevel=3)
         else:
@@ -214,8 +213,8 @@ class ModelRunner:
     def tokenize_prompts(self, prompts: Sequence[Any]) -> Any:
         """The token ids of prompts: of the text as it is, or in the instruction template if `tokenizer_mode` is `chat`.
 
-        A prompt longer than `input_max_len` is cut to its first token and its end, with a warning. For an own model, the
-        result has the tensors `input_ids` and `attention_mask` (B, `input_max_len`), and a longer prompt loses its end.
+        A prompt longer than `input_max_len` is cut to its first token and its end, with a warning. For an own model,
+        longer ones lose their end; the result has the tensors `input_ids` and `attention_mask` (B, `input_max_len`).
         """
         if self._is_own:
             width, ids = self.input_max_len, [list(self.tokenizer.encode(prompt)) for prompt in prompts]
@@ -293,10 +292,9 @@ class ModelRunner:
         """
         input_dict["is_prefill"] = False
         if self._is_own:
-            next_B = own_model.next_tokens(outputs, input_dict["attention_mask"], self.sampling, self._random)
-            done = self._is_done or [False] * len(next_B)
-            self._is_done = [was or token in self._end_ids for was, token in zip(done, next_B.tolist(), strict=True)]
-            own_model.advance(input_dict, next_B, model_inputs, outputs)
+            new = own_model.advance(input_dict, model_inputs, outputs, self.sampling, self._random)
+            self._ended |= {row for row, token_id in enumerate(new) if token_id in self._end_ids}
+            self._is_complete = len(self._ended) == len(new)
             return
         for event in outputs:
             if isinstance(event, TextDelta):
@@ -315,7 +313,7 @@ class ModelRunner:
             pictures: one for each prompt, in the forms that `Captioner.generate` takes; None for prompts without one.
             warm_up: run two steps only, without a profiler.
 
-        For an own model, a subclass may pass `input_dict` and the length of its prompts in place of both.
+        For an own model, a subclass may pass `input_dict` and the number of tokens of its prompts in place of both.
         """
         if self._is_own:
             return self._generate_own(prompts, pictures, warm_up)
@@ -343,20 +341,20 @@ class ModelRunner:
         texts: list[str] = input_dict["texts"]
         return texts
 
-    def _generate_own(self, prompts: Any, num_prompt_tokens: int | None, warm_up: bool) -> list[str]:
+    def _generate_own(self, prompts: Any, width: int | None, warm_up: bool) -> list[str]:
         input_dict = prompts
         if not isinstance(prompts, dict):
-            if num_prompt_tokens is not None:
+            if width is not None:
                 raise UsageError("An own model class gets no pictures here", hint="override `model_generate`")
-            inputs = self.tokenize_prompts([prompts] if isinstance(prompts, str) else list(prompts))
-            input_dict, num_prompt_tokens = own_model.first_inputs(inputs), inputs.input_ids.shape[1]
-        self._is_done, self._random = [], random.Random(self.sampling.seed)
+            inputs = self.tokenize_prompts([prompts] if isinstance(prompts, str) else prompts)
+            width = inputs.input_ids.shape[1]
+            unset = dict.fromkeys(("past_key_values", "position_ids", "kv_len", "cache_position"))
+            input_dict = {**vars(inputs), **unset, "generate_ids": inputs.input_ids, "curr_position": width - 1}
+        self._ended, self._is_complete, self._random = set(), False, random.Random(self.sampling.seed)
         self._run_steps(input_dict, warm_up)
-        texts = []
-        for ids in input_dict["generate_ids"][:, num_prompt_tokens:].tolist():
-            ends = [place for place, token_id in enumerate(ids) if token_id in self._end_ids]
-            texts.append(self.tokenizer.decode(ids[: min(ends, default=len(ids))]))
-        return texts
+        rows = input_dict["generate_ids"][:, width:].tolist()
+        ends = [next((at for at, token_id in enumerate(ids) if token_id in self._end_ids), None) for ids in rows]
+        return [self.tokenizer.decode(ids[:end]) for ids, end in zip(rows, ends, strict=True)]
 
     def _run_steps(self, input_dict: dict[str, Any], warm_up: bool) -> None:
         self.inference_times = []
@@ -372,10 +370,9 @@ class ModelRunner:
 
     def get_jump_prepare(self, cnt: int, warm_up: bool = False) -> bool:
         """Whether the loop ends before step `cnt`: no answer is incomplete, or two steps of a warm-up are done."""
+        is_complete = self._is_complete or cnt >= self.max_new_tokens
         if self._loop is not None:
             is_complete = cnt > 0 and not self._loop.in_flight
-        else:
-            is_complete = cnt >= self.max_new_tokens or (bool(self._is_done) and all(self._is_done))
         return is_complete or (warm_up and cnt >= _WARM_UP_STEPS)
 
     def close(self) -> None:
@@ -390,9 +387,8 @@ class ModelRunner:
     @property
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer of an own model: of its configuration, else of its tokenizer."""
-        of_tokenizer = getattr(self.tokenizer, "eos_token_id", getattr(self.tokenizer, "eos_id", None))
-        found = getattr(self.hf_config, "eos_token_id", None)
-        found = of_tokenizer if found is None else found
+        own = getattr(self.tokenizer, "eos_token_id", getattr(self.tokenizer, "eos_id", ()))
+        found = getattr(self.hf_config, "eos_token_id", None) or own
         return (found,) if isinstance(found, int) else tuple(found or ())
 
     def _loaded(self) -> Captioner:

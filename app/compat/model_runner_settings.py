@@ -125,6 +125,5 @@ def import_settings(data: Mapping[str, Any]) -> Imported:
     imported = Import(SYSTEM, data)
     imported.run(RULES)
     if any(imported.value(path) is not None for path in (_SWITCH, *_SAMPLING.values())):
-        is_sampled = imported.value(_SWITCH) is True
-        greedy_or_sampled(imported, is_sampled=is_sampled, paths=_SAMPLING, switch=_SWITCH)
+        greedy_or_sampled(imported, is_sampled=imported.value(_SWITCH) is True, paths=_SAMPLING, switch=_SWITCH)
     return imported.done()

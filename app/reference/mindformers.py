@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -18,28 +18,14 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
 
-__all__ = [
-    "AutoModel",
-    "AutoModelForCausalLM",
-    "AutoTokenizer",
-    "BloomTokenizer",
-    "InferConfig",
-    "InferTask",
-    "LlamaForCausalLM",
-    "LlamaTokenizer",
-    "LlamaTokenizerFast",
-    "TextIteratorStreamer",
-    "TextStreamer",
-    "build_context",
-    "pipeline",
-]
+__all__ = ["AutoModel", "AutoTokenizer", "BloomTokenizer", "InferConfig", "InferTask", "LlamaTokenizer"]
+__all__ += ["TextIteratorStreamer", "TextStreamer", "build_context", "pipeline"]
 
-StrPath = str | os.PathLike[str]
 _MODEL: Final = {"model", "llama_dir"}  # flags that replace the program's model
 
 # In MindFormers, these are modules of its package.
-auto_class = models = auto = llama = llama_tokenizer = bloom = bloom_tokenizer = sys.modules[__name__]
-core = context = generation = streamers = infer = infer_config = infer_task = inference = sys.modules[__name__]
+models = llama = llama_tokenizer = bloom = bloom_tokenizer = generation = sys.modules[__name__]
+infer = infer_config = infer_task = inference = core = context = sys.modules[__name__]
 
 overrides: dict[str, Any] = {}  # fields of `CaptionerSpec` set by flags of `run-reference`
 _context: dict[str, Any] = {}  # defaults of pipelines, from `build_context`
@@ -47,13 +33,13 @@ _context: dict[str, Any] = {}  # defaults of pipelines, from `build_context`
 
 def begin(flags: Mapping[str, Any]) -> None:
     """Forget an earlier program, and take the flags of a new one."""
-    overrides.clear()
     _context.clear()
+    overrides.clear()
     overrides.update(flags)
 
 
 def build_context(config: Mapping[str, Any]) -> None:
-    """Choose mode and device of the pipelines that are made later: `context.mode`, `device_target` and `device_id`.
+    """Choose mode and device of later pipelines: `context.mode`, `device_target` and `device_id`.
 
     A note names each key without effect. Raises UsageError for a value that is not supported.
     """
@@ -66,15 +52,15 @@ class AutoModel(dict[str, Any]):
     """Settings of a model, which `pipeline` loads."""
 
     @classmethod
-    def from_pretrained(cls, name: StrPath, *, checkpoint_name_or_path: StrPath | None = None, **config: Any) -> Self:
+    def from_pretrained(cls, name: str, *, checkpoint_name_or_path: str | None = None, **config: Any) -> Self:
         """The model of a name or path, or of a checkpoint: a model's folder, or the `.ckpt` in it.
 
         `config` has keys of `model_config`. A note names each key without effect. Raises UsageError if there is no such
         model, and for values that are not supported.
         """
         if not _MODEL & overrides.keys():
-            place = Path(name if checkpoint_name_or_path is None else checkpoint_name_or_path)
-            if place.suffix == ".ckpt" and not place.expanduser().is_file():
+            place = Path(checkpoint_name_or_path or name).expanduser()
+            if place.suffix == ".ckpt" and not place.is_file():
                 raise UsageError(f"The checkpoint `{place}` does not exist", hint="name a .ckpt, or a model's folder")
             place = find_model(os.fspath(place.parent if place.suffix == ".ckpt" else place))
             model_settings(place)
@@ -84,57 +70,31 @@ class AutoModel(dict[str, Any]):
 
 
 class AutoTokenizer:
-    """The tokenizer of a model, read at its first use. If there is no such model, it becomes that of the pipeline."""
-
-    def __init__(self, name: StrPath) -> None:
-        self._name = os.fspath(name)
-        self.own: Tokenizer | None = None
+    """The tokenizer of a model by name."""
 
     @classmethod
-    def from_pretrained(cls, name: StrPath, **_settings: Any) -> Self:
-        """The tokenizer of a name, of a model's folder, or of a `tokenizer.model`. Settings have no effect."""
-        return cls(name)
+    def from_pretrained(cls, name: str, **_settings: Any) -> Tokenizer | None:
+        """The tokenizer of a name, a model's folder, or a `tokenizer.model`. Settings have no effect.
 
-    def load(self) -> Tokenizer:
-        """The tokenizer itself. Raises UsageError without a model of the name, and CheckpointError for its file."""
-        if self.own is None:
-            place = find_model(self._name)
-            file = place if place.is_file() else place / "tokenizer.model"
-            self.own = Tokenizer.load(file if file.is_file() else find_llama(place).require_tokenizer())
-        return self.own
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text, with the begin token if `add_special_tokens`."""
-        return self.load().encode(text, bos=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Special tokens have no text."""
-        return self.load().decode(token_ids)
-
-    def __call__(self, text: str, add_special_tokens: bool = True, **_settings: Any) -> dict[str, list[int]]:
-        """`input_ids` and `attention_mask` of a text."""
-        ids = self.encode(text, add_special_tokens)
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        None means that of the pipeline's model: if a flag names the model, and with a note if there is no such name.
+        """
+        if _MODEL & overrides.keys():
+            return None
+        try:
+            place = find_model(name)
+        except UsageError as error:
+            say(f"note: the pipeline's model brings its own tokenizer. {error.message}")
+            return None
+        file = place if place.is_file() else place / "tokenizer.model"
+        return Tokenizer.load(file if file.is_file() else find_llama(place).require_tokenizer())
 
 
-def pipeline(
-    task: str,
-    model: Any = None,
-    tokenizer: Any = None,
-    image_processor: Callable[[Any], Any] | None = None,
-    audio_processor: None = None,
-    backend: str = "torch",
-    **settings: Any,
-) -> Pipeline:
+def pipeline(task: str, model: Any = None, *arguments: Any, **settings: Any) -> Pipeline:
     """As `llama_adapter.pipeline`, with the defaults of `build_context`. Flags of `run-reference` take precedence."""
-    is_replaced = bool(_MODEL & overrides.keys())
-    given = None if isinstance(tokenizer, AutoTokenizer) and _is_models(tokenizer, is_replaced) else tokenizer
-    values = {**_context, **settings, **overrides}
-    model = values.pop("model", None) if is_replaced else model
-    made = open_pipeline(task, model, given, image_processor, audio_processor, backend, **values)
-    if given is not tokenizer:
-        tokenizer.own = made.tokenizer
-    return made
+    settings = {**_context, **settings, **overrides}
+    if _MODEL & overrides.keys():
+        model = settings.pop("model", None)
+    return open_pipeline(task, model, *arguments, **settings)
 
 
 class InferTask(OwnInferTask):
@@ -143,27 +103,15 @@ class InferTask(OwnInferTask):
     open_pipeline = staticmethod(pipeline)
 
 
-def _is_models(tokenizer: AutoTokenizer, is_replaced: bool) -> bool:
-    """Whether a tokenizer is to be that of the pipeline's model, because a flag replaces it or it is not found."""
-    try:
-        if not is_replaced:
-            tokenizer.load()
-    except UsageError as error:
-        say(f"note: the model's own tokenizer is used. {error.message}")
-        return True
-    return is_replaced
-
-
 def _imported(data: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Settings of this package, by section, for settings of MindFormers. Says notes. Raises UsageError."""
     imported = mindformers_settings.import_settings(data)
-    for entry in imported.refused:
-        raise UsageError(f"{source}: `{entry.key}` is refused: {entry.text}")
     for entry in imported.report:
+        if entry.outcome == "refused":
+            raise UsageError(f"{source}: `{entry.key}` is refused: {entry.text}")
         if entry.outcome == "ignored":
             say(f"note: {source}: {entry}")
     return imported.settings
 
 
-AutoModelForCausalLM = LlamaForCausalLM = AutoModel
-BloomTokenizer = LlamaTokenizer = LlamaTokenizerFast = AutoTokenizer
+BloomTokenizer = LlamaTokenizer = AutoTokenizer

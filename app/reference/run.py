@@ -15,14 +15,12 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 
 LLAMA: Final = ("llama", "llama.llama_adapter", "llama.tokenizer", "llama.utils")
-MINDFORMERS: Final = (
-    *("mindformers", "mindformers.auto_class", "mindformers.core", "mindformers.core.context"),
-    *("mindformers.generation", "mindformers.generation.streamers", "mindformers.pipeline"),
-    *("mindformers.infer", "mindformers.infer.infer_config", "mindformers.infer.infer_task"),
-    *("mindformers.inference", "mindformers.inference.infer_config", "mindformers.inference.infer_task"),
-    *("mindformers.models", "mindformers.models.auto", "mindformers.models.bloom", "mindformers.models.llama"),
-    *("mindformers.models.bloom.bloom_tokenizer", "mindformers.models.llama.llama_tokenizer"),
+_PARTS: Final = (
+    *("pipeline", "models", "models.llama", "models.llama.llama_tokenizer", "models.bloom"),
+    *("models.bloom.bloom_tokenizer", "generation", "core", "core.context", "infer", "infer.infer_config"),
+    *("infer.infer_task", "inference", "inference.infer_config", "inference.infer_task"),
 )
+MINDFORMERS: Final = ("mindformers", *(f"mindformers.{part}" for part in _PARTS))
 _COMMANDS: Final = {"cv2": "pip install opencv-python", "clip": "pip install git+https://github.com/openai/CLIP.git"}
 
 

@@ -70,8 +70,6 @@ class SamplingParams:
         Settings that were added later are absent if they are default.
         """
         values = asdict(self) | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
-        later = {
-            **{"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []},
-            **{"max_length": None, "max_prompt_tokens": None},
-        }
+        later: dict[str, Any] = {"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []}
+        later |= {"max_length": None, "max_prompt_tokens": None}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}

@@ -130,7 +130,8 @@ def test_samples_follow_data_config() -> None:
             return logits
 
     texts = {
-        str(runner(Flat, do_sample=True, temperature=2.0, seed=seed, top_p=1.0).model_generate("a")) for seed in (1, 2, 3)
+        str(runner(Flat, do_sample=True, temperature=2.0, seed=seed, top_p=1.0).model_generate("a"))
+        for seed in (1, 2, 3)
     }
     assert len(texts) > 1
     again = [runner(Flat, do_sample=True, temperature=2.0, seed=1, top_p=1.0).model_generate("a") for _ in range(2)]
