@@ -10,9 +10,9 @@ from llama_adapter.app.cli.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 
 _REFERENCE = """\
-Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), or of the Ascend guide, unchanged: its module
-`llama` is replaced by this project's. Flags before SCRIPT.py replace values that the program sets, such as its paths;
-arguments after it are passed to the program. Nothing is downloaded.
+Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), of the Ascend guide, or of MindFormers'
+guides, unchanged: its module `llama` or `mindformers` is replaced by this project's. Flags before SCRIPT.py replace
+values that the program sets, such as its paths; arguments after it are passed to the program. Nothing is downloaded.
 
   llama-adapter run-reference --llama-dir weights/LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt demo.py
   llama-adapter run-reference util/evaluate_mme.py --llama_path weights/LLaMA --pretrained_path LORA-BIAS-7B-v21.pth
@@ -31,7 +31,7 @@ _UNSET = _Unset()
 
 def add_reference(commands: Any) -> None:
     """Add `run-reference`."""
-    text = "run a program of LLaMA-Adapter's repository"
+    text = "run a program of LLaMA-Adapter's repository, or of MindFormers"
     command(commands, "run-reference", _run_reference, declare=_declare, help=text, description=_REFERENCE)
 
 
