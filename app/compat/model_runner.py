@@ -128,13 +128,13 @@ class ModelRunner:
         self._load(model, config, online=False)
 
     def _load(self, model: Any, config: Any, *, online: bool) -> None:
-        folder = Path(self.model_path or "")
+        folder = Path(self.model_path or os.devnull)  # without a path, a place that has no files
         self.hf_config = own_model.read_config(config, folder)
         self._verify_quantization()
         if model is not None:
             if self.world_size != 1:
                 raise UsageError(f"An own model class runs on one device, and world_size is {self.world_size}")
-            self.model = own_model.build(model, self.hf_config, folder, self.runner_settings, online=online)
+            self.model = own_model.build(model, self.hf_config, folder, self.runner_settings, online=online).eval()
         for step in (self.to_device, self.scale_dtype_adapter, self.cast_format):
             step()
         if model is None:
@@ -158,10 +158,10 @@ class ModelRunner:
             raise UsageError(message, hint=hint)
 
     def to_device(self) -> None:
-        """Move an own model to `device`. LLaMA is loaded there."""
+        """Move an own model to `device`, and float weights to `dtype` if it is set. LLaMA is loaded there."""
         self.settings["device"] = str(self.device)
         if self._is_own:
-            self.model.to(self.device)
+            self.model.to(device=self.device, dtype=self.dtype if self.quantization is None else None)
 
     def scale_dtype_adapter(self) -> None:
         """Cast the scales of an own quantised model to `dtype`. LLaMA's scales have their type from the loader."""
@@ -178,7 +178,7 @@ class ModelRunner:
         """Take the model's tokenizer: for an own model `tokenizer.model` in its folder, else that of transformers."""
         if not self._is_own:
             self.tokenizer = self._loaded().tokenizer
-        elif (file := Path(self.model_path or "") / "tokenizer.model").is_file():
+        elif (file := Path(self.model_path or os.devnull) / "tokenizer.model").is_file():
             self.tokenizer = Tokenizer.load(file)
         else:
             from transformers import AutoTokenizer

@@ -186,6 +186,14 @@ def test_quantised_weights_are_verified_and_their_scales_cast(tmp_path: Path) ->
     assert runner(path=tmp_path, kind=Unverified).model.weight_scale.dtype == torch.float64
 
 
+def test_float_weights_get_the_type_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "other"}}))
+    made = Runner({"model_config": {"dtype": "bfloat16"}}, device="cpu")
+    made.init_model(Counting)  # the folder in which the program runs is no model's
+    assert (made.model.step.dtype, made.dtype, made.model.training) == (torch.bfloat16, torch.bfloat16, False)
+
+
 def test_a_runner_as_in_the_recipes() -> None:
     """It overrides what the guide says must be overridden, and calls the loop with its own `input_dict`."""
 
