@@ -90,6 +90,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     repetition_penalty: float
     stop: Sequence[str]
+    stop_token_ids: Sequence[int]
     max_length: int | None
     max_prompt_tokens: int | None
 
@@ -356,6 +357,7 @@ class Captioner:
             repetition_penalty: 0.01 to 100: for tokens in prompt or answer, divides positive logits and multiplies
                 negative ones. 1 (default) changes nothing.
             stop: texts that end the answer; they are not part of it. Default: none.
+            stop_token_ids: tokens that end the answer, as the model's end token does. Default: none.
             max_length: maximum number of tokens of prompt and answer together, at least 1. Default: the model's
                 context.
             max_prompt_tokens: a longer prompt keeps its first token and its end, and its answer has

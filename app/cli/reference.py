@@ -17,9 +17,9 @@ from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import UsageError
 
 _REFERENCE = """\
-Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), or of the Ascend guide, unchanged: its module
-`llama` is replaced by this project's. Flags before SCRIPT.py replace values that the program sets, such as its paths;
-arguments after it are passed to the program. Nothing is downloaded.
+Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), of the Ascend guide, or of MindFormers'
+guides, unchanged: its module `llama` or `mindformers` is replaced by this project's. Flags before SCRIPT.py replace
+values that the program sets, such as its paths; arguments after it are passed to the program. Nothing is downloaded.
 
 A command line of MindFormers or PaddleNLP, whose scripts are not in this folder, runs as the command of this program
 that it stands for. stderr says how each option was translated (docs/coming-from.md).
@@ -42,7 +42,7 @@ _UNSET = _Unset()
 
 def add_reference(commands: Any, *, run: Callable[[Sequence[str]], int]) -> None:
     """Add `run-reference`. `run` runs a command line of this program."""
-    text = "run a program of LLaMA-Adapter's repository, or a command line of MindFormers or PaddleNLP"
+    text = "run a program of LLaMA-Adapter's repository or of MindFormers, or a command line of another system"
     runs = partial(_run_reference, run)
     command(commands, "run-reference", runs, declare=_declare, help=text, description=_REFERENCE)
 

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llama_adapter.app.compat.mindir import names_graphs
 from llama_adapter.app.compat.pipeline import Pipeline, pipeline, task_names
 
 
 class InferTask:
     """Makes pipelines from an `InferConfig`."""
+
+    open_pipeline = staticmethod(pipeline)
 
     @classmethod
     def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> Pipeline:
@@ -15,9 +18,8 @@ class InferTask:
 
         MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
-        is_mindir = str(task_config.get("prefill_model_path", "")).endswith(".mindir")
-        settings.setdefault("backend", "mslite" if is_mindir else "torch")
-        return pipeline(task_type, task_config, **settings)
+        settings.setdefault("backend", "mslite" if names_graphs(task_config) else "torch")
+        return cls.open_pipeline(task_type, task_config, **settings)
 
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:

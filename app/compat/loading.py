@@ -10,7 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings
+from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.settings.setting import SECTIONS
@@ -37,13 +37,14 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     Raises UsageError, and what `Captioner.load` raises.
     """
     settings = dict(settings)
-    if backend in _MINDSPORE:
+    is_checkpoint = _MINDSPORE.get(backend) == "ms" and not names_graphs(model)
+    if backend in _MINDSPORE and not is_checkpoint:
         return _open_mindir(model, settings, backend=_MINDSPORE[backend])
     if backend == "paddle":
         raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")
     if backend in ("onnx", "om"):
         settings.setdefault("vision", backend)
-    elif backend != "torch":
+    elif backend != "torch" and not is_checkpoint:
         raise UsageError(f"No backend `{backend}`", hint="torch, onnx, om, ms or mslite")
     if isinstance(model, Captioner):
         if given := sorted(_SPEC & settings.keys()):
@@ -57,6 +58,8 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
             settings.pop("model_name", None)
         settings = lite_settings({"model_name": "common", **settings})
     found = _settings_of(model) | settings
+    if is_checkpoint:
+        warnings.warn(f"backend `{backend}` has no effect: torch runs checkpoints, MindSpore runs graphs", stacklevel=3)
     own = {name: found.pop(name) for name in _SPEC & found.keys()}
     return Captioner.load(**own), found
 

@@ -40,6 +40,20 @@ def mindir_settings(model: Any) -> dict[str, Any]:
     return _of_folder(place)
 
 
+def names_graphs(model: Any) -> bool:
+    """Whether `model` has a form of `mindir_settings`, not that of a checkpoint. Raises UsageError as `find_model`."""
+    if isinstance(model, Mapping):
+        return str(model.get("prefill_model_path", "")).endswith(".mindir")
+    if isinstance(model, tuple | list):
+        return any(str(path).endswith(".mindir") for path in model)
+    if not isinstance(model, str | os.PathLike):
+        return model is None
+    place = find_model(os.fspath(model))
+    if place.suffix in (".yaml", ".yml"):
+        return "infer" in read_yaml(str(place))
+    return (place / CARD_FILE).is_file() or any(place.glob("*.mindir"))
+
+
 def captioner_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of `Captioner.load` for the fields of an `InferConfig` with graphs. Other fields are kept.
 

@@ -9,6 +9,7 @@ from llama_adapter.app.compat.imported import (
     Rule,
     at_most_one,
     few_bits,
+    greedy_or_sampled,
     ignored,
     model,
     one_of,
@@ -16,6 +17,8 @@ from llama_adapter.app.compat.imported import (
 )
 
 SYSTEM = "ModelRunner"
+_SAMPLING = {name: f"data_config.{name}" for name in ("temperature", "top_k", "top_p")}
+_SWITCH = "data_config.do_sample"
 _OTHERS = {"model_name", "world_size", "model_config", "data_config", "parallel_config", "quant_config"}
 
 
@@ -105,6 +108,8 @@ RULES: dict[str, Rule] = {
         note="a longer prompt loses its beginning, not its end as there, and its record says how many tokens",
     ),
     "data_config.max_new_tokens": whole_number("generation.max_new_tokens"),
+    "data_config.seed": whole_number("generation.seed", least=0),
+    **dict.fromkeys((_SWITCH, *_SAMPLING.values()), lambda imported, key, value: None),  # converted together, below
     "data_config.batch_size": whole_number("computation.batch_size"),
     "data_config.max_position_embeddings": ignored("`model.context` limits prompt and answer together"),
     "data_config.dataset": one_of({"default": {}}, otherwise="prompts and pictures are given to the command"),
@@ -119,4 +124,6 @@ def import_settings(data: Mapping[str, Any]) -> Imported:
     """The settings of this package for runner settings."""
     imported = Import(SYSTEM, data)
     imported.run(RULES)
+    if any(imported.value(path) is not None for path in (_SWITCH, *_SAMPLING.values())):
+        greedy_or_sampled(imported, is_sampled=imported.value(_SWITCH) is True, paths=_SAMPLING, switch=_SWITCH)
     return imported.done()

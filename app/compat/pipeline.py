@@ -34,9 +34,10 @@ _ALIASES = {
     "visual_question_answering": "ask",
     "visual-question-answering": "ask",
 }
-_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) | {"do_sample"}
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) | {"do_sample", "eos_token_id", "num_beams"}
 _NO_EFFECT = {  # option of another system -> what this package does instead
     "is_sample_acceleration": "tokens are always chosen on the device",
+    "pad_token_id": "answers have no padding",
     "use_past": "answers are always made from a cache",
     "dynamic": "any shape is taken",
     "ge_config_path": "there is no graph engine configuration; `mode` chooses the graphs of a device",
@@ -62,6 +63,7 @@ def pipeline(
     model: Any = None,
     tokenizer: Any = None,
     image_processor: Callable[[Any], Any] | None = None,
+    audio_processor: None = None,
     backend: str = "torch",
     **settings: Any,
 ) -> "Pipeline":
@@ -80,14 +82,18 @@ def pipeline(
         tokenizer: None, or the model's tokenizer as an object of another library, such as a transformers
             `LlamaTokenizer`. The pipeline checks that it gives the same ids as the model's tokenizer.
         image_processor: called with each picture before the model resizes it; returns a picture, not normalised.
+        audio_processor: None. No model here takes sounds.
         backend: `"torch"`; `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder; `"ms"` or `"mslite"`
             for MindIR graphs run by MindSpore or MindSpore Lite. Then `model` is their folder or its name, the pair
-            (prefill graph, increment graph), or an `InferConfig`.
+            (prefill graph, increment graph), or an `InferConfig`. With `"ms"` and a checkpoint, torch runs it, and a
+            warning says so.
         settings: those of `Captioner.load`, such as `device`, `dtype` and `batch_size`, and defaults for calls.
 
     Raises UsageError for arguments that are not supported, and what `Captioner.load` raises.
     """
     kind = get_task(_ALIASES.get(task, task)).name
+    if audio_processor is not None:
+        raise UsageError("audio_processor must be None: no model here takes sounds")
     captioner, defaults = open_model(model, settings, backend=backend)
     for name in ("prompt", "question"):
         if not get_task(kind).needs_picture and name in defaults and name not in settings:
@@ -154,10 +160,12 @@ class Pipeline:
             add_special_tokens: whether a text gets the begin token. Default: True.
             max_length: most tokens of prompt and answer together; `max_new_tokens` takes precedence.
             do_sample: False takes the most probable token. True samples, by default with temperature 1 and top_p 1.
-            max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, max_prompt_tokens: as in
-                `Captioner.generate`.
+            eos_token_id: a token id or a list of ids that end an answer, beside the model's own end token.
+            num_beams: 1. There is no beam search.
+            max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, stop_token_ids,
+                max_prompt_tokens: as in `Captioner.generate`.
 
-        Raises TypeError for an unknown option, and what `Captioner.generate` raises.
+        Raises TypeError for an unknown option, UsageError for several beams, and what `Captioner.generate` raises.
         """
         values = {**self._defaults, **options}
         if question is not None:
@@ -341,11 +349,18 @@ def _value_names(task: str) -> set[str]:
 def _sampling(given: Mapping[str, Any]) -> SamplingParams:
     """Sampling options as sampling parameters of the engine; None means the default. Raises ValueError."""
     values = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    if (num_beams := values.pop("num_beams", 1)) != 1:
+        raise UsageError(
+            f"num_beams must be 1, got {num_beams!r}: there is no beam search",
+            hint="do_sample=False takes the most probable token, as one beam does",
+        )
+    if "eos_token_id" in values:
+        values["stop_token_ids"] = values.pop("eos_token_id")
     do_sample = values.pop("do_sample", None)
     if do_sample is False:
         values["temperature"] = 0.0
     elif do_sample:
-        values = {"temperature": 1.0, "top_p": 1.0, **values}
+        values = {"top_p": 1.0, **values, "temperature": values.get("temperature") or 1.0}
     if "max_new_tokens" in values:
         values.pop("max_length", None)
     elif "max_length" in values:

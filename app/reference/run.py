@@ -1,4 +1,4 @@
-"""Runs a program of the reference as Python does, with this package's module `llama` in place of the reference's."""
+"""Runs a program of LLaMA-Adapter or MindFormers as Python does, with modules of this package in place of theirs."""
 
 import io
 import sys
@@ -6,14 +6,21 @@ import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.reference import llama
+from llama_adapter.app.reference import llama, mindformers
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 
-MODULES: Final = ("llama", "llama.llama_adapter", "llama.tokenizer", "llama.utils")
+LLAMA: Final = ("llama", "llama.llama_adapter", "llama.tokenizer", "llama.utils")
+_PARTS: Final = (
+    *("pipeline", "models", "models.llama", "models.llama.llama_tokenizer", "models.bloom"),
+    *("models.bloom.bloom_tokenizer", "generation", "core", "core.context", "infer", "infer.infer_config"),
+    *("infer.infer_task", "inference", "inference.infer_config", "inference.infer_task"),
+)
+MINDFORMERS: Final = ("mindformers", *(f"mindformers.{part}" for part in _PARTS))
 _COMMANDS: Final = {"cv2": "pip install opencv-python", "clip": "pip install git+https://github.com/openai/CLIP.git"}
 
 
@@ -34,7 +41,7 @@ def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[st
             source = file.read()
     except OSError as error:
         raise UsageError(f"The program `{program}` cannot be read: {error.strerror}") from None
-    with _as_main(program, arguments, overrides) as main:
+    with _as_main(program, arguments, overrides, source) as main:
         try:
             exec(compile(source, program, "exec", dont_inherit=True), vars(main))
         except SystemExit as request:
@@ -48,20 +55,29 @@ def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[st
 
 
 @contextmanager
-def _as_main(program: str, arguments: Sequence[str], overrides: Mapping[str, Any]) -> Iterator[types.ModuleType]:
+def _as_main(
+    program: str, arguments: Sequence[str], overrides: Mapping[str, Any], source: bytes
+) -> Iterator[types.ModuleType]:
     """The program's module `__main__`. Sets sys.argv, sys.path and sys.modules for it, and restores them at the end."""
     main = types.ModuleType("__main__")
     main.__file__ = program
-    modules = {"__main__": main, **dict.fromkeys(MODULES, llama)}
-    saved = {name: sys.modules.get(name) for name in modules}
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [program, *arguments], [str(Path(program).resolve().parent), *path]
+    modules = {"__main__": main, **dict.fromkeys(LLAMA, llama)}
+    installed = find_spec("mindformers")
+    if installed is None or installed.origin is None:  # without an origin, it is a folder without a package
+        modules |= dict.fromkeys(MINDFORMERS, mindformers)
+    elif b"mindformers" in source:
+        say(f"note: the program gets the installed package `mindformers`, {installed.origin}")
+    saved = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     llama.LLaMA_adapter.overrides = overrides
+    mindformers.begin(overrides)
     try:
         yield main
     finally:
         llama.LLaMA_adapter.overrides = {}
+        mindformers.begin({})
         sys.argv, sys.path = argv, path
         for name, module in saved.items():
             if module is None:
@@ -90,8 +106,9 @@ def _print(error: Exception) -> None:
 
 def _missing(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
-    if package == "llama" or error.name == llama.__name__:
-        return f"provided here are {', '.join(MODULES)}, for inference; training needs the reference itself"
+    for module, names in ((llama, LLAMA), (mindformers, MINDFORMERS)):
+        if package == names[0] or error.name == module.__name__:
+            return f"provided here are {', '.join(module.__all__)}, for inference; training needs the package itself"
     if isinstance(error, ModuleNotFoundError) and package:
         how = f": {_COMMANDS[package]}" if package in _COMMANDS else ""
         return f"the program needs the package of `{package}`; install it in this environment{how}"

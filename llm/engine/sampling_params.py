@@ -1,6 +1,6 @@
 """Settings of token sampling, as plain values. Imports no torch: the command line reads the defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ class SamplingParams:
     """How the tokens of one request are chosen.
 
     The default is greedy decoding, in which top_p and top_k have no effect. `stop` may be one text or any sequence of
-    texts. Raises ValueError for values out of range.
+    texts, `stop_token_ids` one id or any sequence of ids. Raises ValueError for values out of range.
     """
 
     max_new_tokens: int = 64
@@ -26,11 +26,15 @@ class SamplingParams:
     seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
     repetition_penalty: float = 1.0  # of tokens of prompt and answer: divides positive logits, multiplies negative ones
     stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
+    stop_token_ids: Sequence[int] = ()  # end the answer, as the model's end token does; they are not part of it
     max_length: int | None = None  # most tokens of prompt and answer together; None: only the context limits them
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: refused if beyond the context
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", texts("stop", self.stop))
+        ids = self.stop_token_ids if isinstance(self.stop_token_ids, Iterable) else (self.stop_token_ids,)
+        ids = tuple(whole_number("stop_token_ids", token_id, least=0) for token_id in ids)
+        object.__setattr__(self, "stop_token_ids", ids)
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or getattr(SamplingParams, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
@@ -53,6 +57,7 @@ class SamplingParams:
 
         Settings that were added later are absent if they are default.
         """
-        values = asdict(self) | {"stop": list(self.stop)}
-        later = {"repetition_penalty": 1.0, "stop": [], "max_length": None, "max_prompt_tokens": None}
+        values = asdict(self) | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
+        later: dict[str, Any] = {"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []}
+        later |= {"max_length": None, "max_prompt_tokens": None}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}

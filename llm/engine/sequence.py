@@ -73,7 +73,7 @@ class Sequence:
         if token_id == NO_TOKEN:
             return "not_finite"
         self.token_ids.append(token_id)
-        if token_id == eos_id:
+        if token_id == eos_id or token_id in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.token_ids) == self.max_new_tokens else None
 

@@ -12,6 +12,7 @@ import pytest
 
 from llama_adapter import Captioner, InferConfig, InferTask, pipeline
 from llama_adapter.app.captioning.captioner import TextDelta
+from llama_adapter.app.cli import main
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.runtime.errors import GraphError, UsageError
@@ -129,6 +130,72 @@ def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.Mo
             assert made.captioner.info.device.startswith("mindspore_lite" if backend == "mslite" else "mindspore (")
             assert made.captioner.spec.ge_config == common["ge_config_path"]
             assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
+
+
+# The four programs of the guide. Names that it does not define, and paths, are added at the beginning.
+TOKENIZER = "tokenizer = BloomTokenizer.from_pretrained({name})\n"
+PIPELINE = """
+lite_pipeline = pipeline(
+    task="text_generation",
+    model={model},
+    tokenizer=tokenizer,
+    backend="mslite",
+    {model_name}ge_config_path=ge_config_path,
+    device_id=0,
+    infer_seq_length=512,
+)
+"""
+CONFIG = """
+lite_config = InferConfig(
+    prefill_model_path=prefill_model_path,
+    increment_model_path=increment_model_path,
+    model_type="mindir",
+    model_name="bloom_560m",
+    ge_config_path=ge_config_path,
+    device_id=0,
+    infer_seq_length=512,
+)
+tokenizer = BloomTokenizer.from_pretrained("bloom_560m")
+lite_pipeline = InferTask.get_infer_task("text_generation", lite_config, tokenizer=tokenizer)
+"""
+NAMED = 'model_name="bloom_560m",\n    '
+PROGRAMS = {
+    "name": TOKENIZER.format(name="model_name") + PIPELINE.format(model="model_name", model_name=""),
+    "pair": TOKENIZER.format(name="model_name")
+    + PIPELINE.format(model="(prefill_model_path, increment_model_path)", model_name=NAMED),
+    "folder": TOKENIZER.format(name='"bloom_560m"') + PIPELINE.format(model="test_model_dir", model_name=NAMED),
+    "config": CONFIG,
+}
+
+
+@pytest.mark.parametrize("way", PROGRAMS)
+def test_the_programs_of_the_guide_run_as_written(
+    way: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bloom_560m").symlink_to(exported())
+    monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(tmp_path))
+    program = tmp_path / "lite.py"
+    program.write_text(
+        "from mindformers.models import BloomTokenizer\n"
+        "from mindformers.pipeline import pipeline\n"
+        "from mindformers.infer.infer_config import InferConfig\n"
+        "from mindformers import InferTask\n"
+        'model_name = "bloom_560m"\n'
+        f"prefill_model_path, increment_model_path = {str(graph('prefill'))!r}, {str(graph('increment'))!r}\n"
+        f"test_model_dir, ge_config_path = {str(exported())!r}, {str(exported() / 'config.ini')!r}\n"
+        + PROGRAMS[way]
+        + 'output = lite_pipeline("I love Beijing,because", is_sample_acceleration=True,add_special_tokens=False)\n'
+        "print(output)\n"
+        "import sys; print(lite_pipeline.captioner.info.device, file=sys.stderr)\n"
+    )
+
+    capsys.readouterr()  # of the export
+    assert main(["run-reference", str(program)]) == 0
+
+    ran = capsys.readouterr()
+    with Captioner.load(device="cpu") as ours:
+        wanted = pipeline("text_generation", ours)("I love Beijing,because", add_special_tokens=False)
+    assert (ran.out, ran.err) == (f"{wanted}\n", "mindspore_lite (cpu)\n")
 
 
 @pytest.fixture(scope="module")

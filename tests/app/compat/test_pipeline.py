@@ -136,6 +136,38 @@ def test_options_by_their_names_elsewhere(text: Pipeline) -> None:
         text(prompt, max_new_token=1)
 
 
+def test_generation_stops_at_the_ids_that_a_call_names(text: Pipeline) -> None:
+    prompt = PROMPTS[0]
+    whole = text(prompt, max_new_tokens=8).answers[0].token_ids
+    (other,) = text.tokenizer.encode("zebra", bos=False)[:1]
+    assert len(set(whole)) > 2
+    assert other not in whole
+    end = whole.index(whole[2])
+    for given in (whole[2], [other, whole[2]]):
+        (answer,) = text(prompt, max_new_tokens=8, eos_token_id=given, num_beams=1).answers
+        assert (answer.token_ids, answer.finish) == (whole[:end], "stop")
+    (answer,) = text(prompt, max_new_tokens=8, eos_token_id=other, num_beams=None).answers
+    assert answer.token_ids == whole
+    (drawn,) = text.captioner.generate_text([[1, 300]], max_new_tokens=8, stop_token_ids=range(512))
+    assert (drawn.token_ids, drawn.finish) == ((), "stop")
+    for refused in ({"eos_token_id": "</s>"}, {"eos_token_id": [True]}, {"eos_token_id": -1}):
+        with pytest.raises(ValueError, match="stop_token_ids"):
+            text(prompt, **refused)
+    with pytest.raises(UsageError, match="num_beams"):
+        text(prompt, num_beams=4)
+
+
+def test_a_checkpoint_with_the_backend_of_graphs_runs_in_torch(captioner: Captioner) -> None:
+    for form in (BUNDLE, InferConfig(prefill_model_path=BUNDLE), {"model": {"model": BUNDLE}}):
+        with (
+            pytest.warns(UserWarning, match="torch runs checkpoints"),
+            pipeline("caption", form, None, None, None, "ms", device_id=0, max_new_tokens=2) as describe,
+        ):
+            assert describe(STAR)[0]["caption_text"] == ["a small"]
+    with pytest.raises(UsageError, match="audio_processor"):
+        pipeline("caption", captioner, None, None, "torch")  # type: ignore[arg-type]
+
+
 def test_token_ids_in_every_form(text: Pipeline) -> None:
     ids = [1, 300, 301]
     (expected,) = text(ids, max_new_tokens=3)
