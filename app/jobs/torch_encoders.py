@@ -4,14 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, completed, encoder_digest
 from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import read_encoder
-from llama_adapter.app.models.input_scales import ENCODER, insert_scales
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
@@ -57,7 +54,7 @@ def open_weights(
     backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
     check_asked_precision(spec, backend=backend)
     precision: Precision = FLOAT
-    origin, digest, scales = None, "", dict[str, Tensor]()
+    origin, digest = None, ""
     if sources.adapter is not None:
         name, config, state = read_encoder(
             sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
@@ -68,15 +65,13 @@ def open_weights(
         order = None if sources.channel_order == "auto" else sources.channel_order
         model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
-        precision, origin, scales = model.precision, model.origin, dict(model.input_scales)
+        precision, origin = model.precision, model.origin
         num_weights = sum(tensor.numel() for tensor in state.values())
         sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
         dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
     check_rounding(spec, precision)
     halves = fingerprint(state) if origin is None else dict(origin.fingerprint)
     state = convert_precision(dict(state), sketch(config), dtype=dtype, wanted=precision)
-    if spec.operators == "w8a8":
-        state = dict(insert_scales(state.items(), scales, ENCODER))
     assert isinstance(spec.batch_size, int), "`auto` was replaced"
     vision = place_encoder(config, state, num_rows=spec.batch_size, operators=spec.operators, backend=backend)
     encoding = Encoding(

@@ -6,7 +6,7 @@ llm.safetensors      state dict of `LlamaAdapterDecoder`; if it is split, llm-ra
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
-input_scales.safetensors  optional: scales of calibrated 8-bit layers' inputs, see `input_scales.py`
+input_scales.safetensors  optional: scales of the inputs of calibrated 8-bit layers, see `input_scales.py`
 """
 
 import dataclasses
@@ -153,7 +153,7 @@ def save_bundle(
         files: tuple[str, ...] = (VISION, *decoder_files(num_ranks), TOKENIZER)
         if model.input_scales:
             files += (INPUT_SCALES,)
-            write_scales(partial / INPUT_SCALES, model.input_scales, vision, decoder)
+            write_scales(partial / INPUT_SCALES, model.input_scales, decoder)
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -358,7 +358,7 @@ def stream_bundle(
         )
     input_scales: Mapping[str, Tensor] = {}
     if INPUT_SCALES in files and precision == stored_in:
-        input_scales = read_scales(place / INPUT_SCALES, vision, decoder, hint=DAMAGED)
+        input_scales = read_scales(place / INPUT_SCALES, decoder)
     ood_detector = None
     if FAMILIAR in manifest["files"]:
         ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)

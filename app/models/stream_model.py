@@ -6,7 +6,7 @@ from typing import Any
 from llama_adapter.app.models.bundle import stream_bundle
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
-from llama_adapter.app.models.input_scales import with_scales
+from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.packed_weights import TakePacked
@@ -46,8 +46,8 @@ def stream_model(
         }
         if spec.lora:
             return stream_merged_bundle(place, spec.lora, **options)
-        streamed = stream_bundle(place, take_packed=take_packed, **options)
-        return with_scales(streamed) if spec.operators == "w8a8" else streamed
+        model, tensors = stream_bundle(place, take_packed=take_packed, **options)
+        return model, insert_scales(tensors, model.input_scales) if spec.operators == "w8a8" else tensors
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin
-from llama_adapter.app.models.input_scales import DECODER, ENCODER, take_scales
 from llama_adapter.app.models.quantised_model import require_float
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.llm.load import decoder_from_state
@@ -27,6 +26,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
@@ -73,7 +73,6 @@ def round_model(
     encoder = encoder_from_state(model.vision_config, _widened(plain_state, linears[0]))
     rounder = _Rounder(encoder, scheme, count=count)
     visual_query_BQD = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
-    input_scales = take_scales(rounder.parts, ENCODER)
     vision_state = dict(_stored(plain_state, rounder.parts, dtype=dtype))
 
     decoder = decoder_from_state(model.decoder_config, _widened(model.decoder_state, linears[1]))
@@ -92,7 +91,7 @@ def round_model(
         rounder.round("head", decoder.head, hidden_BSD)
     calibrated = dataclasses.replace(
         model,
-        input_scales=input_scales | take_scales(rounder.parts, DECODER),
+        input_scales={name: parts[INPUT_SCALE] for name, parts in rounder.parts.items() if INPUT_SCALE in parts},
         vision_state=vision_state,
         decoder_state={},
         dtype=dtype,
@@ -114,7 +113,7 @@ def _stored(
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
         if name in parts:
-            yield from ((name + suffix, part) for suffix, part in parts[name].items())
+            yield from ((name + suffix, part) for suffix, part in parts[name].items() if suffix != INPUT_SCALE)
         else:
             yield name, tensor.to(dtype)
 
@@ -135,7 +134,7 @@ class _Rounder:
     """Rounds the linear layers of a module when their inputs arrive. `parts` has the stored tensors of each weight."""
 
     def __init__(self, module: nn.Module, scheme: Scheme, *, count: Callable[[], None]) -> None:
-        self.parts: dict[str, dict[str, Tensor]] = {}
+        self.parts: dict[str, Parts] = {}
         self._scheme, self._count = scheme, count
         self._observed: dict[str, Tensor] = {}
         self._counted_BS: Tensor | None = None
@@ -174,7 +173,7 @@ class _Rounder:
                 f"`{name}` cannot be rounded for these pictures: {error}",
                 hint="`llama-adapter doctor` looks at all weights; without --calibrate inputs do not matter",
             ) from None
-        self.parts[f"{name}.weight"] = dict(parts)
+        self.parts[f"{name}.weight"] = parts
         self._count()
         return self._scheme.dequantise(parts)
 
