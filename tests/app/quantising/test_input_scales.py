@@ -19,16 +19,25 @@ from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.split_bundle import split_bundle
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.quantising.calibrated import quantise_calibrated
 from llama_adapter.app.quantising.samples import SampleSpec, collect_samples
 from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices.cuda import CUDA
+from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.models.bundles import edit
+from tests.app.models.test_split_bundle import Place
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 SAMPLES = SampleSpec(pictures=tuple(FILES[:8]), reader="thread")
@@ -119,6 +128,43 @@ def test_bundles_made_from_it_keep_the_scales(bundle: Path, tmp_path: Path) -> N
     bare(copy)
     assert load_bundle(copy).input_scales == {}
     assert "digest" in "".join(finding.sentence for finding in diagnose(copy) if finding.level == "error")
+
+
+def test_each_rank_of_a_split_decoder_has_the_scales_of_whole_layers(bundle: Path, tmp_path: Path) -> None:
+    split = split_bundle(bundle, tmp_path / "split", num_ranks=2)
+    scales = load_bundle(bundle).input_scales
+
+    for model in (bundle, split):
+        for operators in ("w8a8", "auto"):
+            spec = CaptionerSpec(model=str(model), device="cpu", precision="int8", operators=operators)
+            tensors = dict(stream_model(spec, dtype=torch.float32, ranks=Place(1, 2))[1])
+            found = {name.removesuffix(INPUT_SCALE): one for name, one in tensors.items() if name.endswith(INPUT_SCALE)}
+            assert same(found, dict(scales) if operators == "w8a8" else {})
+            assert tensors["layers.0.attention.out.weight"].shape[1] == load_bundle(bundle).decoder_config.dim // 2
+
+
+@pytest.mark.slow
+def test_a_gpu_rounds_the_decoders_inputs_by_the_scales(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda().install(monkeypatch)
+    LinearOps().install(monkeypatch)
+    gpu = dataclasses.replace(CUDA, count=lambda: 1, open=lambda index: HostCuda())
+    monkeypatch.setattr(devices, "ACCELERATORS", (gpu,))
+    options: dict[str, Any] = {"device": "cuda:0", "dtype": "bfloat16", "mode": "eager", "operators": "w8a8"}
+
+    static, dynamic = Captioner.load(bundle, **options), Captioner.load(precision="int8", **options)
+
+    def scale(captioner: Captioner) -> Tensor | None:
+        head = captioner._engine._runner._decoder.head  # type: ignore[attr-defined]
+        assert type(head) is RoundedLinear
+        return head.input_scale
+
+    assert torch.equal(scale(static), load_bundle(bundle).input_scales["head.weight"])
+    assert scale(dynamic) is None
+    encoders = [captioner._vision.module.modules() for captioner in (static, dynamic)]  # type: ignore[attr-defined]
+    rounded = [layer for layers in encoders for layer in layers if isinstance(layer, RoundedLinear)]
+    assert [layer.input_scale for layer in rounded] == [None] * len(rounded) != []
+    texts = [[answer.text for answer in one.generate(FILES[8:16])] for one in (static, dynamic)]
+    assert texts[0] == texts[1]
 
 
 def other_layer(scales: dict[str, Tensor]) -> None:
