@@ -34,10 +34,12 @@ Round the weights of all linear layers of a bundle: to 8 bits, with a scale for 
 for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the kernels computes faster with fewer bits
 (see `doctor --environment`); elsewhere weights are widened at load. docs/bits.md has the accuracy. With --calibrate,
 4-bit weights are rounded so that the outputs of layers change little for pictures like those given. This about halves
-the error at the same size.
+the error at the same size. 8-bit weights are the same with --calibrate, and the bundle gets a scale of the inputs of
+each layer of the decoder. --operators w8a8 then uses it for all rows (docs/devices.md).
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
   llama-adapter quantize --model BUNDLE --out BUNDLE-int4 --precision int4 --calibrate PICTURES
+  llama-adapter quantize --model BUNDLE --out BUNDLE-w8a8 --precision int8 --calibrate PICTURES
 """
 
 
@@ -102,7 +104,7 @@ def _declare_quantize(quantize: Parser) -> None:
         help=default("number format of the weights"),
     )
     output.add_argument("--force", action="store_true", help="replace an existing bundle")
-    calibration = quantize.add_argument_group("calibration of 4-bit weights", section="input")
+    calibration = quantize.add_argument_group("calibration", section="input")
     calibration.add_argument(
         "--calibrate",
         key="calibration_pictures",

@@ -19,6 +19,7 @@ from llama_adapter.app.compat.imported import (
     one_of,
     whole_number,
 )
+from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.runtime.device_names import our_device
 from llama_adapter.runtime.schemes import QUANTISED
 
@@ -79,6 +80,29 @@ def _mode(imported: Import, key: str, value: Any) -> None:
     rule(imported, key, value)
 
 
+_BITS = one_of(
+    {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED},
+    otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
+)
+
+
+def _bits(imported: Import, key: str, value: Any) -> None:
+    """a8w8, and ptq_int8, which refuses a model without calibrated scales; other names are of weights alone."""
+    if value not in ("a8w8", "ptq_int8"):
+        _BITS(imported, key, value)
+        return
+    from llama_adapter.app.models.bundle_manifest import INPUT_SCALES  # imports torch
+
+    name = str(imported.value("model_name_or_path"))
+    calibrate = f"`llama-adapter quantize --model {shlex.quote(name)} --calibrate PICTURES --out BUNDLE`"
+    if (bundle_folder(name) / INPUT_SCALES).is_file():
+        imported.take(key, ROUNDED, "with the scales of the bundle")
+    elif value == "a8w8":
+        imported.take(key, ROUNDED, f"each row of inputs gets its own scale; {calibrate} makes scales for all rows")
+    else:
+        imported.refuse(key, f"`{name}` has no scales of inputs; name the bundle that {calibrate} makes of a float one")
+
+
 RULES: dict[str, Rule] = {
     "model_name_or_path": model,
     "batch_size": whole_number("computation.batch_size"),
@@ -102,10 +126,7 @@ RULES: dict[str, Rule] = {
         otherwise="other dtypes are not supported",
     ),
     "mode": _mode,
-    "quant_type": one_of(
-        {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED} | {"a8w8": ROUNDED},
-        otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
-    ),
+    "quant_type": _bits,
     "cachekv_int8_type": lambda imported, key, value: imported.refuse(key, "keys and values are not kept in 8 bits"),
     "output_path": lambda imported, key, value: imported.take(key, {"output.out": str(value)}),
     "example": _example,

@@ -6,6 +6,7 @@ llm.safetensors      state dict of `LlamaAdapterDecoder`; if it is split, llm-ra
 tokenizer.model      LLaMA's tokenizer
 known_answer.json    optional: a picture of the folder, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
+input_scales.safetensors  optional: scales of the inputs of calibrated 8-bit layers, see `input_scales.py`
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from torch import Tensor
 from llama_adapter.app.models.bundle_manifest import (
     FAMILIAR,
     FORMAT,
+    INPUT_SCALES,
     KNOWN_ANSWER,
     LLM,
     MANIFEST,
@@ -58,6 +60,7 @@ from llama_adapter.app.models.checkpoints import (
     stream_sources,
 )
 from llama_adapter.app.models.disk_space import require_space
+from llama_adapter.app.models.input_scales import read_scales, write_scales
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
@@ -150,7 +153,10 @@ def save_bundle(
             _write_half(partial / LLM, decoder, tensors, model)
         else:
             _write_shares(partial, tensors, model, num_ranks=num_ranks)
-        files = (VISION, *decoder_files(num_ranks), TOKENIZER)
+        files: tuple[str, ...] = (VISION, *decoder_files(num_ranks), TOKENIZER)
+        if model.input_scales:
+            files += (INPUT_SCALES,)
+            write_scales(partial / INPUT_SCALES, model.input_scales, decoder)
         (partial / TOKENIZER).write_bytes(model.tokenizer.data)
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -353,6 +359,9 @@ def stream_bundle(
             f"{decoder.vocab_size} tokens",
             hint=DAMAGED,
         )
+    input_scales: Mapping[str, Tensor] = {}
+    if INPUT_SCALES in files and precision == stored_in:
+        input_scales = read_scales(place / INPUT_SCALES, decoder)
     ood_detector = None
     if FAMILIAR in manifest["files"]:
         ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
@@ -380,6 +389,7 @@ def stream_bundle(
         precision=precision,
         origin=origin,
         ood_detector=ood_detector,
+        input_scales=input_scales,
         packed=has_packed if taken.is_taken(precision, chosen) else None,
         notes=notes,
     )

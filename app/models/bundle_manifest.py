@@ -27,13 +27,14 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown
 from llama_adapter.vision.config import VisionConfig
 
 FORMAT = "llama-adapter-bundle"
-MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR = (
+MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR, INPUT_SCALES = (
     "manifest.json",
     "vision.safetensors",
     "llm.safetensors",
     "tokenizer.model",
     "known_answer.json",
     "familiar.safetensors",
+    "input_scales.safetensors",
 )
 # Types of the manifest's values, see `_has_form`.
 _FORMS: dict[str, Any] = {
@@ -231,7 +232,8 @@ def decoder_files(num_ranks: int) -> tuple[str, ...]:
 
 def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the files that answers depend on."""
-    return VISION, *decoder_files(num_ranks_of(manifest)), TOKENIZER
+    scales = (INPUT_SCALES,) if INPUT_SCALES in manifest["files"] else ()
+    return VISION, *decoder_files(num_ranks_of(manifest)), TOKENIZER, *scales
 
 
 def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -144,6 +144,7 @@ class LoadedModel:
     card: str = ""
     precision: Precision = FLOAT  # of the linear layers' weights
     origin: Origin | None = None  # if weights are or were quantised or packed
+    input_scales: Mapping[str, Tensor] = field(default_factory=dict)  # see `input_scales.py`
     packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.packed_weights import TakePacked
@@ -32,7 +33,7 @@ def stream_model(
     missing; `encoder` is the card of that encoder, if it has one. Without `take_packed`, all weights are unpacked.
     """
     if spec.llama_dir is None:
-        return stream_merged_bundle(
+        model, tensors = stream_merged_bundle(
             bundle_folder(spec.model),
             spec.lora,
             dtype=dtype,
@@ -43,6 +44,7 @@ def stream_model(
             take_packed=take_packed,
             ranks=ranks,
         )
+        return model, insert_scales(tensors, model.input_scales) if spec.operators == "w8a8" else tensors
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None

@@ -1,1 +1,1 @@
-"""`quantize --calibrate`: rounds weights so that layers' outputs change little for the inputs from sample pictures."""
+"""`quantize --calibrate`: rounds weights, or chooses scales of inputs, for the inputs that sample pictures give."""

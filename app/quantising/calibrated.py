@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
-from llama_adapter.app.quantising.rounding import calibrated_scheme, round_model
+from llama_adapter.app.quantising.rounding import round_model
 from llama_adapter.app.quantising.samples import SampleSpec, collect_samples
 from llama_adapter.app.terminal.stderr_lines import say
 
@@ -18,9 +18,8 @@ from llama_adapter.app.terminal.stderr_lines import say
 def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
     """As `quantise_bundle`, but rounded for the samples.
 
-    Raises the errors of `quantise_bundle`, `calibrated_scheme` and `collect_samples`.
+    Raises the errors of `quantise_bundle` and `collect_samples`.
     """
-    calibrated_scheme(job.precision)
     bundle = None if job.model is None else os.path.abspath(job.model)  # a path, not a name to search for
 
     def round_weights(model: LoadedModel) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:

@@ -1,5 +1,7 @@
 """Rounds a model's linear layers according to their inputs, in one pass of all samples through encoder and decoder.
 
+With 4 bits, the inputs decide how weights are rounded; with 8 bits, their largest magnitude is the scale of inputs.
+
 Each layer is rounded when its inputs arrive, and then computes with the rounded weight. So later layers get inputs from
 rounded layers, and only one weight at a time is in float32. Activations of all samples are in memory together.
 """
@@ -20,15 +22,16 @@ from llama_adapter.app.models.checkpoints import LoadedModel, Origin
 from llama_adapter.app.models.quantised_model import require_float
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.runtime.errors import CheckpointError, UsageError
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 
-_SAMPLES_AT_ONCE = 16  # added to a Hessian in one product
+_SAMPLES_AT_ONCE = 16  # observed together
 
 Progress = Callable[[int, int], None]  # called with the number of rounded layers and of all layers
 
@@ -42,18 +45,6 @@ class Sample:
     num_prompt_tokens: int
 
 
-def calibrated_scheme(precision: Precision) -> Scheme:
-    """The scheme of a precision. Raises UsageError if the scheme does not support calibration."""
-    scheme = find_scheme(precision)
-    if scheme.calibrate is None:
-        able = [name for name in QUANTISED if find_scheme(name).calibrate is not None]
-        raise UsageError(
-            f"--calibrate rounds to {' or '.join(able)}, not to {precision}",
-            hint=f"pass --precision {able[0]}, or leave --calibrate out: {scheme.title} weights do not need it",
-        )
-    return scheme
-
-
 @torch.inference_mode()
 def round_model(
     model: LoadedModel,
@@ -65,10 +56,10 @@ def round_model(
 ) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
     """As `quantise_model`, but rounded for the layer inputs that the samples give. It computes in float32 on the CPU.
 
-    Raises the CheckpointError of `quantise_model` and the UsageError of `calibrated_scheme`.
+    Raises the CheckpointError of `quantise_model`.
     """
     require_float(model)
-    scheme = calibrated_scheme(precision)
+    scheme = find_scheme(precision)
     linears = [linear_weights(sketch(config)) for config in (model.vision_config, model.decoder_config)]
     num_layers, rounded = sum(map(len, linears)), 0
 
@@ -100,6 +91,7 @@ def round_model(
         rounder.round("head", decoder.head, hidden_BSD)
     calibrated = dataclasses.replace(
         model,
+        input_scales={name: parts[INPUT_SCALE] for name, parts in rounder.parts.items() if INPUT_SCALE in parts},
         vision_state=vision_state,
         decoder_state={},
         dtype=dtype,
@@ -121,7 +113,7 @@ def _stored(
 ) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
         if name in parts:
-            yield from ((name + suffix, part) for suffix, part in parts[name].items())
+            yield from ((name + suffix, part) for suffix, part in parts[name].items() if suffix != INPUT_SCALE)
         else:
             yield name, tensor.to(dtype)
 
@@ -144,7 +136,7 @@ class _Rounder:
     def __init__(self, module: nn.Module, scheme: Scheme, *, count: Callable[[], None]) -> None:
         self.parts: dict[str, Parts] = {}
         self._scheme, self._count = scheme, count
-        self._hessians: dict[str, Tensor] = {}
+        self._observed: dict[str, Tensor] = {}
         self._counted_BS: Tensor | None = None
         self._waiting: str | None = None
         for name, layer in module.named_modules():
@@ -169,13 +161,13 @@ class _Rounder:
     def round(self, name: str, layer: nn.Linear, x_BSI: Tensor) -> Tensor:
         """Round a layer for these inputs (B, S, I) and those counted before; returns the weight, float32 (out, I)."""
         weight = layer.weight.float()
-        hessian_II = self._hessian(name, x_BSI)
+        observed = self._observe(name, x_BSI)
         if self._waiting is not None and name.startswith(self._waiting):
-            self._hessians[name] = hessian_II
+            self._observed[name] = observed
             return weight
         assert self._scheme.calibrate is not None
         try:
-            parts = self._scheme.calibrate(weight, hessian_II)
+            parts = self._scheme.calibrate(weight, observed)
         except ValueError as error:
             raise CheckpointError(
                 f"`{name}` cannot be rounded for these pictures: {error}",
@@ -185,15 +177,15 @@ class _Rounder:
         self._count()
         return self._scheme.dequantise(parts)
 
-    def _hessian(self, name: str, x_BSI: Tensor) -> Tensor:
-        hessian_II = self._hessians.pop(name, None)
-        if hessian_II is None:
-            hessian_II = torch.zeros(x_BSI.shape[-1], x_BSI.shape[-1])
+    def _observe(self, name: str, x_BSI: Tensor) -> Tensor:
+        assert self._scheme.observe is not None
+        observed = self._observed.pop(name, None)
         for start in range(0, len(x_BSI), _SAMPLES_AT_ONCE):
             part = slice(start, start + _SAMPLES_AT_ONCE)
             x_NI = x_BSI[part].flatten(0, 1) if self._counted_BS is None else x_BSI[part][self._counted_BS[part]]
-            hessian_II.addmm_(x_NI.T, x_NI)
-        return hessian_II
+            observed = self._scheme.observe(observed, x_NI)
+        assert observed is not None, "there are samples"
+        return observed
 
     def _before(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, nn.Linear)

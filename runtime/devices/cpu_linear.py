@@ -49,6 +49,7 @@ class NativeLinear(nn.Module):
             weight=start,
             scale=None if self._scale is None else self._scale.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
+            input_scale=float(getattr(linear, WEIGHT + int8.INPUT_SCALE, 0.0)),
         )
         self._pointer = ctypes.addressof(self.struct)
 
@@ -84,6 +85,7 @@ class NativeLinear(nn.Module):
             weight=self.struct.weight + self._library.packed_bytes(self.struct.kind, first, self.in_features),
             scale=None if self._scale is None else self._scale[first:].data_ptr(),
             bias=None if self._bias is None else self._bias[first:].data_ptr(),
+            input_scale=self.struct.input_scale,
         )
 
 

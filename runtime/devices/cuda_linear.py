@@ -63,23 +63,25 @@ def build_linear(linear: nn.Linear, precision: Precision, *, wanted: OperatorCho
 
 
 class RoundedLinear(nn.Module):
-    """8-bit weights, and inputs rounded to 8 bits with a scale for each row. The integer sums are exact.
+    """8-bit weights, and inputs rounded to 8 bits with a scale for each row, or one if calibrated. Sums are exact.
 
     The limits of its operator follow torch's aten/src/ATen/native/cuda/Blas.cpp.
     """
 
     weight: Tensor
     scale: Tensor
+    input_scale: Tensor | None
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.register_buffer("weight", linear.weight.detach().contiguous())
         self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).float())
+        self.register_buffer("input_scale", getattr(linear, WEIGHT + int8.INPUT_SCALE, None))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]))
+        values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)
         num_rows = len(values_RK)
         padded = F.pad(values_RK, (0, 0, 0, max(_LEAST_ROWS - num_rows, 0)))
         out_RN = torch._int_mm(padded, self.weight.T)[:num_rows].float() * steps_R1 * self.scale

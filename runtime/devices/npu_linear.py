@@ -140,10 +140,11 @@ class Int4Linear(nn.Module):
 
 
 class RoundedLinear(nn.Module):
-    """8-bit weights, and inputs rounded to 8 bits with a scale for each row."""
+    """8-bit weights, and inputs rounded to 8 bits with a scale for each row, or by torch with a calibrated one."""
 
     weight: Tensor
     scale: Tensor
+    input_scale: Tensor | None
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
@@ -151,16 +152,20 @@ class RoundedLinear(nn.Module):
         self._torch_npu = torch_npu
         self.register_buffer("weight", linear.weight.detach().contiguous())
         self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).float())
+        self.register_buffer("input_scale", getattr(linear, WEIGHT + int8.INPUT_SCALE, None))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
 
     def forward(self, x: Tensor) -> Tensor:
         rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
-        values_RK, steps_R = self._torch_npu.npu_dynamic_quant(rows_RK)
+        if self.input_scale is None:
+            values_RK, steps_R = self._torch_npu.npu_dynamic_quant(rows_RK)
+        else:
+            values_RK, steps_R = int8.quantise_rows(rows_RK, self.input_scale)
         out_RN: Tensor = self._torch_npu.npu_quant_matmul(
             values_RK,
             self.weight.transpose(0, 1),
             self.scale,
-            pertoken_scale=steps_R,
+            pertoken_scale=steps_R.flatten(),
             bias=self.bias,
             output_dtype=x.dtype,
         )
@@ -183,7 +188,7 @@ class RoundedLinear310P(RoundedLinear):
         self.scale.mul_(self.shrinking)
 
     def forward(self, x: Tensor) -> Tensor:
-        values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]))
+        values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)
         product_RN: Tensor = self._torch_npu.npu_quant_matmul(
             values_RK, self.weight.transpose(0, 1), self.scale, output_dtype=torch.float16
         )

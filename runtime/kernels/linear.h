@@ -23,6 +23,7 @@ typedef struct {
     const void *weight; /* packed */
     const float *scale; /* of each output, INT8 only */
     const float *bias;  /* or NULL */
+    float input_scale;  /* of all inputs, INT8 only; 0: each row has its own */
 } linear_t;
 
 /* Activation functions, and how the results are stored. CONVERT stores them in the form that the next layer reads. */
@@ -130,6 +131,7 @@ typedef struct {
     float *scales;
     int32_t *offsets;
     float *bases;
+    float scale; /* of all inputs, or 0 */
 } converted_t;
 
 static inline const void *element(const void *base, int type, int64_t at) {
@@ -176,17 +178,21 @@ ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, 
         largest[k / self->group] = group_max;
         absmax = absmax > group_max ? absmax : group_max;
     }
+    bool is_static = self->scale > 0;
+    if (is_static) absmax = 127.0f * self->scale; /* larger inputs saturate */
     self->scales[wide * self->num_rows + row] = absmax / 127.0f + sum_of(broken);
     float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
     for (int64_t group = 0; group < count; group += self->group, place += self->num_rows) {
-        int32_t halvings = halvings_of(absmax, largest[group / self->group]);
+        int32_t halvings = is_static ? 0 : halvings_of(absmax, largest[group / self->group]);
         float inverse = widest * (float)(1 << halvings);
         /* The inverse may be infinite if all numbers of the group are subnormal. They are then rounded to 0. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
         int64_t end = least(count, group + self->group);
         for (int64_t k = group; k < end; k += LANES) {
-            ints_t rounded = to_ints(times(load_some(x, type, at + k, end - k), splat(inverse)));
+            floats_t levels = times(load_some(x, type, at + k, end - k), splat(inverse));
+            if (is_static) levels = smaller(splat(127.0f), larger(splat(-127.0f), levels));
+            ints_t rounded = to_ints(levels);
             sum = add_ints(sum, rounded);
             int64_t to = row * self->value_stride + first + k;
             if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
@@ -256,7 +262,8 @@ static converted_t converted_in(void *memory, const linear_t *linear, int64_t gr
     float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * groups_of(linear, WIDE_GROUP));
     float *bases = (float *)(offsets + num_rows * groups_of(linear, group));
-    return (converted_t){kind, linear->num_in, num_rows, group, memory, stride, scales, offsets, bases};
+    return (converted_t){kind, linear->num_in, num_rows, group, memory, stride, scales, offsets, bases,
+                         linear->input_scale};
 }
 
 /* Bytes of a layer's activations; enough for groups of GROUP inputs or more. */

@@ -16,7 +16,9 @@ def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
 class LinearStruct(ctypes.Structure):
     """`linear_t` of linear.h."""
 
-    _fields_ = _fields((_I32, "kind"), (_I64, "num_in num_out"), (_ADDRESS, "weight scale bias"))
+    _fields_ = _fields(
+        (_I32, "kind"), (_I64, "num_in num_out"), (_ADDRESS, "weight scale bias"), (_FLOAT, "input_scale")
+    )
 
 
 class LayerStruct(ctypes.Structure):

@@ -113,6 +113,10 @@ def _quantise(weight: Tensor) -> Parts:
     return {"": codes.flatten(1)[:, : weight.shape[1] // 2].contiguous(), SCALE: scales}
 
 
+def _observe(hessian: Tensor | None, x: Tensor) -> Tensor:
+    return (torch.zeros(x.shape[1], x.shape[1]) if hessian is None else hessian).addmm_(x.T, x)
+
+
 def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
     _require_even(weight.shape[1])
     levels, scales = round_columns(weight, hessian, group=GROUP, choose_scales=_choose_scales, levels=_LEVELS)
@@ -161,6 +165,7 @@ SCHEME = Scheme(
         SCALE: TensorForm((shape[0], -(-shape[1] // GROUP)), torch.float16),
     },
     quantise=_quantise,
+    observe=_observe,
     calibrate=_calibrate,
     dequantise=_dequantise,
     fault=_fault,

@@ -1,6 +1,7 @@
 """8-bit weights: int8 (out, in) in -127..127 with a float32 scale for each output, W = weight * scale[:, None].
 
-The error of a weight is at most half a step of its row: |W - dequantised| <= scale / 2.
+The error of a weight is at most half a step of its row: |W - dequantised| <= scale / 2. A calibrated layer also has a
+scale of its inputs, which operators w8a8 use for every row.
 """
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
 
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
+INPUT_SCALE = (
+    "_input_scale"  # of a calibrated layer's inputs, float32 (1,); no part of the scheme, see `input_scales.py`
+)
 LARGEST = 127
 
 
@@ -33,14 +37,30 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Activations (rows, in) of any float type -> int8 (rows, in) and float32 scales (rows, 1), on the device of `x`.
 
-    A scale is the largest magnitude of its row divided by 127. A row of zeros stays zeros.
+    A scale is the largest magnitude of its row divided by 127. A row of zeros stays zeros. With a `scale` (1,), all
+    rows have this one, and larger inputs saturate; the scale of a row with NaN or infinity is NaN.
     """
     numbers = x.float()
+    if scale is not None:
+        levels = (numbers / scale).round_().clamp_(-LARGEST, LARGEST)
+        return levels.to(torch.int8), scale + (numbers * 0).sum(dim=1, keepdim=True)
     scales = (numbers.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     return (numbers / scales).round_().to(torch.int8), scales
+
+
+def _observe(largest: Tensor | None, x: Tensor) -> Tensor:
+    found = x.abs().amax().reshape(1)
+    return found if largest is None else torch.maximum(largest, found)
+
+
+def _calibrate(weight: Tensor, largest: Tensor) -> Parts:
+    """As `quantise`, with the scale of inputs of the magnitude `largest` or less; inputs of zeros have the scale 1."""
+    if not bool(largest.isfinite()):
+        raise ValueError("an input is infinite or NaN")
+    return {**_quantise(weight), INPUT_SCALE: torch.where(largest > 0, largest / LARGEST, 1.0)}
 
 
 def _quantise(weight: Tensor) -> Parts:
@@ -67,6 +87,8 @@ SCHEME = Scheme(
     suffixes=("", SCALE),
     forms=lambda shape, dtype: {"": TensorForm(shape, torch.int8), SCALE: TensorForm(shape[:1], torch.float32)},
     quantise=_quantise,
+    observe=_observe,
+    calibrate=_calibrate,
     dequantise=lambda parts: parts[""].float() * parts[SCALE][:, None],
     fault=_fault,
     foreign=_foreign,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.packed import find_packed, stored_packed
 from llama_adapter.runtime.schemes.scheme import scheme_of
 
@@ -34,13 +35,15 @@ def _sketch_stored(sketch: nn.Module, state: Mapping[str, Tensor]) -> None:
         kind = find_packed(state, f"{name}.{WEIGHT}")
         if isinstance(layer, nn.Linear) and kind is not None:
             owner, _, own_name = name.rpartition(".")
-            setattr(sketch.get_submodule(owner), own_name, stored_packed(layer, state, f"{name}.{WEIGHT}", kind))
-            continue
+            layer = stored_packed(layer, state, f"{name}.{WEIGHT}", kind)
+            setattr(sketch.get_submodule(owner), own_name, layer)
         weight = state.get(f"{name}.{WEIGHT}")
         if isinstance(layer, nn.Linear) and weight is not None and (scheme := scheme_of(weight.dtype)) is not None:
             shape = (layer.out_features, layer.in_features)
             forms = scheme.forms(shape, layer.weight.dtype)
             store_parts(layer, {s: torch.empty(f.shape, dtype=f.dtype, device="meta") for s, f in forms.items()})
+        if f"{name}.{WEIGHT}{INPUT_SCALE}" in state:
+            layer.register_buffer(WEIGHT + INPUT_SCALE, torch.empty(1, device="meta"))
 
 
 def load_stream(

@@ -48,7 +48,10 @@ class Scheme:
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
     fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> how it is damaged, or an empty string
     foreign: Callable[[Tensor], str]  # stored weight -> values in it that `quantise` never writes, or an empty string
-    # As `quantise`, but minimises the error of outputs. The second argument is XᵀX of the inputs X, float32 (in, in).
+    # What `calibrate` needs to know of a layer's inputs: (result for earlier inputs or None, inputs (N, in)) -> result.
+    # For int4 it is XᵀX of all inputs X, float32 (in, in), and for int8 their largest magnitude, (1,).
+    observe: Callable[[Tensor | None, Tensor], Tensor] | None = None
+    # As `quantise`, for these inputs: int4 minimises the error of outputs, int8 adds the scale of inputs.
     calibrate: Callable[[Tensor, Tensor], Parts] | None = None
 
 

@@ -4,6 +4,7 @@ Chips are tried with the real wheel and kernels run on the host (test_chips.py).
 written from their documentation. The choice itself needs no torch_npu.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,19 @@ def stored_linear(precision: Any, num_inputs: int, num_outputs: int) -> tuple[nn
 
 def built(linear: nn.Linear, precision: Any, family: str, *, wanted: Any = "auto", dtype: Any = torch.float16) -> Any:
     return build_linear(linear, dtype, precision=precision, family=BY_NAME[family], torch_npu=FULL, wanted=wanted)
+
+
+def checking(family: str) -> Any:
+    """The operators as references, which check their arguments for the chip first."""
+
+    def checked(name: str) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            linear_references.CHECKS[name](family, *given, **named)
+            return linear_references.REFERENCES[name](*given, **named)
+
+        return run
+
+    return SimpleNamespace(**{name: checked(name) for name in linear_references.REFERENCES})
 
 
 @pytest.mark.parametrize("missing", sorted({name for one in LINEAR for name in one.needs}))
@@ -128,6 +142,24 @@ def test_products_of_large_inputs_fit_into_float16_on_a_310p(size: float) -> Non
     assert out.isfinite().all()
     expected = x.float() @ weight.T + linear.bias.float()
     torch.testing.assert_close(out.float(), expected, atol=0.01 * float(expected.abs().max()), rtol=0.01)
+
+
+@pytest.mark.parametrize("family", ["310P", "A2", "A3"])
+def test_a_calibrated_layer_computes_with_its_scale_of_inputs(family: str) -> None:
+    linear, _ = stored_linear("int8", 64, 48)
+    linear.register_buffer("weight_input_scale", torch.tensor([0.01]))  # many inputs are above 1.27
+    x = torch.randn(2, 5, 64).half()
+    checked = checking(family)
+
+    out = build_linear(
+        linear, torch.float16, precision="int8", family=BY_NAME[family], torch_npu=checked, wanted="w8a8"
+    )(x)
+
+    levels = (x.float() / 0.01).round().clamp(-127, 127)
+    expected = (levels @ linear.weight.float().T) * 0.01 * linear.weight_scale + linear.bias.float()
+    assert levels.abs().max() == 127
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+    assert float((out - built(stored_linear("int8", 64, 48)[0], "int8", family, wanted="w8a8")(x)).abs().max()) > 0.1
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 
 from llama_adapter.app.compat.foreign import import_file, import_line, recognise
 from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.models.bundle_manifest import INPUT_SCALES
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.settings.shown import format_settings
@@ -179,6 +180,8 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (OPTIONS, "quant_type: weight_only_int2", 2),
         (OPTIONS, "quant_type: a8w8c8", 2),
         (OPTIONS, "quant_type: a8w8_fp8", 2),
+        (OPTIONS, "quant_type: ptq_int8", 2),
+        (OPTIONS, "quant_type: ptq_fp8", 2),
         (OPTIONS, "cachekv_int8_type: static", 2),
         (RUNNER, "quant_config: {quant_method: compressed-tensors}", 2),
         (RUNNER, "model_config: {mm_quant_mode: W4A8}", 2),
@@ -210,6 +213,7 @@ def test_what_cannot_be_served_is_refused_with_its_line(first: str, rest: str, n
         (f"{PREDICT}\nload_checkpoint: my models/a.ckpt", "There is no file `my models/a.ckpt`"),
         (f"{OPTIONS}\nmodel_type: gpt-3", "wanted llama or None, got 'gpt-3'; this program runs LLaMA"),
         ("model_name_or_path: a.pdparams", "a file of Paddle, which is not read: name the Hugging Face or Meta folder"),
+        (f"{OPTIONS}\nquant_type: ptq_int8", "`llama-adapter quantize --model a --calibrate PICTURES --out BUNDLE`"),
     ],
 )
 def test_a_refusal_names_what_does_it(text: str, told: str, tmp_path: Path) -> None:
@@ -236,6 +240,23 @@ def test_names_of_bits_are_our_precision(text: str, expected: dict[str, str], tm
     assert found.refused == ()
     computation = found.settings.get("computation", {})
     assert {name: computation[name] for name in ("precision", "operators") if name in computation} == expected
+
+
+@pytest.mark.parametrize("name", ["a8w8", "ptq_int8"])
+def test_static_bits_run_a_bundle_with_scales_of_inputs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    text = f"model_name_or_path: {tmp_path / 'bundle'}\nquant_type: {name}\n"
+    before = imported(tmp_path, "run.yaml", text)
+    (tmp_path / "bundle" / INPUT_SCALES).touch()
+
+    found = imported(tmp_path, "run.yaml", text)
+
+    assert [entry.outcome for entry in before.report if entry.key == "quant_type"] == (
+        ["taken"] if name == "a8w8" else ["refused"]
+    )
+    assert found.refused == ()
+    assert found.settings["computation"] == {"precision": "int8", "operators": "w8a8"}
+    assert "with the scales of the bundle" in found.report[-1].text
 
 
 def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:

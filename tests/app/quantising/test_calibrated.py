@@ -124,7 +124,6 @@ def test_the_command_skips_what_it_cannot_read_and_asks_a_sheet(run: Run, tmp_pa
         ((*CALIBRATED, "nowhere"), "at least 8 pictures"),
         ((*CALIBRATED, str(BROKEN)), "at least 8 pictures"),
         ((*CALIBRATED, *FILES[:7]), "got 7"),
-        (("quantize", "--calibrate", *FILES), "--precision int4"),
         (("quantize", "--precision", "int4", "--questions", "questions.txt"), "--calibrate"),
         ((*CALIBRATED, *FILES, "--questions", "missing.txt"), "missing.txt"),
     ],

@@ -116,7 +116,7 @@ def hessians(model: LoadedModel, samples: Sequence[Sample], monkeypatch: pytest.
         return scheme.quantise(weight)
 
     spy = dataclasses.replace(scheme, calibrate=calibrate)
-    monkeypatch.setattr(rounding, "calibrated_scheme", lambda precision: spy)
+    monkeypatch.setattr(rounding, "find_scheme", lambda precision: spy)
     rounded(model, samples)
     num_decoders = 4 * model.decoder_config.num_layers + 1
     names = [f"{layer}.{name}" for layer in range(4) for name in ("qkv", "out", "gate_up", "down")] + ["head"]

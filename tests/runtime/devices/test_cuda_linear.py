@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,33 @@ def test_a_row_of_rounded_inputs_does_not_depend_on_others(ops: LinearOps) -> No
 
     assert torch.equal(layer(x[:1]), layer(x)[:1])
     assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (40,)])
+def test_a_calibrated_layer_computes_with_its_scale_of_inputs(shape: tuple[int, ...], ops: LinearOps) -> None:
+    linear, _ = stored_linear("int8")
+    x = torch.randn(*shape, NUM_INPUTS)
+    linear.register_buffer("weight_input_scale", torch.tensor([0.01]))  # many inputs are above 1.27
+
+    out = RoundedLinear(linear)(x)
+
+    levels = np.clip(np.rint(x.numpy() / np.float32(0.01)), -127, 127).astype(np.int64)
+    sums = levels @ linear.weight.numpy().astype(np.int64).T
+    expected = sums * np.float64(0.01) * linear.weight_scale.numpy() + linear.bias.float().numpy()
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(levels).max() == 127
+    assert (out - RoundedLinear(stored_linear("int8")[0])(x)).abs().max() > 0.1
+
+
+def test_a_calibrated_layer_equals_the_dynamic_one_if_the_largest_input_is_the_same(ops: LinearOps) -> None:
+    linear, _ = stored_linear("int8")
+    x = torch.randn(20, NUM_INPUTS)
+    x[:, 3] = 5.0
+    dynamic = RoundedLinear(linear)(x)
+    linear.register_buffer("weight_input_scale", torch.tensor([5.0]) / 127)
+
+    assert torch.equal(RoundedLinear(linear)(x), dynamic)
+    assert not torch.equal(RoundedLinear(linear)(x / 2), dynamic / 2)
 
 
 @pytest.mark.parametrize(

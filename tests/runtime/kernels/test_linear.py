@@ -190,6 +190,30 @@ def test_integer_weights_take_activations_in_bfloat16(kind: torch.dtype, library
     is_near(ours, linear, x)
 
 
+@pytest.mark.parametrize("shape", [(1, 48), (5, 44), (2, 7, 132), (97, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_calibrated_layer_rounds_all_inputs_by_its_scale(
+    shape: tuple[int, ...], dtype: torch.dtype, library: Library
+) -> None:
+    linear, x = layer(torch.int8, num_in=shape[-1], num_out=80), activations(*shape, kind=torch.int8).to(dtype)
+    linear.register_buffer("weight_input_scale", torch.tensor([2.0**-7]))  # many inputs are above 127 / 128
+
+    native = NativeLinear(linear, library=library)
+
+    levels = (x.float() * 128).round().clamp(-127, 127)
+    assert levels.abs().max() == 127
+    exact = (levels.double() / 128) @ exact_weight(linear).double().T + linear.bias
+    limit = sums(levels / 128, exact_weight(linear), linear.bias) + 2 * unit(dtype) * exact.abs()
+    assert bool(((native(x).double() - exact).abs() <= limit).all())
+    part = native.part(64, 16)
+    assert part.input_scale == 2.0**-7
+    spoilt = x.clone()
+    spoilt.view(-1, shape[-1])[0, 3] = float("nan")
+    rows = native(spoilt).view(-1, 80)
+    assert rows[0].isnan().all()
+    assert torch.equal(rows[1:], native(x).view(-1, 80)[1:])
+
+
 def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> None:
     linear = layer(torch.int8, num_in=1024, num_out=64, bias=False)
     exact = exact_weight(linear)

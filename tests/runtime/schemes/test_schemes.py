@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED, Precision
 from llama_adapter.runtime.schemes.int4 import GROUP
-from llama_adapter.runtime.schemes.int8 import quantise_rows, quantise_weight
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE, quantise_rows, quantise_weight
 from llama_adapter.runtime.schemes.layers import dequantise_linears, replace_quantised, store_parts
 from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme, scheme_of
 from llama_adapter.runtime.schemes.state import (
@@ -276,6 +277,54 @@ def test_layers_are_replaced_one_by_one_and_release_their_weights(precision: Pre
     assert not any(ref() is not None for ref in stored)
     dequantise_linears(module)
     assert module[4]["kept"].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_with_a_scale_are_rounded_by_it_and_saturate(dtype: torch.dtype) -> None:
+    scale = torch.tensor([0.01])
+    x = torch.cat([weights(3), 1000 * weights(1, seed=1), torch.zeros(1, 40)]).to(dtype)
+
+    values, scales = quantise_rows(x, scale)
+
+    levels = np.clip(np.rint(x.float().numpy() / np.float32(0.01)), -127, 127)
+    assert values.dtype == torch.int8
+    assert values.numpy().tolist() == levels.astype(np.int8).tolist()
+    assert values[3].abs().amax() == 127
+    assert scales.tolist() == scale.expand(5, 1).tolist()
+
+
+def test_a_scale_equals_the_rows_own_one_for_the_same_largest_input_only() -> None:
+    x = weights(1)
+    own, scales = quantise_rows(x)
+
+    assert all(torch.equal(*pair) for pair in zip(quantise_rows(x, scales[0]), (own, scales), strict=True))
+    assert not torch.equal(quantise_rows(x, scales[0] * 2)[0], own)
+    assert not torch.equal(quantise_rows(x, scales[0] / 2)[0], own)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_has_no_scale_and_spoils_no_other(broken: float) -> None:
+    x = weights(3)
+    x[1, 7] = broken
+
+    scales = quantise_rows(x, torch.tensor([0.01]))[1]
+
+    assert scales.isnan().flatten().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(("largest", "scale"), [(254.0, 2.0), (0.0, 1.0)])
+def test_calibrated_8_bit_weights_are_the_nearest_and_know_the_largest_input(largest: float, scale: float) -> None:
+    scheme, weight = find_scheme("int8"), weights(6)
+    assert scheme.observe is not None
+    assert scheme.calibrate is not None
+    x = weights(5) / weights(5).abs().max() * largest
+
+    parts = dict(scheme.calibrate(weight, scheme.observe(scheme.observe(None, x), x / 2)))
+
+    assert parts.pop(INPUT_SCALE).tolist() == [scale]
+    assert all(torch.equal(parts[suffix], part) for suffix, part in scheme.quantise(weight).items())
+    with pytest.raises(ValueError, match="infinite or NaN"):
+        scheme.calibrate(weight, torch.tensor([float("nan")]))
 
 
 def test_rows_are_rounded_alone() -> None:
