@@ -28,11 +28,13 @@ PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # the out
 MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")  # without a file: a heading of the page itself
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 BASH = re.compile(r"^ *```bash\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PAGES = [
     path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 ]
 TRANSLATED = [page for page in PAGES if page.startswith("docs/zh/")]
+EXAMPLES = ["docs/python.md", "docs/coming-from.md", "docs/zh/README.md", "docs/zh/coming-from.md"]
 RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8"))]
 PRINTED = {
     "docs/ascend.md": '"a small red star at the left"',
@@ -99,7 +101,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["docs/python.md", "docs/coming-from.md", "docs/zh/README.md", "docs/zh/coming-from.md"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_python_print_what_the_page_says(name: str, checkout: Path) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     code, expected = "".join(PYTHON.findall(page)), "".join(PRINTS.findall(page))
@@ -214,11 +216,14 @@ def test_anchors_are_those_of_github() -> None:
 
 
 @pytest.mark.parametrize("page", TRANSLATED)
-def test_commands_of_a_translation_are_those_of_the_english_pages(page: str) -> None:
+def test_a_translation_has_commands_and_flags_of_the_english_pages(page: str) -> None:
     english = [(ROOT / name).read_text(encoding="utf-8") for name in PAGES if name not in TRANSLATED]
-    known = {command for text in english for command in commands(text)}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    known = {command for other in english for command in commands(other)}
+    flags = {flag for other in english for flag in FLAG.findall(other)}
 
-    assert [command for command in commands((ROOT / page).read_text(encoding="utf-8")) if command not in known] == []
+    assert [command for command in commands(text) if command not in known] == []
+    assert [flag for flag in FLAG.findall(BLOCK.sub("", text)) if flag not in flags] == []
 
 
 def test_size_of_the_readme() -> None:
