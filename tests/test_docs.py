@@ -26,14 +26,20 @@ BLOCK = re.compile(
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTS = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)  # the output of the preceding Python block
 MARK = re.compile(r"^<!-- run -->", re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#([^)]+))?\)")
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")  # without a file: a heading of the page itself
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
+BASH = re.compile(r"^ *```bash\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PAGES = [
-    path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+    path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 ]
+TRANSLATED = [page for page in PAGES if page.startswith("docs/zh/")]
+EXAMPLES = ["docs/python.md", "docs/coming-from.md", "docs/zh/README.md", "docs/zh/coming-from.md"]
 RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8"))]
 PRINTED = {
     "docs/ascend.md": '"a small red star at the left"',
     "docs/settings.md": "a small red star at the left",
+    "docs/zh/ascend.md": '"a small red star at the left"',
 }  # key: page; value: a part of what its commands print
 STARTED = f"{sys.executable} -m llama_adapter"
 
@@ -43,10 +49,23 @@ def runnable_blocks(page: str) -> list[tuple[str, str]]:
     return BLOCK.findall(page)
 
 
-def anchors(page: Path) -> set[str]:
-    """Anchors of the headings, in the form that the repository's host gives them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, in the form that GitHub gives them.
+
+    Letters of all scripts stay, punctuation goes, and a heading that occurs again gets a number.
+    """
+    names = [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+?) *$", FENCED.sub("", text), re.MULTILINE)
+    ]
+    return {f"{name}-{again}" if (again := names[:place].count(name)) else name for place, name in enumerate(names)}
+
+
+def commands(page: str) -> list[str]:
+    """The commands in the blocks that are not run, without comments, line breaks and repeated spaces."""
+    lines = "".join(BASH.findall(BLOCK.sub("", page))).replace("\\\n", " ").splitlines()
+    shown = [" ".join(re.sub(r"(^| )#.*", "", line).split()) for line in lines]
+    return [line for line in shown if line]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +101,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["docs/python.md", "docs/coming-from.md"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_python_print_what_the_page_says(name: str, checkout: Path) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     code, expected = "".join(PYTHON.findall(page)), "".join(PRINTS.findall(page))
@@ -182,11 +201,29 @@ def test_marked_blocks_are_run_and_no_others() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page(page: str) -> None:
-    place = (ROOT / page).parent
-    for target, anchor in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
-        assert (place / target).exists(), target
+    file = ROOT / page
+    for target, anchor in LINK.findall(file.read_text(encoding="utf-8")):
+        linked = file.parent / target if target else file
+        assert linked.exists(), target
         if anchor:
-            assert anchor in anchors(place / target), f"{target}#{anchor}"
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{target}#{anchor}"
+
+
+def test_anchors_are_those_of_github() -> None:
+    page = "# `a` 全量图与增量图，B!\n\n```bash\n# comment\n```\n\n## 输出（JSON）\n\n## 输出：JSON\n"
+
+    assert anchors(page) == {"a-全量图与增量图b", "输出json", "输出json-1"}
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translation_has_commands_and_flags_of_the_english_pages(page: str) -> None:
+    english = [(ROOT / name).read_text(encoding="utf-8") for name in PAGES if name not in TRANSLATED]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    known = {command for other in english for command in commands(other)}
+    flags = {flag for other in english for flag in FLAG.findall(other)}
+
+    assert [command for command in commands(text) if command not in known] == []
+    assert [flag for flag in FLAG.findall(BLOCK.sub("", text)) if flag not in flags] == []
 
 
 def test_size_of_the_readme() -> None:

@@ -1,4 +1,7 @@
-"""docs/ascend.md agrees with the program: its commands are accepted, and its errors are those of the program."""
+"""docs/ascend.md agrees with the program: its commands are accepted, and its errors are those of the program.
+
+So do the tables of errors in Chinese.
+"""
 
 import ast
 import functools
@@ -26,7 +29,9 @@ from llama_adapter.runtime.graphs.om_failures import import_failed, opening_fail
 from llama_adapter.runtime.problems import RULES, describe
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
+GUIDE, CHINESE, QUESTIONS = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("ascend.md", "zh/ascend.md", "zh/faq.md")
+)
 PROGRAMS = ("llama-adapter", "python scripts/pth2onnx.py", "python demo_bsz.py")
 
 
@@ -37,15 +42,16 @@ def commands() -> list[str]:
     return [line.strip() for line in lines if line.strip().startswith(PROGRAMS)]
 
 
-def failures() -> list[tuple[str, int]]:
-    """The messages in the guide's tables of failures, with their exit codes."""
-    rows = [line.split("|") for table in tables_of_failures() for line in table.splitlines()]
+def failures(page: str) -> list[tuple[str, int]]:
+    """The messages in a page's tables of failures, with their exit codes."""
+    rows = [line.split("|") for table in tables_of_failures(page) for line in table.splitlines()]
     return [(message, int(code)) for _, _, code, cell, *_ in rows for message in re.findall(r"`([^`]+)`", cell)]
 
 
-def tables_of_failures() -> list[str]:
+def tables_of_failures(page: str) -> list[str]:
     """The lines of each table without its head; there is one table per stage."""
-    return re.findall(r"^\| what happened \| exit \|[^\n]*\n\| ---[^\n]*\n((?:\|[^\n]*\n)+)", GUIDE, re.MULTILINE)
+    head = r"^\| (?:what happened \| exit|现象 \| 退出码) \|[^\n]*\n\| ---[^\n]*\n"
+    return re.findall(head + r"((?:\|[^\n]*\n)+)", page, re.MULTILINE)
 
 
 def parsers() -> dict[str, Callable[[list[str]], Any]]:
@@ -223,7 +229,7 @@ def whole_message(message: str) -> re.Pattern[str]:
     return re.compile(".+".join(map(re.escape, message.split("..."))), re.DOTALL)
 
 
-@pytest.mark.parametrize(("message", "code"), failures())
+@pytest.mark.parametrize(("message", "code"), dict.fromkeys(failures(GUIDE) + failures(QUESTIONS)))
 def test_messages_are_those_of_the_program(message: str, code: int, told: list[Told]) -> None:
     assert len(message.replace("...", "")) >= 20
     says = whole_message(message).fullmatch
@@ -250,7 +256,12 @@ def test_foreign_messages_are_detected(message: str, told: list[Told]) -> None:
 
 
 def test_all_tables_of_failures_are_read() -> None:
-    tables = tables_of_failures()
+    tables = tables_of_failures(GUIDE)
 
     assert len(tables) == 4
-    assert len(failures()) >= sum(len(table.splitlines()) for table in tables) >= 35
+    assert len(failures(GUIDE)) >= sum(len(table.splitlines()) for table in tables) >= 35
+    assert len(failures(QUESTIONS)) == 3
+
+
+def test_the_guide_in_chinese_has_the_same_failures() -> None:
+    assert failures(CHINESE) == failures(GUIDE)
