@@ -3,6 +3,7 @@
 Omitted options get PaddleNLP's defaults.
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
