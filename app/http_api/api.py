@@ -60,10 +60,9 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
   started with.
 - *Without a picture*, the model answers from the text alone. It then sees an empty picture, as in training on texts.
 - The *last message* must have the role user. Its text is the instruction.
-- With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
-  messages are joined by line breaks.
 - Without any text, the model writes a caption.
-- *Earlier turns* are accepted, but the model does not see them; the header `{IGNORED_TURNS}` counts them.
+- *System* and *developer* messages, `instructions` and *earlier turns* are accepted. Only a model for chat sees them;
+  the header `{IGNORED_TURNS}` counts those that the model does not see in full.
 
 **Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.

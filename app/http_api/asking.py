@@ -123,7 +123,8 @@ class Asker:
         asked = form.understand(request)
         if info.template == "conversation" and asked.turns:
             question = dataclasses.replace(asked.question, turns=asked.turns)
-            asked = dataclasses.replace(asked, question=question, num_ignored_turns=0)
+            num_ignored = asked.num_ignored_turns - len(asked.turns)
+            asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)
         options = {
             "client": client,
             "is_background": is_background,

@@ -52,7 +52,6 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
 }
 PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
 _UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields, "suffix"}
-_ROLE_TAG, _PART_TAG = 2, 5  # indices of the union tags in the location of an error inside `messages` or `input`
 
 
 class ApiError(LlamaAdapterError):
@@ -156,9 +155,6 @@ def of_validation(error: RequestValidationError) -> ApiError:
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."
             )
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
-    if kind.startswith("union_tag") and location[0] == "input" and len(location) == 3:
-        message = f"`{place}` is no message with a role: this server has no tools, and stores no items to refer to."
-        return ApiError(message, code="invalid_value", param=place)
     if kind == "missing":
         return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
     return ApiError(f"`{place}`: {_expected(detail)}.", code="invalid_value", param=place)
@@ -199,15 +195,4 @@ def _expected(detail: Mapping[str, Any]) -> str:
 def _place(location: Sequence[str | int]) -> str:
     """A location in the usual notation: messages[0].content[1].image_url.url."""
     names = [name for name in location if isinstance(name, int) or not name.startswith(LABEL_MARK)]
-    if names[:1] in (["messages"], ["input"]) and len(names) > _ROLE_TAG:
-        has_part_tag = names[_ROLE_TAG] == "user" or (names[0] == "input" and names[_ROLE_TAG] == "assistant")
-        if has_part_tag and len(names) > _PART_TAG:
-            del names[_PART_TAG]
-        del names[_ROLE_TAG]
-    shown = ""
-    for name in names:
-        if isinstance(name, int):
-            shown += f"[{name}]"
-        else:
-            shown += f".{name}" if shown else name
-    return shown
+    return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names).removeprefix(".")
