@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
@@ -16,7 +16,8 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from llama_adapter import __version__
-from llama_adapter.app.http_api.access import AccessLog, visit_of
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.http_api.access import AccessLog, RootPath, visit_of
 from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_name
 from llama_adapter.app.http_api.batches import Batches
 from llama_adapter.app.http_api.bodies import parse_json
@@ -36,6 +37,7 @@ from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
     RESPONSES_EXAMPLE,
+    Architecture,
     ChatCompletion,
     CommonRequest,
     Completion,
@@ -131,7 +133,8 @@ def create_api(
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
     add_guards(app, settings=settings.guards, unread=() if batches is None else (FILES_PATH,))
-    app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)  # added last: the outermost
+    app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)
+    app.add_middleware(RootPath, root_path=settings.guards.root_path)  # added last: the outermost
     return app
 
 
@@ -214,15 +217,21 @@ def _openai_routes(
     async def list_models() -> ModelList:
         """The names of the loaded model."""
         info = model_info(service)
-        return ModelList(data=[Model(id=name, created=created) for name in names or (info.name,)])
+        return ModelList(data=[_model(name, info, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
     @router.get("/models/{model:path}", tags=["models"], responses=error_replies(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
         """The loaded model, by one of its names or as `default`."""
-        return Model(id=shown_name(model, info=model_info(service), names=names), created=created)
+        info = model_info(service)
+        return _model(shown_name(model, info=info, names=names), info, created=created)
 
     return router
+
+
+def _model(name: str, info: ModelInfo, *, created: int) -> Model:
+    inputs: list[Literal["text", "image"]] = ["text", "image"] if info.has_adapter else ["text"]
+    return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 
 async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:

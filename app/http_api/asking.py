@@ -185,10 +185,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
     """
     names = names or (info.name,)
     if name not in (*names, ALIAS):
-        message = (
-            f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`, or start the server with "
-            "`--served-model-name`."
-        )
+        message = f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`."
         raise ApiError(message, status=404, code="model_not_found", param="model")
     return names[0] if name == ALIAS else name
 

@@ -113,7 +113,10 @@ def of_answer(error: AnswerError) -> ApiError:
 
 
 def of_refusal(error: Exception) -> ApiError:
-    """The error for a request that `Service.submit` refused with `error`; other exceptions are raised again."""
+    """The error for a request that `Service.submit` refused with `error`; other exceptions are raised again.
+
+    Hints about the server's own settings are left out: clients cannot follow them.
+    """
     problem = describe(error)
     message = ": ".join(filter(None, (problem.sentence.rstrip("."), problem.hint.rstrip(".")))) + "."
     match error:
@@ -122,8 +125,11 @@ def of_refusal(error: Exception) -> ApiError:
             headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s or 0.0)))}
             return ApiError(message, status=error.http_status, code=code, headers=headers)
         case PromptTooLongError():
+            message = f"{problem.sentence.rstrip('.')}: shorten the prompt."
             return ApiError(message, code="context_length_exceeded", param="messages")
-        case PromptError() | UsageError() | ValueError():
+        case UsageError():
+            return ApiError(f"{problem.sentence.rstrip('.')}.", code="invalid_value")
+        case PromptError() | ValueError():
             return ApiError(message, code="invalid_value")
     raise error
 

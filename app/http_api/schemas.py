@@ -541,6 +541,13 @@ class Completion(BaseModel):
     system_fingerprint: str
 
 
+class Architecture(BaseModel):
+    """What goes in and comes out, as in the list of OpenRouter (openrouter.ai/docs/models), which many clients read."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]] = ["text"]
+
+
 class Model(BaseModel):
     """The loaded model."""
 
@@ -548,6 +555,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "llama-adapter"
+    architecture: Architecture
 
 
 class ModelList(BaseModel):
@@ -585,7 +593,7 @@ _ERRORS = {
     408: "The body did not arrive in time.",
     409: "The file is in use, or the batch cannot be cancelled.",
     413: "The body, the file or the picture is too large, or the server keeps too many files.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or compressed.",
     421: "Host name not allowed.",
     429: "The queue is full; `Retry-After` says when to try again.",
     500: "The engine failed.",

@@ -1,5 +1,6 @@
 """What a request may contain: neutral values pass, others are refused by name, and no error quotes the request."""
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from llama_adapter.app.http_api.api import ApiSettings, create_api
-from llama_adapter.app.http_api.guards import MAX_SEPARATORS
+from llama_adapter.app.http_api.guards import MAX_SEPARATORS, GuardSettings
 from llama_adapter.app.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
 from llama_adapter.app.http_api.schemas import (
     MAX_ANSWERS,
@@ -276,6 +277,33 @@ def test_likeliest_tokens_need_log_probabilities(api: TestClient) -> None:
     include = ["message.output_text.logprobs"]
     assert sent(api, responses(top_logprobs=2, include=include), path=RESPONSES).status_code == 200
     assert error(sent(api, responses(top_logprobs=2), path=RESPONSES)) == (400, "invalid_value", "top_logprobs")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/pictures/v1/models", "/pictures/docs", "/docs", "/openapi.json"])
+def test_a_proxy_may_offer_the_server_at_a_path(path: str) -> None:
+    guards = GuardSettings(root_path="/pictures", api_keys=("a-long-enough-key",))
+    application = create_api(StubService(), settings=ApiSettings(guards=guards))  # type: ignore[arg-type]
+    api = TestClient(application, base_url="http://localhost")
+    key = {"authorization": "Bearer a-long-enough-key"}
+
+    assert api.get(path, headers=key).status_code == 200
+    assert api.get(path).status_code == (401 if "/v1/" in path else 200)
+    for wrong in (f"/pictures{path}" if path.startswith("/pictures") else f"/pictured{path}", "/picturesv1/models"):
+        assert api.get(wrong, headers=key).status_code == 404
+    assert '"/pictures/openapi.json"' in api.get("/docs").text.replace("'", '"')
+    static = re.findall(r"/pictures(/static[^\"]+js)", api.get("/docs").text)
+    assert [api.get(f"{prefix}{one}").status_code for one in static for prefix in ("", "/pictures")] == [200, 200]
+
+
+def test_the_list_of_models_says_what_goes_in() -> None:
+    service = StubService()
+    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+    (listed,) = api.get("/v1/models").json()["data"]
+
+    assert listed == api.get("/v1/models/default").json()
+    assert listed["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    service.info = dataclasses.replace(service.info, has_adapter=False)
+    assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
