@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.bodies import path_of
@@ -50,8 +51,10 @@ class RootPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "path" in scope:
             path = str(scope["path"])
-            below = path.removeprefix(self._root) if f"{path}/".startswith(f"{self._root}/") else path
-            scope = {**scope, "root_path": self._root, "path": self._root + (below or "/")}
+            if path == self._root:  # the page's relative addresses need the slash
+                return await RedirectResponse(f"{path}/")(scope, receive, send)
+            is_whole = path.startswith(f"{self._root}/")
+            scope = {**scope, "root_path": self._root, "path": path if is_whole else self._root + path}
         await self.app(scope, receive, send)
 
 

@@ -134,7 +134,8 @@ def create_api(
     add_error_handlers(app)
     add_guards(app, settings=settings.guards, unread=() if batches is None else (FILES_PATH,))
     app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)
-    app.add_middleware(RootPath, root_path=settings.guards.root_path)  # added last: the outermost
+    if settings.guards.root_path:
+        app.add_middleware(RootPath, root_path=settings.guards.root_path)  # added last: the outermost
     return app
 
 

@@ -11,6 +11,7 @@ from llama_adapter.app.http_api.schemas import (
     AnyMessage,
     CommonRequest,
     Extensions,
+    LenientPart,
     Limit,
     Metadata,
     No,
@@ -25,7 +26,7 @@ from llama_adapter.app.http_api.schemas import (
 )
 
 
-class OtherItem(Part, extra="ignore"):
+class OtherItem(LenientPart):
     """What models do not see of earlier turns, such as a call of a tool and its result."""
 
     type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})

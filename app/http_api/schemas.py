@@ -40,8 +40,20 @@ def _without_nulls(value: Any) -> Any:
 class Part(BaseModel):
     """Base of all parts of a request: strict types, null is as absent, unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        frozen=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
     _present = model_validator(mode="before")(_without_nulls)
+
+
+class LenientPart(Part):
+    """Base of those whose unknown fields have no effect."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
 
 def _text_or_other(value: Any) -> str:
@@ -56,20 +68,20 @@ TextOr = Annotated[
 ]
 
 
-class TextPart(Part, extra="ignore"):
+class TextPart(LenientPart):
     """Text in a list of parts."""
 
     type: Literal["text", "input_text", "output_text"] | None = None
     text: str
 
 
-class ImageUrl(Part, extra="ignore"):
+class ImageUrl(LenientPart):
     """A picture as a data URI, or as a URL of a host that the server allows. The text alone is accepted too."""
 
     url: str = Field(min_length=1, description="`data:image/png;base64,...`")
 
 
-class ImagePart(Part, extra="ignore"):
+class ImagePart(LenientPart):
     """A picture in a list of parts. `detail` has no effect: the model sees every picture in one size."""
 
     type: Literal["image_url", "input_image"] | None = None
@@ -88,7 +100,7 @@ _PART_KINDS = {
 }
 
 
-class OtherPart(Part, extra="ignore"):
+class OtherPart(LenientPart):
     """What models do not see of an earlier turn, such as a refusal or a call of a tool."""
 
     type: str = Field(json_schema_extra={"not": {"enum": [*_PART_KINDS]}})
@@ -136,17 +148,17 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
-Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls)]
+Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
 
-class AskingMessage(Part, extra="ignore"):
+class AskingMessage(LenientPart):
     """A text of the system, a question, a picture, or several of these."""
 
     role: Literal["system", "developer", "user"]
     content: TextOr[str, Annotated[list[Annotated[_Seen, _by_kind]], _parts]] | None = ""
 
 
-class EarlierMessage(Part, extra="ignore"):
+class EarlierMessage(LenientPart):
     """An earlier answer, or the result of a tool. Only a model for chat sees the answers; no model sees tools."""
 
     role: Literal["assistant", "tool", "function"]

@@ -290,6 +290,7 @@ def test_a_proxy_may_offer_the_server_at_a_path(path: str) -> None:
     assert api.get(path).status_code == (401 if "/v1/" in path else 200)
     for wrong in (f"/pictures{path}" if path.startswith("/pictures") else f"/pictured{path}", "/picturesv1/models"):
         assert api.get(wrong, headers=key).status_code == 404
+    assert api.get("/pictures", follow_redirects=False).headers["location"] == "/pictures/"
     assert '"/pictures/openapi.json"' in api.get("/docs").text.replace("'", '"')
     static = re.findall(r"/pictures(/static[^\"]+js)", api.get("/docs").text)
     assert [api.get(f"{prefix}{one}").status_code for one in static for prefix in ("", "/pictures")] == [200, 200]
