@@ -82,15 +82,14 @@ def _least_size(url: str, *, start: int, is_base64: bool) -> int:
 
 
 def _decode(url: str, start: int, *, is_base64: bool) -> bytes:
-    if "%" in url or not is_base64:
-        plain = unquote_to_bytes(url[start:])
-        if not is_base64:
-            return plain
-        url, start = plain.decode("latin-1"), 0
-    tail = url[-64:]
-    end = len(url) - len(tail) + len(tail.rstrip(f"={_SPACES.decode()}"))
     content, left = bytearray(), b""
     with suppress(ValueError):  # malformed base64, or text beyond ASCII
+        if not is_base64:
+            return unquote_to_bytes(url[start:])
+        if "%" in url:
+            url, start = unquote_to_bytes(url[start:]).decode("ascii"), 0
+        tail = url[-64:]
+        end = len(url) - len(tail) + len(tail.rstrip(f"={_SPACES.decode()}"))
         for place in range(start, end, _PIECE_CHARS):
             # In pieces, because one call holds the GIL and would stall the event loop.
             piece = left + url[place : min(place + _PIECE_CHARS, end)].encode("ascii").translate(_STANDARD, _SPACES)
