@@ -51,6 +51,8 @@ class ServeJob:
     host_names: tuple[str, ...] = ()  # accepted in addition to `host`
     model_names: tuple[str, ...] = ()  # names of the model for clients, instead of its own
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the API
+    closed: tuple[str, ...] = ()  # operation paths that are not served: docs, health, metrics
+    root_path: str = ""  # at which a proxy offers the server
     allowed_hosts: tuple[str, ...] = ()  # from which pictures may be downloaded
     api_key_file: str | None = None
     max_body_mib: int = 48
@@ -184,6 +186,8 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
                 host_names=host_names_for(job.host, more=job.host_names),
                 api_keys=keys,
                 cors_origins=job.cors_origins,
+                closed=job.closed,
+                root_path=job.root_path,
             ),
         )
     except ValueError as error:

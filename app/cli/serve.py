@@ -86,6 +86,21 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         help="web pages that may call the API, such as https://example.com, or * for any; may be repeated",
     )
     api.add_argument(
+        "--root-path",
+        metavar="PATH",
+        default="",
+        help="path at which a proxy offers the server, such as /pictures (default: none)",
+    )
+    api.add_argument(
+        "--close",
+        metavar="NAME",
+        dest="closed",
+        action="append",
+        default=[],
+        choices=("docs", "health", "metrics"),
+        help="answer 404 at /docs, /health or /metrics; may be repeated",
+    )
+    api.add_argument(
         "--allow-url-host",
         metavar="HOST",
         dest="allowed_hosts",
@@ -171,7 +186,7 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
 
     limits = settings(ServiceLimits, vars(options))
 
-    lists = ("host_names", "model_names", "cors_origins", "allowed_hosts", *(("scores",) if has_page else ()))
+    lists = ("host_names", "model_names", "cors_origins", "closed", "allowed_hosts", *(("scores",) if has_page else ()))
     values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}
     more = {} if has_page else _replicas(options)
     return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page, **more}))

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llama_adapter.app.http_api.bodies import path_of
 from llama_adapter.app.http_api.errors import CLIENT_GONE, ApiError
 from llama_adapter.app.http_api.metrics import Metrics
 
@@ -38,6 +40,22 @@ def visit_of(scope: Scope) -> Visit:
     """The visit of a request."""
     visit: Visit = scope[VISIT]
     return visit
+
+
+class RootPath:
+    """Accepts paths with and without the prefix of a proxy, whether the proxy removes it or not."""
+
+    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
+        self.app, self._root = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "path" in scope:
+            path = str(scope["path"])
+            if path == self._root:  # the page's relative addresses need the slash
+                return await RedirectResponse(f"{path}/")(scope, receive, send)
+            is_whole = path.startswith(f"{self._root}/")
+            scope = {**scope, "root_path": self._root, "path": path if is_whole else self._root + path}
+        await self.app(scope, receive, send)
 
 
 class AccessLog:
@@ -82,8 +100,8 @@ class AccessLog:
         _access_log.info("%s %s %d %.0f ms, %s, %s", method, route, status, elapsed_ms, tokens, visit.id)
 
     def _route(self, scope: Scope) -> str:
-        if scope["path"] in self._paths:  # needs no route: a guard may have answered before routing
-            return str(scope["path"])
+        if path_of(scope) in self._paths:  # needs no route: a guard may have answered before routing
+            return path_of(scope)
         path = getattr(scope.get("route"), "path", None)
         return path if isinstance(path, str) and path else "other"
 

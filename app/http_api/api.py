@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
@@ -16,7 +16,8 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from llama_adapter import __version__
-from llama_adapter.app.http_api.access import AccessLog, visit_of
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.http_api.access import AccessLog, RootPath, visit_of
 from llama_adapter.app.http_api.asking import Asker, Form, model_info, shown_name
 from llama_adapter.app.http_api.batches import Batches
 from llama_adapter.app.http_api.bodies import parse_json
@@ -36,6 +37,7 @@ from llama_adapter.app.http_api.schemas import (
     EXAMPLE,
     LARGEST_SEED,
     RESPONSES_EXAMPLE,
+    Architecture,
     ChatCompletion,
     CommonRequest,
     Completion,
@@ -60,10 +62,9 @@ Point an OpenAI client at `/v1` of this server and ask about one picture per req
   started with.
 - *Without a picture*, the model answers from the text alone. It then sees an empty picture, as in training on texts.
 - The *last message* must have the role user. Its text is the instruction.
-- With a *system* or *developer* message, that text is the instruction and the user's text its input. Several system
-  messages are joined by line breaks.
 - Without any text, the model writes a caption.
-- *Earlier turns* are accepted, but the model does not see them; the header `{IGNORED_TURNS}` counts them.
+- *System* and *developer* messages, `instructions` and *earlier turns* are accepted. Only a model for chat sees them;
+  the header `{IGNORED_TURNS}` counts those that the model does not see in full.
 
 **Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
 the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
@@ -132,7 +133,9 @@ def create_api(
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
     add_guards(app, settings=settings.guards, unread=() if batches is None else (FILES_PATH,))
-    app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)  # added last: the outermost
+    app.add_middleware(AccessLog, metrics=metrics, paths=own_paths)
+    if settings.guards.root_path:
+        app.add_middleware(RootPath, root_path=settings.guards.root_path)  # added last: the outermost
     return app
 
 
@@ -215,15 +218,21 @@ def _openai_routes(
     async def list_models() -> ModelList:
         """The names of the loaded model."""
         info = model_info(service)
-        return ModelList(data=[Model(id=name, created=created) for name in names or (info.name,)])
+        return ModelList(data=[_model(name, info, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
     @router.get("/models/{model:path}", tags=["models"], responses=error_replies(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
         """The loaded model, by one of its names or as `default`."""
-        return Model(id=shown_name(model, info=model_info(service), names=names), created=created)
+        info = model_info(service)
+        return _model(shown_name(model, info=info, names=names), info, created=created)
 
     return router
+
+
+def _model(name: str, info: ModelInfo, *, created: int) -> Model:
+    inputs: list[Literal["text", "image"]] = ["text", "image"] if info.has_adapter else ["text"]
+    return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 
 async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:

@@ -125,7 +125,8 @@ class Asker:
         asked = form.understand(request)
         if info.template == "conversation" and asked.turns:
             question = dataclasses.replace(asked.question, turns=asked.turns)
-            asked = dataclasses.replace(asked, question=question, num_ignored_turns=0)
+            num_ignored = asked.num_ignored_turns - len(asked.turns)
+            asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)
         options = {
             "client": client,
             "is_background": is_background,
@@ -192,10 +193,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
     """
     names = names or (info.name,)
     if name not in (*names, ALIAS):
-        message = (
-            f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`, or start the server with "
-            "`--served-model-name`."
-        )
+        message = f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`."
         raise ApiError(message, status=404, code="model_not_found", param="model")
     return names[0] if name == ALIAS else name
 

@@ -37,6 +37,11 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *,
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def path_of(scope: Scope) -> str:
+    """The path of a request below the root path of its application."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
 def num_separators(text: bytes) -> int:
     """Commas and opening brackets."""
     return sum(map(text.count, _SEPARATORS))
@@ -54,6 +59,7 @@ class BodyLimit:
     """Reads bodies of requests below `prefix` into memory before the application runs.
 
     Answers:
+        415: the body is compressed.
         413: the body has more than `max_bytes`, whether Content-Length says so or not.
         408: the body takes more than `timeout_s` seconds.
         503: the bodies of all unanswered requests hold more than `max_bytes_under_way`.
@@ -79,7 +85,14 @@ class BodyLimit:
         self._bytes_under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(self._prefix) or scope["path"] in self._unread:
+        if scope["type"] != "http" or not path_of(scope).startswith(self._prefix):
+            return await self.app(scope, receive, send)
+        if Headers(scope=scope).get("content-encoding", "identity").lower() != "identity":
+            message = "Compressed request bodies are not read: send the body without Content-Encoding."
+            headers = {"accept-encoding": "identity"}
+            refusal = ApiError(message, status=415, code="unsupported_encoding", headers=headers)
+            return await refuse(refusal, scope, receive, send)
+        if path_of(scope) in self._unread:
             return await self.app(scope, receive, send)
         if _announced_bytes(scope) > self._max_bytes:
             return await refuse(self._too_large(), scope, receive, send)

@@ -9,18 +9,10 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.http_api import schemas
 from llama_adapter.app.http_api.asking import Form, NumberedEvent
-from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
+from llama_adapter.app.http_api.conversation import ChatQuestion, turn_of, understand_turns
 from llama_adapter.app.http_api.errors import ApiError, of_answer
-from llama_adapter.app.http_api.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    ImagePart,
-    JsonSchemaFormat,
-    TextPart,
-    with_task_fields,
-)
+from llama_adapter.app.http_api.schemas import ChatRequest, CompletionRequest, JsonSchemaFormat, with_task_fields
 from llama_adapter.app.tasks.answers import Answer, TextDelta
 
 _SCHEMA_PLACE = "response_format.json_schema.schema"
@@ -35,7 +27,7 @@ def understand(request: ChatRequest) -> ChatQuestion:
         raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
     wanted = request.response_format
     return understand_turns(
-        [_turn(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
+        [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
         request,
         place="messages",
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
@@ -50,21 +42,6 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
     """Raise ApiError for options of a stream without a stream."""
     if request.stream_options is not None and not request.stream:
         raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
-
-
-def _turn(message: schemas.Message, *, place: str) -> Turn:
-    role, content = "system" if message.role == "developer" else message.role, message.content
-    if content is None or isinstance(content, str):
-        return Turn(role=role, text=content or "")
-    return Turn(
-        role=role,
-        text="\n".join(part.text for part in content if isinstance(part, TextPart)),
-        pictures=tuple(
-            Picture(url=part.url, place=f"{place}.content[{index}]")
-            for index, part in enumerate(content)
-            if isinstance(part, ImagePart)
-        ),
-    )
 
 
 def chat_form() -> Form[ChatRequest]:

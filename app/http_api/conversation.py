@@ -2,10 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from llama_adapter.app.http_api.errors import ApiError
-from llama_adapter.app.http_api.schemas import MAX_QUESTIONS, CommonRequest
+from llama_adapter.app.http_api.response_schemas import OtherItem
+from llama_adapter.app.http_api.schemas import (
+    MAX_QUESTIONS,
+    AskingMessage,
+    CommonRequest,
+    EarlierMessage,
+    ImagePart,
+    OtherPart,
+    TextPart,
+)
 from llama_adapter.app.http_api.structured import Property, read_schema
 from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.app.tasks.question import Question
@@ -13,6 +22,8 @@ from llama_adapter.app.tasks.registry import question_of
 from llama_adapter.app.tasks.task import WithTokenIds
 from llama_adapter.llm import conversation as dialogue
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,9 +38,10 @@ class Picture:
 class Turn:
     """One message, independent of the format of the request."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     text: str = ""
     pictures: tuple[Picture, ...] = ()
+    has_more: bool = False  # parts that no model sees, such as calls of tools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +57,10 @@ class ChatQuestion:
     stop: tuple[str, ...]
     with_logprobs: bool
     num_answers: int
-    num_ignored_turns: int  # earlier messages that the model does not see in full
+    num_ignored_turns: int  # earlier messages that a model whose template has no turns does not see in full
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
     others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
-    turns: tuple[dialogue.Turn, ...] = ()  # the turns before the question, for a model whose template has turns
+    turns: tuple[dialogue.Turn, ...] = ()  # what a model whose template has turns sees of the earlier messages
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -61,6 +73,30 @@ class ChatQuestion:
     def prompts(self) -> tuple[tuple[Question, ...], ...]:
         """The questions of each prompt of the request."""
         return (self.questions, *((other,) for other in self.others))
+
+
+_ROLES: Final[Mapping[str, Role]] = {
+    **{"system": "system", "developer": "system", "user": "user"},
+    **{"assistant": "assistant", "tool": "tool", "function": "tool"},
+}
+
+
+def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
+    """The turn of a message at this place of a request."""
+    if isinstance(message, OtherItem):
+        return Turn(role="tool", has_more=True)
+    content = message.content or ""
+    parts = [TextPart(text=content)] if isinstance(content, str) else content
+    return Turn(
+        role=_ROLES[message.role],
+        text="\n".join(part.text for part in parts if isinstance(part, TextPart)),
+        pictures=tuple(
+            Picture(url=part.url, place=f"{place}.content[{index}]")
+            for index, part in enumerate(parts)
+            if isinstance(part, ImagePart)
+        ),
+        has_more=any(isinstance(part, OtherPart) for part in parts) or bool(getattr(message, "tool_calls", None)),
+    )
 
 
 def understand_turns(
@@ -88,12 +124,12 @@ def understand_turns(
             "The last message must have the role user: its text is the question.", code="invalid_value", param=place
         )
     with_picture = [turn for turn in turns if turn.pictures]
-    texts = _prompt(turns)
-    if not with_picture and not texts:
+    asks = {"instruction": last.text} if last.text.strip() else {}
+    if not with_picture and not asks:
         message = "The request asks nothing: send a text, or a picture as a part of type image_url (input_image)."
         raise ApiError(message, code="missing_image", param=place)
     try:
-        question = question_of({**request.task_values(), **texts})
+        question = question_of({**request.task_values(), **asks})
     except ValueError:
         raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
     if schema is not None and question.task.continuations:
@@ -117,20 +153,12 @@ def understand_turns(
         num_top_logprobs=num_top_logprobs,
         num_answers=num_answers,
         num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
-        turns=()
-        if with_picture or properties
-        else tuple((turn.role, turn.text) for turn in earlier if turn.text.strip()),
+        turns=tuple(
+            (turn.role, turn.text)
+            for turn in earlier
+            if turn.role != "tool" and turn.text.strip() and (turn.role == "system" or not (with_picture or properties))
+        ),
     )
-
-
-def _prompt(turns: Sequence[Turn]) -> dict[str, str]:
-    """The system texts are the instruction and the last user text is the input.
-
-    Without system texts, the user's text is the instruction.
-    """
-    system = "\n".join(turn.text for turn in turns if turn.role == "system" and turn.text.strip())
-    texts = [text for text in (system, turns[-1].text) if text.strip()]
-    return dict(zip(("instruction", "input"), texts, strict=False))
 
 
 def stop_of(request: CommonRequest) -> tuple[str, ...]:
@@ -153,7 +181,5 @@ def sampling_of(request: CommonRequest, *, max_new_tokens: int | None) -> Sampli
 
 def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:
     """Whether the model does not see all of an earlier turn; `used` has the turn of the question's picture, if any."""
-    if turn.role == "system":
-        return False
     is_used = any(turn is other for other in used)
-    return bool(turn.text.strip()) or (bool(turn.pictures) and not is_used)
+    return turn.has_more or bool(turn.text.strip()) or (bool(turn.pictures) and not is_used)

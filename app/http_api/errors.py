@@ -52,7 +52,6 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
 }
 PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
 _UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields, "suffix"}
-_ROLE_TAG, _PART_TAG = 2, 5  # indices of the union tags in the location of an error inside `messages` or `input`
 
 
 class ApiError(LlamaAdapterError):
@@ -114,7 +113,10 @@ def of_answer(error: AnswerError, *, place: str = "messages") -> ApiError:
 
 
 def of_refusal(error: Exception) -> ApiError:
-    """The error for a request that `Service.submit` refused with `error`; other exceptions are raised again."""
+    """The error for a request that `Service.submit` refused with `error`; other exceptions are raised again.
+
+    Hints about the server's own settings are left out: clients cannot follow them.
+    """
     problem = describe(error)
     message = ": ".join(filter(None, (problem.sentence.rstrip("."), problem.hint.rstrip(".")))) + "."
     match error:
@@ -123,8 +125,11 @@ def of_refusal(error: Exception) -> ApiError:
             headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s or 0.0)))}
             return ApiError(message, status=error.http_status, code=code, headers=headers)
         case PromptTooLongError():
+            message = f"{problem.sentence.rstrip('.')}: shorten the prompt."
             return ApiError(message, code="context_length_exceeded", param="messages")
-        case PromptError() | UsageError() | ValueError():
+        case UsageError():
+            return ApiError(f"{problem.sentence.rstrip('.')}.", code="invalid_value")
+        case PromptError() | ValueError():
             return ApiError(message, code="invalid_value")
     raise error
 
@@ -156,9 +161,6 @@ def of_validation(error: RequestValidationError) -> ApiError:
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."
             )
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
-    if kind.startswith("union_tag") and location[0] == "input" and len(location) == 3:
-        message = f"`{place}` is no message with a role: this server has no tools, and stores no items to refer to."
-        return ApiError(message, code="invalid_value", param=place)
     if kind == "missing":
         return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
     return ApiError(f"`{place}`: {_expected(detail)}.", code="invalid_value", param=place)
@@ -199,15 +201,4 @@ def _expected(detail: Mapping[str, Any]) -> str:
 def _place(location: Sequence[str | int]) -> str:
     """A location in the usual notation: messages[0].content[1].image_url.url."""
     names = [name for name in location if isinstance(name, int) or not name.startswith(LABEL_MARK)]
-    if names[:1] in (["messages"], ["input"]) and len(names) > _ROLE_TAG:
-        has_part_tag = names[_ROLE_TAG] == "user" or (names[0] == "input" and names[_ROLE_TAG] == "assistant")
-        if has_part_tag and len(names) > _PART_TAG:
-            del names[_PART_TAG]
-        del names[_ROLE_TAG]
-    shown = ""
-    for name in names:
-        if isinstance(name, int):
-            shown += f"[{name}]"
-        else:
-            shown += f".{name}" if shown else name
-    return shown
+    return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names).removeprefix(".")

@@ -223,7 +223,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
 
 def files_are_off() -> ApiError:
     """The error that a server without a folder for files answers."""
-    message = "This server keeps no files and no batches: start it with `--batch-folder FOLDER`."
+    message = "This server keeps no files and no batches: send each request to its own path."
     return ApiError(message, status=404, code="files_not_enabled")
 
 

@@ -18,11 +18,12 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llama_adapter.app.http_api.bodies import BodyLimit, refuse
-from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.http_api.bodies import BodyLimit, path_of, refuse
+from llama_adapter.app.http_api.errors import ApiError, of_status
 
 API_PREFIX: Final = "/v1/"
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+CLOSABLE: Final = {"docs": ("/docs", "/openapi.json"), "health": ("/health",), "metrics": ("/metrics",)}
 MAX_SEPARATORS: Final = 50_000  # commas and opening brackets in a body
 
 
@@ -36,8 +37,12 @@ class GuardSettings:
     host_names: tuple[str, ...] | None = LOOPBACK_NAMES  # the server's own names; None: any
     api_keys: tuple[str, ...] = ()  # empty: no key is required
     cors_origins: tuple[str, ...] = ()  # web pages that may use the API, such as https://example.com; *: any
+    closed: tuple[str, ...] = ()  # names of `CLOSABLE`: their paths are answered with 404
+    root_path: str = ""  # the path at which a proxy offers the server, such as /pictures
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.root_path):
+            raise ValueError(f"A root path is /NAME, without a slash at its end, got {self.root_path!r}")
         for name in ("max_body_bytes", "max_bytes_under_way", "body_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -79,6 +84,7 @@ def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str
         host_names=settings.host_names,
         api_keys=settings.api_keys,
         cors_origins=settings.cors_origins,
+        closed=[path for name in settings.closed for path in CLOSABLE[name]],
     )
     if settings.cors_origins:
         app.add_middleware(ApiCors, origins=settings.cors_origins)  # runs first: a preflight has no key
@@ -94,11 +100,12 @@ class ApiCors:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
+            allow_private_network=True,  # only the allowed origins get this answer
             expose_headers=("retry-after", "x-ignored-turns", "x-request-id"),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_api = scope["type"] == "http" and str(scope["path"]).startswith(API_PREFIX)
+        is_api = scope["type"] == "http" and path_of(scope).startswith(API_PREFIX)
         await (self._api if is_api else self.app)(scope, receive, send)
 
 
@@ -116,7 +123,9 @@ def is_of_other_origin(scope: Scope) -> bool:
 
 
 class AccessGuard:
-    """Answers 421 for a foreign host name. Below /v1/, it answers 401 without one of `api_keys` as bearer token.
+    """Answers 421 for a foreign host name, and 404 for closed paths. A foreign X-Forwarded-Host is left out.
+
+    Below /v1/, it answers 401 without one of `api_keys` as bearer token.
 
     It answers 403 to a form of a web page of another origin, unless it is one of `cors_origins`: browsers send forms
     without asking the server before. JSON is sent only if `ApiCors` permits it.
@@ -129,9 +138,10 @@ class AccessGuard:
         host_names: Sequence[str] | None = None,
         api_keys: Sequence[str] = (),
         cors_origins: Sequence[str] = (),
+        closed: Sequence[str] = (),
     ) -> None:
         self.app = app
-        self._origins = cors_origins
+        self._origins, self._closed = cors_origins, closed
         self._host_names = None if host_names is None else {name.lower() for name in host_names}
         self._digests = [_digest(key) for key in api_keys]
 
@@ -139,19 +149,25 @@ class AccessGuard:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         if not self._is_own_name(_headers(scope, b"host")):
-            message = (
-                "This server does not answer to this host name: use its address, or start it with "
-                "`--host-name NAME` for the name in your URL."
-            )
+            message = "This server does not answer to this host name: use one of its own names, or its address."
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)
+        if path_of(scope) in self._closed:
+            return await refuse(of_status(404), scope, receive, send)
+        scope["headers"] = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name != b"x-forwarded-host" or self._is_own_name([value.decode("latin-1")])
+        ]
         if self._is_foreign_form(scope):
-            message = "Forms of web pages of other origins are refused: start the server with `--cors-origin ORIGIN`."
+            message = "Forms of web pages of other origins are refused: send JSON, or ask from an allowed origin."
             return await refuse(ApiError(message, status=403, code="origin_not_allowed"), scope, receive, send)
         client = _address_of(scope)
-        if self._digests and f"{scope['path']}/".startswith(API_PREFIX):
-            digest = self._matching_digest(_headers(scope, b"authorization"))
+        if self._digests and f"{path_of(scope)}/".startswith(API_PREFIX):
+            given = _headers(scope, b"authorization")
+            digest = self._matching_digest(given)
             if digest is None:
-                message = "This server requires an API key: send it as `Authorization: Bearer KEY`."
+                problem = "The API key is not one of this server's" if given else "This server requires an API key"
+                message = f"{problem}: send one as `Authorization: Bearer KEY`."
                 headers = {"www-authenticate": "Bearer"}
                 error = ApiError(message, status=401, code="invalid_api_key", headers=headers)
                 return await refuse(error, scope, receive, send)

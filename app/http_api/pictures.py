@@ -2,16 +2,17 @@
 
 import asyncio
 import binascii
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
 
 from llama_adapter.app.http_api.errors import PictureRefusedError, picture_too_large
 from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed
 
 MAX_HEADER_LENGTH = 256  # characters of a data URI, including its comma
-_IMAGE_HEADER = re.compile(r"image/[a-z0-9][a-z0-9.+-]*(?:;[a-z0-9-]+=[a-z0-9.+-]*)*;base64")
-_PIECE_CHARS = 256 * 2**10  # a multiple of 4
+_PIECE_CHARS = 256 * 2**10
+_SPACES = b" \t\r\n\f"
+_STANDARD = bytes.maketrans(b"-_=", b"+/?")  # from the alphabet for URLs; padding before the end becomes an error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,46 +53,52 @@ async def read_picture(url: str, *, settings: PictureSettings) -> bytes:
 
 
 async def _read_data_uri(url: str, *, max_bytes: int) -> bytes:
+    """The file of a data URI (RFC 2397) as clients write it. Its media type has no effect: the bytes decide."""
     comma = url.find(",", 0, MAX_HEADER_LENGTH)
-    header = url[len("data:") : comma].lower() if comma >= 0 else ""
-    if not header.endswith(";base64"):
+    if comma < 0:
         raise PictureRefusedError(
             "A data URI starts with data:image/png;base64, and continues with the picture file in base64.",
             code="invalid_image_url",
         )
-    if not _IMAGE_HEADER.fullmatch(header):
-        raise PictureRefusedError(
-            "The media type of a picture's data URI must be image/..., such as image/png or image/jpeg.",
-            code="unsupported_image_media_type",
-        )
-    start = comma + 1
-    if start == len(url):
-        raise PictureRefusedError("The picture is empty.", code="empty_image_file")
-    size = _decoded_size(url, start=start)
-    if size > max_bytes:
+    is_base64 = url[len("data:") : comma].lower().rpartition(";")[2].strip() == "base64"
+    if (size := _least_size(url, start=comma + 1, is_base64=is_base64)) > max_bytes:
         raise picture_too_large(f"{size:,} bytes", max_bytes=max_bytes)
     # In a thread: decoding a few megabytes takes milliseconds.
-    return await asyncio.to_thread(_decode, url, start)
+    content = await asyncio.to_thread(_decode, url, comma + 1, is_base64=is_base64)
+    if not content:
+        raise PictureRefusedError("The picture is empty.", code="empty_image_file")
+    if len(content) > max_bytes:
+        raise picture_too_large(f"{len(content):,} bytes", max_bytes=max_bytes)
+    return content
 
 
-def _decoded_size(url: str, *, start: int) -> int:
-    """Bytes of the base64 text after `start`, computed without decoding."""
-    num_padding = 2 - len(url[-2:].rstrip("="))
-    return (len(url) - start) // 4 * 3 - num_padding
+def _least_size(url: str, *, start: int, is_base64: bool) -> int:
+    """Bytes of the file after `start`, computed without decoding; if it is percent-encoded, a lower bound."""
+    num_chars = len(url) - start - 2 * url.count("%", start)
+    if not is_base64:
+        return num_chars
+    num_others = sum(url.count(one, start) for one in f"%={_SPACES.decode()}")
+    return (num_chars - num_others) * 3 // 4
 
 
-def _decode(url: str, start: int) -> bytes:
-    content = bytearray()
+def _decode(url: str, start: int, *, is_base64: bool) -> bytes:
+    content, left = bytearray(), b""
     with suppress(ValueError):  # malformed base64, or text beyond ASCII
-        for place in range(start, len(url), _PIECE_CHARS):
+        if not is_base64:
+            return unquote_to_bytes(url[start:])
+        if "%" in url:
+            url, start = unquote_to_bytes(url[start:]).decode("ascii"), 0
+        tail = url[-64:]
+        end = len(url) - len(tail) + len(tail.rstrip(f"={_SPACES.decode()}"))
+        for place in range(start, end, _PIECE_CHARS):
             # In pieces, because one call holds the GIL and would stall the event loop.
-            piece = url[place : place + _PIECE_CHARS]
-            if piece.endswith("=") and place + len(piece) < len(url):
-                raise ValueError("padding before the end")
-            content += binascii.a2b_base64(piece, strict_mode=True)
-        if len(content) == _decoded_size(url, start=start):  # some Python versions accept excess padding
-            return bytes(content)
+            piece = left + url[place : min(place + _PIECE_CHARS, end)].encode("ascii").translate(_STANDARD, _SPACES)
+            num_whole = len(piece) // 4 * 4
+            content += binascii.a2b_base64(piece[:num_whole], strict_mode=True)
+            left = piece[num_whole:]
+        content += binascii.a2b_base64(left + b"=" * (-len(left) % 4), strict_mode=True)
+        return bytes(content)
     raise PictureRefusedError(
-        "The base64 of the data URI is malformed: expected A-Z, a-z, 0-9, + and / with padding, no line breaks.",
+        "The base64 of the data URI is malformed: expected A-Z, a-z, 0-9, + and / (or - and _).",
         code="invalid_base64_image",
     )

@@ -2,14 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from llama_adapter.app.http_api.schemas import (
+    LABEL_MARK,
     MAX_MESSAGES,
-    MAX_PARTS,
     AnswerSchema,
+    AnyMessage,
     CommonRequest,
     Extensions,
+    LenientPart,
     Limit,
     Metadata,
     No,
@@ -20,70 +22,21 @@ from llama_adapter.app.http_api.schemas import (
     TextOr,
     TokenLogprob,
     TopLogprobs,
+    kind_of_message,
 )
 
 
-class InputText(Part):
-    """Text in a list of parts."""
+class OtherItem(LenientPart):
+    """What models do not see of earlier turns, such as a call of a tool and its result."""
 
-    type: Literal["input_text"]
-    text: str
-
-
-class InputImage(Part):
-    """A picture in a list of parts."""
-
-    type: Literal["input_image"]
-    image_url: str = Field(min_length=1, description="`data:image/png;base64,...`")
-    detail: Literal["auto", "low", "high", "original"] | None = Field(None, description="Accepted, without effect.")
-    file_id: None = None
+    type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})
 
 
-class OutputText(Part):
-    """Text of an earlier answer."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: NoList | None = None
-    logprobs: list[Any] | None = None
-    parsed: Any = None  # OpenAI's client adds it to messages that it sends back
-
-
-def _parts(kind: Any) -> Any:
-    return Annotated[list[kind], Field(max_length=MAX_PARTS, fail_fast=True)]
-
-
-class InputItem(Part):
-    """The fields that messages of all roles may have."""
-
-    type: Literal["message"] | None = None
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class SystemItem(InputItem):
-    """The instruction, as `instructions`."""
-
-    role: Literal["system", "developer"]
-    content: TextOr[str, _parts(InputText)]  # type: ignore[valid-type]
-
-
-class UserItem(InputItem):
-    """A question, a picture, or both."""
-
-    role: Literal["user"]
-    content: TextOr[str, _parts(Annotated[InputText | InputImage, Discriminator("type")])]  # type: ignore[valid-type]
-
-
-class AssistantItem(InputItem):
-    """An earlier answer. The model was trained on single turns and does not see it."""
-
-    role: Literal["assistant"]
-    content: TextOr[str, _parts(Annotated[InputText | OutputText, Discriminator("type")])]  # type: ignore[valid-type]
-    phase: Literal["commentary", "final_answer"] | None = None
-
-
-Item = Annotated[SystemItem | UserItem | AssistantItem, Discriminator("role")]
+_NO_ITEM = "expected a message with a role; this server stores no items to refer to"
+Item = Annotated[
+    AnyMessage | Annotated[OtherItem, Tag(f"{LABEL_MARK}item")],
+    Discriminator(kind_of_message, "message_role", _NO_ITEM),
+]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
@@ -131,7 +84,7 @@ class ResponsesRequest(NeutralResponseParameters, CommonRequest):
     """A question, usually about a picture. A parameter that is null has its default."""
 
     input: TextOr[str, Items]
-    instructions: str | None = Field(None, description="The instruction. The text of the input is then its input.")
+    instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Default: 64.")
     max_tool_calls: Limit | None = Field(None, description="Accepted, without effect.")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(

@@ -8,12 +8,11 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.http_api import response_schemas as schemas
 from llama_adapter.app.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.http_api.chat import extensions_of, logprobs_of
-from llama_adapter.app.http_api.conversation import ChatQuestion, Picture, Turn, understand_turns
+from llama_adapter.app.http_api.conversation import ChatQuestion, Turn, turn_of, understand_turns
 from llama_adapter.app.http_api.errors import ApiError, of_answer
-from llama_adapter.app.http_api.response_schemas import InputImage, JsonSchemaText, ResponsesRequest
+from llama_adapter.app.http_api.response_schemas import JsonSchemaText, ResponsesRequest
 from llama_adapter.app.http_api.schemas import with_task_fields
 from llama_adapter.app.tasks.answers import Answer, TextDelta
 
@@ -23,9 +22,11 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
     if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
         message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
         raise ApiError(message, code="invalid_value", param="top_logprobs")
-    turns = [Turn(role="user", text=request.input)] if isinstance(request.input, str) else _turns(request.input)
-    if request.instructions is not None:
-        turns.insert(0, Turn(role="system", text=request.instructions))
+    turns = [Turn(role="system", text=request.instructions or "")]
+    if isinstance(request.input, str):
+        turns.append(Turn(role="user", text=request.input))
+    else:
+        turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
     wanted = None if request.text is None else request.text.format
     return understand_turns(
         turns,
@@ -35,25 +36,6 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
         schema=("text.format.schema", wanted.schema_) if isinstance(wanted, JsonSchemaText) else None,
         with_logprobs="message.output_text.logprobs" in (request.include or ()),
         num_top_logprobs=request.top_logprobs or 0,
-    )
-
-
-def _turns(items: Sequence[schemas.Item]) -> list[Turn]:
-    return [_turn(item, place=f"input[{index}]") for index, item in enumerate(items)]
-
-
-def _turn(item: schemas.Item, *, place: str) -> Turn:
-    role, content = "system" if item.role == "developer" else item.role, item.content
-    if isinstance(content, str):
-        return Turn(role=role, text=content)
-    return Turn(
-        role=role,
-        text="\n".join(part.text for part in content if not isinstance(part, InputImage)),
-        pictures=tuple(
-            Picture(url=part.image_url, place=f"{place}.content[{index}]")
-            for index, part in enumerate(content)
-            if isinstance(part, InputImage)
-        ),
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     Tag,
     create_model,
+    model_validator,
 )
 
 from llama_adapter.app.online.types import State
@@ -32,10 +33,27 @@ MAX_STOP_CHARS = 200
 LARGEST_SEED = 2**63 - 1
 
 
-class Part(BaseModel):
-    """Base of all parts of a request: strict types, unknown fields are refused."""
+def _without_nulls(value: Any) -> Any:
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, frozen=True)
+
+class Part(BaseModel):
+    """Base of all parts of a request: strict types, null is as absent, unknown fields are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        frozen=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+    _present = model_validator(mode="before")(_without_nulls)
+
+
+class LenientPart(Part):
+    """Base of those whose unknown fields have no effect."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
 
 def _text_or_other(value: Any) -> str:
@@ -50,32 +68,49 @@ TextOr = Annotated[
 ]
 
 
-class TextPart(Part):
+class TextPart(LenientPart):
     """Text in a list of parts."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"] | None = None
     text: str
 
 
-class ImageUrl(Part):
+class ImageUrl(LenientPart):
     """A picture as a data URI, or as a URL of a host that the server allows. The text alone is accepted too."""
 
     url: str = Field(min_length=1, description="`data:image/png;base64,...`")
-    detail: Literal["auto", "low", "high", "original"] = Field(
-        "auto", description="Accepted, without effect: the model sees every picture in one size."
-    )
 
 
-class ImagePart(Part):
-    """A picture in a list of parts."""
+class ImagePart(LenientPart):
+    """A picture in a list of parts. `detail` has no effect: the model sees every picture in one size."""
 
-    type: Literal["image_url"]
+    type: Literal["image_url", "input_image"] | None = None
     image_url: TextOr[Annotated[str, Field(min_length=1)], ImageUrl]
+    file_id: None = None
 
     @property
     def url(self) -> str:
         """The picture's data URI or URL: `image_url` is this string, or an object that has it."""
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+_PART_KINDS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("image_url", "input_image"), "picture"),
+}
+
+
+class OtherPart(LenientPart):
+    """What models do not see of an earlier turn, such as a refusal or a call of a tool."""
+
+    type: str = Field(json_schema_extra={"not": {"enum": [*_PART_KINDS]}})
+
+
+def _kind_of_part(part: Any) -> str | None:
+    """The union tag of a part; a part without a type is known by its keys."""
+    given = _without_nulls(part) if isinstance(part, dict) else {}
+    kind = given.get("type", next((name for name in ("image_url", "text") if name in given), None))
+    return f"{LABEL_MARK}{_PART_KINDS.get(kind, 'other')}" if isinstance(kind, str) else None
 
 
 def _refuse_true(value: bool) -> bool:
@@ -94,11 +129,10 @@ def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-AnyParts = Annotated[
-    list[Annotated[TextPart | ImagePart, Discriminator("type")]],
-    Field(min_length=1, max_length=MAX_PARTS, fail_fast=True),
-]
+_by_kind = Discriminator(_kind_of_part, "part_type", "type is missing or unknown")
+_Seen = Annotated[TextPart, Tag(f"{LABEL_MARK}text")] | Annotated[ImagePart, Tag(f"{LABEL_MARK}picture")]
+_Unseen = Annotated[OtherPart, Tag(f"{LABEL_MARK}other")]
+_parts = Field(max_length=MAX_PARTS, fail_fast=True)
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 NoList = Annotated[list[Any], Field(max_length=0)]
@@ -114,40 +148,41 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
 NoPenalty = Annotated[float, Field(ge=0, le=0)]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
-Metadata = dict[str, str]
+Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
 
-class SystemMessage(Part):
-    """The instruction. The text of the last user message is then its input."""
+class AskingMessage(LenientPart):
+    """A text of the system, a question, a picture, or several of these."""
 
-    role: Literal["system", "developer"]
-    content: TextOr[str, TextParts]
-    name: str | None = None
-
-
-class UserMessage(Part):
-    """A question, a picture, or both."""
-
-    role: Literal["user"]
-    content: TextOr[str, AnyParts]
-    name: str | None = None
+    role: Literal["system", "developer", "user"]
+    content: TextOr[str, Annotated[list[Annotated[_Seen, _by_kind]], _parts]] | None = ""
 
 
-class AssistantMessage(Part):
-    """An earlier answer. The model was trained on single turns and does not see it."""
+class EarlierMessage(LenientPart):
+    """An earlier answer, or the result of a tool. Only a model for chat sees the answers; no model sees tools."""
 
-    role: Literal["assistant"]
-    content: TextOr[str, TextParts] | None = None
-    name: str | None = None
-    refusal: str | None = None
-    audio: None = None
-    annotations: NoList | None = None
-    function_call: None = None
-    tool_calls: NoList | None = None
-    parsed: None = None  # OpenAI's client adds it to messages that it sends back
+    role: Literal["assistant", "tool", "function"]
+    content: TextOr[str, Annotated[list[Annotated[_Seen | _Unseen, _by_kind]], _parts]] | None = ""
+    tool_calls: Any = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Discriminator("role")]
+def kind_of_message(message: Any) -> str | None:
+    """The union tag of a message; `as item` is what `/v1/responses` has beside messages, such as a call of a tool."""
+    given = _without_nulls(message) if isinstance(message, dict) else {}
+    match given.get("role"), given.get("type", "message"):
+        case "system" | "developer" | "user", _:
+            return f"{LABEL_MARK}asking"
+        case "assistant" | "tool" | "function", _:
+            return f"{LABEL_MARK}earlier"
+        case None, str(kind) if kind not in ("message", "item_reference"):
+            return f"{LABEL_MARK}item"
+    return None
+
+
+AnyMessage = (
+    Annotated[AskingMessage, Tag(f"{LABEL_MARK}asking")] | Annotated[EarlierMessage, Tag(f"{LABEL_MARK}earlier")]
+)
+Message = Annotated[AnyMessage, Discriminator(kind_of_message, "message_role", "role is missing or unknown")]
 
 
 class StreamOptions(Part):
@@ -518,6 +553,13 @@ class Completion(BaseModel):
     system_fingerprint: str
 
 
+class Architecture(BaseModel):
+    """What goes in and comes out, as in the list of OpenRouter (openrouter.ai/docs/models), which many clients read."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]] = ["text"]
+
+
 class Model(BaseModel):
     """The loaded model."""
 
@@ -525,6 +567,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "llama-adapter"
+    architecture: Architecture
 
 
 class ModelList(BaseModel):
@@ -562,7 +605,7 @@ _ERRORS = {
     408: "The body did not arrive in time.",
     409: "The file is in use, or the batch cannot be cancelled.",
     413: "The body, the file or the picture is too large, or the server keeps too many files.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or compressed.",
     421: "Host name not allowed.",
     429: "The queue is full; `Retry-After` says when to try again.",
     500: "The engine failed.",

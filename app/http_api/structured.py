@@ -36,14 +36,11 @@ class Property:
     def question_in(self, question: Question, *, is_alone: bool) -> Question:
         """The question for this value, made from the request's `question`.
 
-        The value's description replaces the input, or without an input the instruction. If the value is the only one
-        (`is_alone`), its description is used only if the request asks for a caption. An enum's values are the choices.
+        The value's description replaces the instruction. If the value is the only one (`is_alone`), its description is
+        used only if the request asks for a caption. An enum's values are the choices.
         """
         if self.description and (not is_alone or question.is_caption):
-            if question.input is None:
-                question = dataclasses.replace(question, instruction=self.description)
-            else:
-                question = dataclasses.replace(question, input=self.description)
+            question = dataclasses.replace(question, instruction=self.description)
         return question if self.values is None else dataclasses.replace(question, task=OneOf(tuple(self.values)))
 
 

@@ -30,17 +30,11 @@ class RawPrompt:
 class Dialogue:
     """A question with earlier turns, each (role, text), oldest first; roles are system, user and assistant.
 
-    A model whose template has no turns gets only the question and the texts of the system.
+    A model whose template has no turns gets only the question.
     """
 
     turns: tuple[Turn, ...]
     question: str
-
-    @property
-    def without_turns(self) -> str | tuple[str, str]:
-        """The prompt for a template without turns: system texts become the instruction, and the question its input."""
-        system = "\n".join(text for role, text in self.turns if role == "system" and text.strip())
-        return (system, self.question) if system else self.question
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
@@ -135,8 +129,8 @@ class PromptEncoder:
                     return format_conversation((*turns, ("user", question)))
                 case str() | (str(), str() | None):
                     return format_conversation([("user", shown_prompt(prompt))])
-        match prompt.without_turns if isinstance(prompt, Dialogue) else prompt:
-            case str(instruction) | (str(instruction), None):
+        match prompt:
+            case str(instruction) | (str(instruction), None) | Dialogue(question=str(instruction)):
                 return format_prompt(instruction)
             case (str(instruction), str(given)):
                 return format_prompt(instruction, given)

@@ -24,7 +24,7 @@ class Question:
             return RawPrompt(self.raw)
         instruction = default if self.instruction is None else self.instruction
         if self.turns:
-            return Dialogue(self.turns, question=instruction if self.input is None else self.input)
+            return Dialogue(self.turns, question=instruction)
         return instruction if self.input is None else (instruction, self.input)
 
     def shown(self, default: str) -> str:

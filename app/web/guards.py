@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.access import kind_and_place
-from llama_adapter.app.http_api.bodies import BodyLimit
+from llama_adapter.app.http_api.bodies import BodyLimit, path_of
 from llama_adapter.app.http_api.guards import is_of_other_origin
 from llama_adapter.app.web.uploads import ForeignFileError, refuse_foreign_files
 
@@ -188,7 +188,7 @@ class ClosedRoutes:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        path = str(scope["path"]).removeprefix(str(scope.get("root_path", ""))) or "/"
+        path = path_of(scope) or "/"
         app = self._app
         if not is_open(scope["method"], path):
             app = PlainTextResponse("Not found. The page is at the root.", 404)

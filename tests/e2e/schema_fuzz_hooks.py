@@ -86,5 +86,5 @@ def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, An
 def _shorten(messages: list[dict[str, Any]]) -> None:
     """Shorten system texts: the model reads them, so they must fit into its context."""
     for message in messages:
-        if message["role"] in ("system", "developer"):
+        if message.get("role") in ("system", "developer"):
             message["content"] = "Answer."

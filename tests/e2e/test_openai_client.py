@@ -1,9 +1,12 @@
 """OpenAI's client and the API with the embedded model: answers, streams and errors."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -288,6 +291,30 @@ def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(clien
 
     assert said.parse().choices[0].message.content == "star"
     assert said.headers["x-ignored-turns"] == "2"
+
+
+def test_a_system_text_that_the_template_has_no_place_for_changes_no_answer(client: openai.OpenAI) -> None:
+    question = "Where is the star?"
+    system: Any = {"role": "system", "content": "You are a helpful assistant."}
+    plain = client.chat.completions.create(model="default", messages=star(question)).choices[0].message.content
+
+    said = client.chat.completions.with_raw_response.create(model="default", messages=[system, *star(question)])
+    response = client.responses.create(
+        model="default", input=asked(question), instructions="You are a helpful assistant.", store=False
+    )
+
+    assert said.parse().choices[0].message.content == response.output_text == plain
+    assert said.headers["x-ignored-turns"] == "1"
+
+
+@pytest.mark.parametrize("name", ["null-detail", "octet-stream", "system-picture", "tool-turn"])
+def test_requests_as_other_programs_send_them_are_answered(url: str, name: str) -> None:
+    body = json.loads((Path(__file__).parent / "chat_shapes" / f"{name}.json").read_text())
+
+    came = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
+
+    assert came.json()["choices"][0]["message"]["content"] == "red"
+    assert came.headers["x-ignored-turns"] == ("3" if name == "tool-turn" else "0")
 
 
 def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: openai.OpenAI) -> None:

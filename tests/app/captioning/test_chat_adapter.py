@@ -153,8 +153,7 @@ def test_models_with_the_instruction_template_see_no_turns() -> None:
         encode = captioner.encode_prompt
         turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
 
-        assert encode(Dialogue(turns[1:], "Why?")).token_ids == encode("Why?").token_ids
-        assert encode(Dialogue(turns, "Why?")).token_ids == encode(("Be brief.", "Why?")).token_ids
+        assert encode(Dialogue(turns, "Why?")).token_ids == encode("Why?").token_ids
         assert encode(Dialogue(turns, "Why?")).stop == ()
 
 

@@ -66,6 +66,7 @@ def test_llama_alone_is_served(jobs: list[ServeJob], command: str) -> None:
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags = "--host 0.0.0.0 --port 0 --host-name a.example --host-name b.example --allow-url-host pictures.example "
     flags += "--served-model-name a --served-model-name b --cors-origin https://a.example "
+    flags += "--root-path /a --close docs --close metrics "
     flags += "--batch-folder kept --max-file-mib 5 --max-files 6 --max-files-mib 7 "
     flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
     assert main(["serve", *flags.split()]) == ExitCode.OK
@@ -75,6 +76,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     assert (job.model_names, job.cors_origins) == (("a", "b"), ("https://a.example",))
     settings = llama_adapter.app.cli.run_server.api_settings(job, keys=())
     assert (settings.model_names, settings.guards.cors_origins) == (("a", "b"), ("https://a.example",))
+    assert (settings.guards.root_path, settings.guards.closed) == ("/a", ("docs", "metrics"))
     assert (job.batch_folder, job.max_file_mib, job.max_files, job.max_files_mib) == ("kept", 5, 6, 7)
     assert (job.limits.max_waiting, job.limits.timeout_s) == (7, 3.5)
     assert (job.spec.batch_size, job.spec.precision) == (2, "int8")

@@ -154,7 +154,7 @@ def test_a_stream_has_pieces_reasons_and_counts() -> None:
         ({"prompt": ""}, "invalid_value", "prompt"),
         ({"prompt": []}, "invalid_value", "prompt"),
         ({"prompt": [1, 2]}, "invalid_value", "prompt[0]"),
-        ({"prompt": None}, "invalid_value", "prompt"),
+        ({"prompt": None}, "missing_required_parameter", "prompt"),
         ({"prompt": ["a"] * 16, "n": 3}, "invalid_value", "prompt"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"messages": []}, "unknown_parameter", "messages"),

@@ -8,6 +8,7 @@ from llama_adapter.app.http_api.errors import ApiError, of_answer, of_refusal, o
 from llama_adapter.app.online.types import BusyError, UnavailableError
 from llama_adapter.app.tasks.answers import NOT_FINITE, AnswerError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.problems import rule_for
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
@@ -65,6 +66,13 @@ def test_a_bug_is_not_a_refusal() -> None:
 def test_sentence_and_hint_are_one_message() -> None:
     assert of_refusal(PromptError("It is bad", hint="do well")).message == "It is bad: do well."
     assert of_refusal(ValueError("It is bad.")).message == "It is bad."
+
+
+def test_clients_get_no_hints_about_the_settings_of_the_server() -> None:
+    too_long = of_refusal(PromptTooLongError(600, 512))
+
+    assert too_long.message == "The prompt has 600 tokens, the context holds 512: shorten the prompt."
+    assert of_refusal(UsageError("It takes no pictures", hint="load another")).message == "It takes no pictures."
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,21 @@ def test_other_paths_have_no_body_limit() -> None:
     assert Client(b"a" * 101, path="/gradio_api/upload").ask(limited(app)).status == 200
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x", "identity, gzip"])
+def test_a_compressed_body_is_refused(encoding: str) -> None:
+    app = Application()
+    for path in (CHAT, "/v1/files"):
+        client = Client(b"a" * 9, path=path, content_encoding=encoding).ask(
+            BodyLimit(app, prefix="/v1/", unread=("/v1/files",), max_bytes=9, max_bytes_under_way=9, timeout_s=9.0)
+        )
+
+        assert (client.status, client.error["code"]) == (415, "unsupported_encoding")
+        assert "Content-Encoding" in client.error["message"]
+        assert client.headers["accept-encoding"] == "identity"
+    assert app.bodies == []
+    assert Client(b"a", content_encoding="identity").ask(limited(app)).status == 200
+
+
 # Host names
 
 
@@ -269,6 +284,37 @@ def test_a_request_with_two_hosts_is_refused() -> None:
     client.scope["headers"].append((b"host", b"evil.test"))
 
     assert client.ask(AccessGuard(Application(), host_names=host_names_for("::1"))).status == 421
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "names", "status"),
+    [
+        ("pictures.example", ("localhost", "pictures.example"), 200),
+        ("pictures.example", None, 200),
+        ("pictures.example", ("localhost",), 403),
+        ("", ("localhost", "pictures.example"), 403),
+    ],
+)
+def test_a_forwarded_host_counts_if_it_is_a_name_of_the_server(
+    forwarded: str, names: tuple[str, ...] | None, status: int
+) -> None:
+    app = AccessGuard(Application(), host_names=names)
+    form = {"content_type": "multipart/form-data; boundary=x", "origin": "http://pictures.example"}
+    client = Client(path="/gradio_api/upload", x_forwarded_host=forwarded, **form).ask(app)
+
+    assert client.status == status
+    left = [value.decode() for name, value in client.scope["headers"] if name == b"x-forwarded-host"]
+    assert left == ([forwarded] if status == 200 else [])
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/metrics"])
+def test_closed_paths_are_not_found(path: str) -> None:
+    app = Starlette()
+    app.mount("/", Application())
+    add_guards(app, settings=GuardSettings(closed=("docs", "metrics")))
+
+    assert Client(path=path, method="GET").ask(app).status == 404
+    assert Client(path="/health", method="GET").ask(app).status == 200
 
 
 def test_a_socket_for_another_name_is_closed() -> None:
@@ -318,6 +364,14 @@ def test_nothing_else_opens_it(authorization: str, path: str) -> None:
     assert client.error["code"] == "invalid_api_key"
     assert KEY not in json.dumps(client.error)
     assert app.bodies == []
+
+
+def test_a_wrong_key_and_a_missing_key_are_told_apart() -> None:
+    app = AccessGuard(Application(), api_keys=[KEY])
+    missing, wrong = (Client(authorization=given).ask(app).error["message"] for given in ("", "Bearer wrong-key"))
+
+    assert missing.startswith("This server requires an API key:")
+    assert wrong.startswith("The API key is not one of this server's:")
 
 
 def test_a_request_with_two_keys_is_refused() -> None:
@@ -394,6 +448,17 @@ def test_a_page_of_an_allowed_origin_may_ask_the_api() -> None:
     assert refused.headers["access-control-allow-origin"] == ORIGIN
 
 
+@pytest.mark.parametrize(("origin", "is_allowed"), [(ORIGIN, True), ("https://b.example", False)])
+def test_an_allowed_origin_may_ask_from_a_public_into_a_private_network(origin: str, is_allowed: bool) -> None:
+    client = preflight(origin=origin)
+    client.scope["headers"].append((b"access-control-request-private-network", b"true"))
+    client.ask(guarded(ORIGIN))
+
+    assert client.status == (200 if is_allowed else 400)
+    told = client.headers.get("access-control-allow-private-network")
+    assert (told == "true" and client.headers.get("access-control-allow-origin") == ORIGIN) is is_allowed
+
+
 @pytest.mark.parametrize(
     ("client", "origins"),
     [
@@ -448,8 +513,11 @@ def test_guards_stand_in_order_before_the_application() -> None:
         {"cors_origins": ("https://a.example/",)},
         {"max_body_bytes": 0},
         {"body_timeout_s": 0.0},
+        {"root_path": "pictures"},
+        {"root_path": "/pictures/"},
+        {"root_path": "/a?b"},
     ],
 )
 def test_invalid_settings_raise(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"API key|origin|above 0"):
+    with pytest.raises(ValueError, match=r"API key|origin|above 0|root path"):
         GuardSettings(**change)

@@ -7,6 +7,8 @@ import pytest
 from llama_adapter.app.http_api.chat import understand
 from llama_adapter.app.http_api.conversation import ChatQuestion
 from llama_adapter.app.http_api.errors import ApiError
+from llama_adapter.app.http_api.response_schemas import ResponsesRequest
+from llama_adapter.app.http_api.responses import understand as understand_responses
 from llama_adapter.app.http_api.schemas import ChatRequest, with_task_fields
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.task import FREE_TEXT
@@ -26,6 +28,16 @@ def assistant(text: str | None) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
+def calling(**fields: Any) -> dict[str, Any]:
+    """An earlier turn that calls a tool."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **fields}
+
+
+def result(role: str = "tool", content: Any = "sunny") -> dict[str, Any]:
+    return {"role": role, "tool_call_id": "c1", "name": "f", "content": content}
+
+
 @pytest.mark.parametrize(
     ("messages", "prompt"),
     [
@@ -34,15 +46,14 @@ def assistant(text: str | None) -> dict[str, Any]:
         ([user("One", image(), "two")], "One\ntwo"),
         ([user(image())], "default"),
         ([user(image(), " \n")], "default"),
-        ([system("Look."), user(image(), "What?")], ("Look.", "What?")),
-        ([system("Look.", "developer"), user(image(), "What?")], ("Look.", "What?")),
-        ([system("Look."), system("Think."), user(image(), "What?")], ("Look.\nThink.", "What?")),
-        ([system("Look."), user(image())], "Look."),
-        ([system(" "), user(image(), "What?")], "What?"),
+        ([system("Look."), user(image(), "What?")], "What?"),
+        ([system("Look.", "developer"), user(image(), "What?")], "What?"),
+        ([user(image()), system("Look."), user("What?")], "What?"),
+        ([system("Look."), user(image())], "default"),
         ([user(image()), {"role": "user", "content": "What?"}], "What?"),
     ],
 )
-def test_the_last_text_is_the_instruction_or_the_input_to_a_system_text(messages: list[Any], prompt: Any) -> None:
+def test_the_last_text_alone_is_the_instruction(messages: list[Any], prompt: Any) -> None:
     assert question(*messages).question.prompt("default") == prompt
 
 
@@ -50,7 +61,13 @@ def test_the_last_text_is_the_instruction_or_the_input_to_a_system_text(messages
     ("messages", "num_ignored"),
     [
         ([user(image(), "What?")], 0),
-        ([system("Look."), user(image(), "What?")], 0),
+        ([system("Look."), user(image(), "What?")], 1),
+        ([system(" "), user(image(), "What?")], 0),
+        ([system("Look."), system("Think.", "developer"), user(image(), "What?")], 2),
+        ([{"role": "system", "content": [image()]}, user("What?")], 0),
+        ([user(image(), "What?"), calling(), result(), user("And?")], 3),
+        ([user(image()), {**assistant("Red."), "reasoning_content": "Hm."}, user("And?")], 1),
+        ([user(image()), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("And?")], 1),
         ([user(image()), user("What?")], 0),  # the first message has only a picture, and the picture is used
         ([user(image(), "What?"), assistant("Red."), user("And?")], 2),
         ([user(image(), "What?"), assistant(None), user("And?")], 1),
@@ -95,6 +112,9 @@ OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
     ("messages", "url", "used"),
     [
         ([user("What?")], None, None),
+        ([{"role": "system", "content": [image(NEW)]}, user("What?")], NEW, None),
+        ([{"role": "developer", "content": [image(OLD)]}, user(image(NEW), "What?")], NEW, "messages[1].content[0]"),
+        ([user("Look."), calling(), result(content=[image(NEW)]), user("What?")], NEW, None),
         ([user(image(NEW), "What?")], NEW, None),
         ([user({"type": "image_url", "image_url": NEW}, "What?")], NEW, None),
         ([user(image(OLD), "What?", image(NEW))], NEW, "messages[0].content[2]"),
@@ -107,6 +127,57 @@ def test_the_last_picture_of_the_newest_message_with_one_counts(
     asked = question(*messages)
 
     assert (asked.picture_url, asked.picture_used) == (url, used)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": NEW, "detail": None}},
+        {"type": "image_url", "image_url": {"url": NEW, "detail": "high", "format": "png"}},
+        {"type": "image_url", "image_url": {"url": NEW}, "text": None, "cache_control": {"type": "ephemeral"}},
+        {"type": "image_url", "image_url": NEW, "id": 1},
+        {"type": "input_image", "image_url": NEW, "detail": None, "file_id": None},
+        {"type": "input_image", "image_url": {"url": NEW}},
+        {"type": None, "image_url": {"url": NEW}},
+        {"image_url": {"url": NEW}},
+        {"image_url": NEW, "text": None},
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"type": "text", "text": "What?", "image_url": None, "cache_control": None},
+        {"type": "text", "text": "What?", "cache_control": {"type": "ephemeral"}, "annotations": [1]},
+        {"type": "input_text", "text": "What?"},
+        {"type": "output_text", "text": "What?"},
+        {"type": None, "text": "What?"},
+        {"text": "What?"},
+    ],
+)
+def test_parts_are_understood_as_clients_write_them(part: dict[str, Any], text: dict[str, Any]) -> None:
+    message = {"role": "user", "content": [text, part], "name": None, "id": "m1", "cache_control": {}}
+    of_responses = with_task_fields(ResponsesRequest).model_validate({"model": "default", "input": [message]})
+
+    for asked in (question(message), understand_responses(of_responses)):
+        assert (asked.picture_url, asked.question.instruction) == (NEW, "What?")
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        [calling(), result()],
+        [calling(content=""), result("function")],
+        [calling(tool_calls=None, function_call={"name": "f", "arguments": "{}"}), result("function", content=None)],
+        [calling(content=[]), result(content=[{"type": "text", "text": "sunny"}])],
+        [calling(content=[{"type": "tool_use", "id": "c1"}]), result(content=[{"type": "tool_result"}])],
+        [{**assistant("Red."), "reasoning_content": "Hm.", "audio": {"id": "a"}, "annotations": [{}], "refusal": None}],
+        [{"role": "assistant"}],
+    ],
+)
+def test_earlier_turns_are_no_reason_to_refuse(earlier: list[Any]) -> None:
+    asked = question(user(image(NEW), "Hello"), *earlier, user("What?"))
+
+    assert (asked.picture_url, asked.question.instruction) == (NEW, "What?")
 
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
@@ -155,3 +226,4 @@ def test_the_turns_of_a_text_chat_are_kept_for_templates_with_turns() -> None:
 
     assert question(*messages).turns == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
     assert question(user("Hello", image()), assistant("Hi."), user("Why?")).turns == ()
+    assert question(user("Hello"), calling(), result(), user("Why?")).turns == (("user", "Hello"),)

@@ -1,5 +1,6 @@
 """What a request may contain: neutral values pass, others are refused by name, and no error quotes the request."""
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from llama_adapter.app.http_api.api import ApiSettings, create_api
-from llama_adapter.app.http_api.guards import MAX_SEPARATORS
+from llama_adapter.app.http_api.guards import MAX_SEPARATORS, GuardSettings
 from llama_adapter.app.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
 from llama_adapter.app.http_api.schemas import (
     MAX_ANSWERS,
@@ -126,6 +127,35 @@ def test_the_page_names_every_parameter() -> None:
     assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
 
 
+def test_null_is_absent_everywhere(api: TestClient) -> None:
+    absent = dict.fromkeys((*ChatRequest.model_fields, "guided_choice", "answer_choices", "unknown"))
+    nested = {
+        "response_format": {"type": "text", "json_schema": None},
+        "stream_options": {"include_usage": None, "unknown": None},
+        "metadata": {"a": None, "b": "c"},
+    }
+    format_ = {"type": "text", "name": None, "schema": None}
+
+    assert sent(api, {**absent, **chat()}).status_code == 200
+    assert sent(api, chat(**nested, stream=True)).status_code == 200
+    assert error(sent(api, {**absent, "model": "default"})) == (400, "missing_required_parameter", "messages")
+    came = sent(api, responses(metadata={"a": None, "b": "c"}, text={"format": format_}), path=RESPONSES)
+    assert (came.status_code, came.json()["metadata"]) == (200, {"b": "c"})
+
+
+def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) -> None:
+    items = [
+        {"role": "user", "content": "Hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        {"role": "user", "content": "What?"},
+    ]
+    came = sent(api, responses(items, instructions="Look."), path=RESPONSES)
+
+    assert (came.status_code, came.headers["x-ignored-turns"]) == (200, "5")
+
+
 @pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
 def test_a_state_parameter_passes_where_it_needs_no_state(name: str) -> None:
     ResponsesRequest.model_validate(responses(**{name: None}))
@@ -195,7 +225,6 @@ INVALID = [
     chat(guided_choice=["a"]),
     chat(guided_choice=["a", "b"], answer_choices=["a", "b"]),
     chat(user(image()), colour="red"),
-    chat(user({**image(), "size": 1})),
     chat({"role": "tool", "content": "a"}),
     chat({"role": "user", "content": 5}),
     chat({"role": "user", "content": []}),
@@ -214,6 +243,7 @@ INVALID_RESPONSES = [
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
+    responses([{"type": "message", "content": "b"}]),
     responses([{"role": "user", "content": [{"type": "input_image"}]}]),
     responses([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "file_id": "file_1"}]}]),
     responses([{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}]),
@@ -247,6 +277,34 @@ def test_likeliest_tokens_need_log_probabilities(api: TestClient) -> None:
     include = ["message.output_text.logprobs"]
     assert sent(api, responses(top_logprobs=2, include=include), path=RESPONSES).status_code == 200
     assert error(sent(api, responses(top_logprobs=2), path=RESPONSES)) == (400, "invalid_value", "top_logprobs")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/pictures/v1/models", "/pictures/docs", "/docs", "/openapi.json"])
+def test_a_proxy_may_offer_the_server_at_a_path(path: str) -> None:
+    guards = GuardSettings(root_path="/pictures", api_keys=("a-long-enough-key",))
+    application = create_api(StubService(), settings=ApiSettings(guards=guards))  # type: ignore[arg-type]
+    api = TestClient(application, base_url="http://localhost")
+    key = {"authorization": "Bearer a-long-enough-key"}
+
+    assert api.get(path, headers=key).status_code == 200
+    assert api.get(path).status_code == (401 if "/v1/" in path else 200)
+    for wrong in (f"/pictures{path}" if path.startswith("/pictures") else f"/pictured{path}", "/picturesv1/models"):
+        assert api.get(wrong, headers=key).status_code == 404
+    assert api.get("/pictures", follow_redirects=False).headers["location"] == "/pictures/"
+    assert '"/pictures/openapi.json"' in api.get("/docs").text.replace("'", '"')
+    static = re.findall(r"/pictures(/static[^\"]+js)", api.get("/docs").text)
+    assert [api.get(f"{prefix}{one}").status_code for one in static for prefix in ("", "/pictures")] == [200, 200]
+
+
+def test_the_list_of_models_says_what_goes_in() -> None:
+    service = StubService()
+    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+    (listed,) = api.get("/v1/models").json()["data"]
+
+    assert listed == api.get("/v1/models/default").json()
+    assert listed["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    service.info = dataclasses.replace(service.info, has_adapter=False)
+    assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

@@ -51,14 +51,14 @@ def item(role: str, *parts: str, **fields: Any) -> dict[str, Any]:
     ("content", "parameters", "prompt"),
     [
         ("What?", {}, "What?"),
-        ("What?", {"instructions": "Look."}, ("Look.", "What?")),
+        ("What?", {"instructions": "Look."}, "What?"),
         ([item("user", NEW, "What?")], {}, "What?"),
         ([item("user", NEW)], {}, "default"),
-        ([item("developer", "Look."), item("user", NEW, "One", "two", type="message")], {}, ("Look.", "One\ntwo")),
-        ([{"role": "user", "content": "What?"}], {"instructions": "Look."}, ("Look.", "What?")),
+        ([item("developer", "Look."), item("user", NEW, "One", "two", type="message")], {}, "One\ntwo"),
+        ([{"role": "user", "content": "What?"}], {"instructions": "Look."}, "What?"),
     ],
 )
-def test_instructions_and_the_last_text_are_the_question(content: Any, parameters: dict[str, Any], prompt: Any) -> None:
+def test_the_last_text_alone_is_the_question(content: Any, parameters: dict[str, Any], prompt: Any) -> None:
     assert question(content, **parameters).question.prompt("default") == prompt
 
 
@@ -68,7 +68,7 @@ def test_the_newest_picture_counts_and_earlier_turns_are_not_shown() -> None:
     asked = question([item("user", OLD, "What?"), earlier, item("user", "Why?", OLD, NEW)], instructions="Look.")
 
     assert (asked.picture_url, asked.picture_used) == (NEW, "input[2].content[2]")
-    assert asked.num_ignored_turns == 2
+    assert asked.num_ignored_turns == 3
 
 
 def test_parameters_arrive_as_they_are_given() -> None:
