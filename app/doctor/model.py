@@ -119,7 +119,9 @@ def _bundle_findings(
 ) -> list[Finding]:
     report = Report()
     _check_bundle(report, Path(place), precision=precision, device=device)
-    merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora)) if lora else None
+    if not lora or report.has_errors:
+        return report.findings
+    merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora))
     if merged is not None:
         report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
         for note in merged[0].notes:
