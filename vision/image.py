@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, TypeVar, get_args
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -19,14 +19,10 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.containers import bare_picture, completed_jpegs, picture_start
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import PICTURE_FORMATS
+from llama_adapter.vision.formats import PICTURE_FORMATS, Damaged, Orientation, PictureNote, Transparency
 from llama_adapter.vision.not_read import begins_like, is_heic, other_file, page_kind, rare_kind
 
 Result = TypeVar("Result")
-Orientation = Literal["upright", "ignore"]
-Transparency = Literal["white", "ignore"]  # transparent pixels show white, or the colour that is stored for them
-Damaged = Literal["refuse", "answer"]  # pictures of which only a part can be decoded
-PictureNote = Literal["damaged", "transparent"]
 PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
 
 DEFAULT_MAX_PIXELS: Final = 128_000_000  # includes the 108-megapixel pictures of phones; about 0.5 GB decoded
@@ -86,10 +82,9 @@ def load_picture(
         name: the name in messages, for bytes and PIL images.
         orientation: "upright" applies the EXIF orientation. "ignore" returns the pixels as Pillow does, which is CLIP's
             rule (Pillow itself turns TIFF files upright).
-        transparency: "white" composes transparent pixels on white, as viewers do. "ignore" keeps the colours stored for
-            them, which is CLIP's rule.
-        damaged: "answer" returns what can be decoded of damaged pixels; "refuse" raises. Damage outside the pixels, such
-            as in texts and colour profiles, is no reason to refuse.
+        transparency: "white" puts a transparent picture on white, as viewers do. "ignore" keeps the colours stored for
+            transparent pixels, which is CLIP's rule.
+        damaged: "refuse" raises if pixels are damaged. "answer" returns what can be decoded, and black for the rest.
         max_pixels: checked in the header before decoding. Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
             179 million), applies as well.
         max_bytes: compared with the size on disk before reading.

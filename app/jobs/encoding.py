@@ -234,7 +234,7 @@ def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple
     """Open the encoder; returns the spec with all values resolved, and the encoder."""
     if spec.batch_size == AUTO:
         spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
-    how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}
+    how = {"exif": spec.exif, "reading": spec.reading, "transparency": spec.transparency, "keeps": keeps}
     if keeps == "queries" and spec.vision_kind != "torch":
         return open_exported(spec, how)
     from llama_adapter.app.jobs.torch_encoders import open_model, open_weights

@@ -37,7 +37,7 @@ _MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 # float32.
 _NUMBERS: Final = {"float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2")}
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "keeps"), str),
+    **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "transparency", "keeps"), str),
     **dict.fromkeys(("vision", "fingerprint"), dict),
     "encoder": (str, type(None)),
 }
@@ -61,6 +61,7 @@ class Encoding:
     precision: Precision  # of the encoder's weights
     exif: Literal["upright", "ignore"]
     reading: Literal["exact", "fast"]
+    transparency: Literal["white", "ignore"]
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     keeps: Kept = "queries"
 
@@ -70,12 +71,18 @@ class Encoding:
             ("precision", tuple(PRECISIONS)),
             ("exif", ("upright", "ignore")),
             ("reading", ("exact", "fast")),
+            ("transparency", ("white", "ignore")),
             ("keeps", get_args(Kept)),
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, got {shown_excerpt(repr(value))}")
         if UNSAFE_ON_TERMINALS.search(self.name):
             raise ValueError(f"name must be a text without control characters, got {self.name!r}")
+
+    @property
+    def reading_of_pictures(self) -> dict[str, Any]:
+        """The fields of a `CaptionerSpec` that say how pictures were read."""
+        return {"exif": self.exif, "reading": self.reading, "transparency": self.transparency}
 
     @property
     def card(self) -> EncoderCard:
@@ -91,7 +98,7 @@ class Encoding:
     @classmethod
     def from_json(cls, text: str) -> "Encoding":
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
-        values = read_object(text)
+        values = {"transparency": "ignore", **read_object(text)}  # as in files of earlier versions
         version = values.pop("version", None)
         if version != _VERSION:
             raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {_VERSION}")

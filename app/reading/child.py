@@ -107,7 +107,13 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
         size, shape = (reading.width, reading.height), (rows, columns)
         body = np.ascontiguousarray(reading.pixels).data.cast("B")  # copied only if it is not stored row by row
     head = ReplyHead(
-        kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body), size=size, shape=shape
+        kind=ReplyKind.DONE,
+        digest=reading.digest,
+        code=code,
+        num_bytes=len(body),
+        notes=reading.notes,
+        size=size,
+        shape=shape,
     ).encode()
     num_sent = connection.sendmsg([head, body])
     if num_sent < len(head):

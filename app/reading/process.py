@@ -126,7 +126,13 @@ class ReadingProcess:
             self.is_spent = True
         width, height = head.size
         return PictureReading(
-            digest=head.digest, pixels=pixels, error=error, elapsed_ms=elapsed_ms, width=width, height=height
+            digest=head.digest,
+            pixels=pixels,
+            error=error,
+            elapsed_ms=elapsed_ms,
+            width=width,
+            height=height,
+            notes=head.notes,
         )
 
     def slow_down(self) -> None:
