@@ -10,12 +10,12 @@ from typing import Final
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PALETTE: Final = 3  # the colour type
-_MAX_TEXT_BYTES: Final = 2**20
 _START: Final = re.compile(rb"\xff\xd8\xff[\xc0-\xfe]|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBPVP8[ LX]", re.DOTALL)
 _MAX_BYTES_BEFORE: Final = 4096
 _WEBP_METADATA: Final = (b"ICCP", b"EXIF", b"XMP ")
 _JPEG_METADATA: Final = (*range(0xE2, 0xEE), 0xEF, 0xFE)  # without JFIF, EXIF and Adobe's marker of colours
-_FRAME, _SCAN, _END = (0xC0, 0xC1, 0xC2), 0xDA, b"\xff\xd9"
+_FRAME, _SCAN = (0xC0, 0xC1, 0xC2), 0xDA
+JPEG_END: Final = b"\xff\xd9"
 
 
 def picture_start(data: bytes) -> int:
@@ -44,23 +44,10 @@ def _bare_png(data: bytes) -> tuple[bytes, str]:
             if len(checksum) == len(right) and checksum != right:
                 fault = f"the checksum of {kind.decode()} is wrong"
             kept += [memoryview(struct.pack(">I", len(body) - 4)), body, memoryview(right)]
-        elif checksum == right and (kind in (b"tRNS", b"eXIf") or _has_orientation(kind, bytes(body[4:]))):
+        elif checksum == right and kind in (b"tRNS", b"eXIf"):
             kept.append(view[at : at + 12 + length])
         at += 12 + length
     return b"".join(kept), fault
-
-
-def _has_orientation(kind: bytes, body: bytes) -> bool:
-    """Whether a text chunk has EXIF or XMP, and can be read within a limit."""
-    name, _, rest = body.partition(b"\0")
-    if name not in (b"Raw profile type exif", b"XML:com.adobe.xmp"):
-        return False
-    if kind != b"zTXt":
-        return kind == b"tEXt" or rest.startswith(b"\0")  # XMP is not compressed
-    try:
-        return rest.startswith(b"\0") and len(zlib.decompressobj().decompress(rest[1:], _MAX_TEXT_BYTES + 1)) <= 2**20
-    except zlib.error:
-        return False
 
 
 def _whole_webp(data: bytes) -> bytes:
@@ -99,7 +86,7 @@ def completed_jpegs(data: bytes) -> tuple[bytes, ...]:
             kept.append(data[at:end])
         at = end
     bare, scans = b"".join(kept) + data[at:], data[at:]
-    if _END in scans:
+    if JPEG_END in scans:
         return (bare,)
     sent = set()
     for found in re.finditer(b"\xff\xda", scans):
@@ -114,4 +101,4 @@ def completed_jpegs(data: bytes) -> tuple[bytes, ...]:
     tails = (
         b"".join(fill + b"\xff" + bytes([0xD0 + place]) for place in range(8)) for fill in (bytes(256), b"\xaa" * 256)
     )
-    return tuple(bare.rstrip(b"\xff") + tail + _END for tail in tails)
+    return tuple(bare.rstrip(b"\xff") + tail + JPEG_END for tail in tails)

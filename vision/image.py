@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
-from llama_adapter.vision.containers import bare_picture, completed_jpegs, picture_start
+from llama_adapter.vision.containers import JPEG_END, bare_picture, completed_jpegs, picture_start
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_FORMATS, Damaged, Orientation, PictureNote, Transparency
 from llama_adapter.vision.not_read import begins_like, is_heic, other_file, page_kind, rare_kind
@@ -102,13 +102,12 @@ def load_picture(
     if isinstance(source, Image.Image):
         name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
-        image, is_damaged = source, False
         try:
-            _decoded(image, name=name)
-        except PictureError as error:
-            if not answers or error.code != "truncated" or _decoded_part(image) is None:
+            image, is_damaged = _decoded(source, name=name), False
+        except PictureError:
+            if not answers:
                 raise
-            is_damaged = True
+            image, is_damaged = _decoded(source, name=name, answers=True), True
         width, height = image.size
         digest = _guarded(lambda: _digest_of_pixels(image), name=name)
     else:
@@ -142,43 +141,41 @@ def load_picture(
     return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height, notes=tuple(notes))
 
 
-def _load(
-    data: bytes, *, name: str, max_pixels: int, least_side: int | None, answers: bool
-) -> tuple[Image.Image, tuple[int, int], bool]:
-    """The decoded picture, the size of the whole one, and whether its pixels are damaged. Raises `PictureError`."""
+def _load(data: bytes, **options: Any) -> tuple[Image.Image, tuple[int, int], bool]:
+    """The decoded picture, the size of the whole one, and whether its pixels are damaged. Raises `PictureError`.
+
+    The options are those of `_read`.
+    """
     content, fault = bare_picture(data)
-    if fault and not answers:
-        raise _damaged(fault, name=name)
-
-    def opened(content: bytes) -> Image.Image:
-        image = _open(content, name=name)
-        _check_pixels(image.size, name=name, max_pixels=max_pixels)
-        return image
-
     try:
-        image = opened(content)
+        if fault and not options["answers"]:
+            raise _damaged(fault, name=options["name"])
+        return *_read(content, **options | {"answers": False}), bool(fault)
     except PictureError as error:
-        start = picture_start(data) if error.code == "not_a_picture" else 0
-        if start:
-            return _load(data[start:], name=name, max_pixels=max_pixels, least_side=least_side, answers=answers)
-        ends = completed_jpegs(content) if error.code == "truncated" else ()
-        if not ends:
-            raise
-        image = opened(ends[0])
-    size = image.size
-    try:
-        if least_side is not None:
-            _guarded(lambda: _ask_for_less(image, least_side=least_side), name=name)
-        return _decoded(image, name=name, data=data), size, bool(fault)
-    except PictureError as error:
-        ends = completed_jpegs(content) if error.code == "truncated" else ()
-        with suppress(PictureError):
-            whole, *other = [_decoded(opened(end), name=name) for end in ends]
-            if _guarded(lambda: other in ([], [whole]), name=name):
-                return whole, size, False
-        if answers and error.code == "truncated" and (part := _decoded_part(image)):
-            return part, size, True
+        if error.code == "not_a_picture" and (start := picture_start(data)):
+            return _load(data[start:], **options)
+        if error.code == "truncated":
+            ends = completed_jpegs(content)
+            with suppress(PictureError):
+                whole = [_read(end, **options | {"answers": False, "least_side": None}) for end in ends]
+                if whole and whole[0] == whole[-1]:
+                    return *whole[0], False
+            for part in (content, content + JPEG_END) if options["answers"] else ():
+                with suppress(PictureError):
+                    return *_read(part, **options), True
         raise
+
+
+def _read(
+    data: bytes, *, name: str, max_pixels: int, least_side: int | None, answers: bool
+) -> tuple[Image.Image, tuple[int, int]]:
+    """The decoded picture, and the size of the whole one. Raises `PictureError`."""
+    image = _open(data, name=name)
+    size = image.size
+    _check_pixels(size, name=name, max_pixels=max_pixels)
+    if least_side is not None:
+        _guarded(lambda: _ask_for_less(image, least_side=least_side), name=name)
+    return _decoded(image, name=name, data=data, answers=answers), size
 
 
 def read_picture_file(
@@ -307,19 +304,22 @@ def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
         image.draft(image.mode, (least_side, least_side))
 
 
-def _decoded(image: Image.Image, *, name: str, data: bytes = b"") -> Image.Image:
-    """`data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture."""
-    _guarded(image.load, name=name, data=data)
+def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool = False) -> Image.Image:
+    """`data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
+
+    With `answers`, what cannot be decoded is black.
+    """
+    try:
+        _guarded(image.load, name=name, data=data)
+    except PictureError as error:
+        if answers and error.code == "truncated":
+            with suppress(Exception):
+                image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
+                image.load()
+                if image.getbbox(alpha_only=False):
+                    return image
+        raise
     return image
-
-
-def _decoded_part(image: Image.Image) -> Image.Image | None:
-    """What was decoded before a failure, with black in place of the rest; None if nothing was."""
-    with suppress(Exception):
-        image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
-        image.load()
-        return image if image.getbbox(alpha_only=False) else None
-    return None
 
 
 def _on_white(image: Image.Image) -> Image.Image | None:
