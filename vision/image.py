@@ -102,12 +102,7 @@ def load_picture(
     if isinstance(source, Image.Image):
         name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
-        try:
-            image, is_damaged = _decoded(source, name=name), False
-        except PictureError:
-            if not answers:
-                raise
-            image, is_damaged = _decoded(source, name=name, answers=True), True
+        image, is_damaged = _decoded(source, name=name, answers=answers)
         width, height = image.size
         digest = _guarded(lambda: _digest_of_pixels(image), name=name)
     else:
@@ -141,41 +136,39 @@ def load_picture(
     return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height, notes=tuple(notes))
 
 
-def _load(data: bytes, **options: Any) -> tuple[Image.Image, tuple[int, int], bool]:
-    """The decoded picture, the size of the whole one, and whether its pixels are damaged. Raises `PictureError`.
-
-    The options are those of `_read`.
-    """
+def _load(data: bytes, *, answers: bool, **options: Any) -> tuple[Image.Image, tuple[int, int], bool]:
+    """As `_read`, but for the file as it is: with other bytes around its pixels. Raises `PictureError`."""
     content, fault = bare_picture(data)
     try:
-        if fault and not options["answers"]:
+        if fault and not answers:
             raise _damaged(fault, name=options["name"])
-        return *_read(content, **options | {"answers": False}), bool(fault)
+        image, size, _ = _read(content, **options)
+        return image, size, bool(fault)
     except PictureError as error:
         if error.code == "not_a_picture" and (start := picture_start(data)):
-            return _load(data[start:], **options)
+            return _load(data[start:], answers=answers, **options)
         if error.code == "truncated":
-            ends = completed_jpegs(content)
             with suppress(PictureError):
-                whole = [_read(end, **options | {"answers": False, "least_side": None}) for end in ends]
-                if whole and whole[0] == whole[-1]:
-                    return *whole[0], False
-            for part in (content, content + JPEG_END) if options["answers"] else ():
+                whole = [_read(end, **options | {"least_side": None}) for end in completed_jpegs(content)]
+                if whole and _guarded(lambda: whole[0] == whole[-1], name=options["name"]):
+                    return whole[0]
+            for part in (content, content + JPEG_END) if answers else ():
                 with suppress(PictureError):
-                    return *_read(part, **options), True
+                    return *_read(part, answers=True, **options)[:2], True
         raise
 
 
 def _read(
-    data: bytes, *, name: str, max_pixels: int, least_side: int | None, answers: bool
-) -> tuple[Image.Image, tuple[int, int]]:
-    """The decoded picture, and the size of the whole one. Raises `PictureError`."""
+    data: bytes, *, name: str, max_pixels: int, least_side: int | None, answers: bool = False
+) -> tuple[Image.Image, tuple[int, int], bool]:
+    """The decoded picture, the size of the whole one, and whether its pixels are damaged. Raises `PictureError`."""
     image = _open(data, name=name)
     size = image.size
     _check_pixels(size, name=name, max_pixels=max_pixels)
     if least_side is not None:
         _guarded(lambda: _ask_for_less(image, least_side=least_side), name=name)
-    return _decoded(image, name=name, data=data, answers=answers), size
+    image, is_damaged = _decoded(image, name=name, data=data, answers=answers)
+    return image, size, is_damaged
 
 
 def read_picture_file(
@@ -304,22 +297,23 @@ def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
         image.draft(image.mode, (least_side, least_side))
 
 
-def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool = False) -> Image.Image:
-    """`data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
+def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool = False) -> tuple[Image.Image, bool]:
+    """The decoded picture, and whether it is damaged: with `answers`, what cannot be decoded is black.
 
-    With `answers`, what cannot be decoded is black.
+    `data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
     """
     try:
         _guarded(image.load, name=name, data=data)
     except PictureError as error:
-        if answers and error.code == "truncated":
-            with suppress(Exception):
-                image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
-                image.load()
-                if image.getbbox(alpha_only=False):
-                    return image
+        if not answers or error.code != "truncated":
+            raise
+        image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
+        with suppress(Exception):
+            image.load()
+            if image.getbbox(alpha_only=False):
+                return image, True
         raise
-    return image
+    return image, False
 
 
 def _on_white(image: Image.Image) -> Image.Image | None:

@@ -18,22 +18,13 @@ _OTHER_FILES: Final = (
     (0, b"#?RADIANCE", "a Radiance HDR picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
-    *((4, kind, "a video") for kind in (b"ftyp", b"moov", b"mdat")),
-    (0, b"\x1a\x45\xdf\xa3", "a video"),
-    (8, b"AVI LIST", "a video"),
-    (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "a video"),
-    (0, b"\x00\x00\x01\xba", "a video"),
-    (0, b"FLV\x01", "a video"),
-    (0, b"OggS", "a video or sound file"),
-    *((0, kind, "a sound file") for kind in (b"ID3", b"fLaC")),
-    *((0, kind, "a zip archive") for kind in (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")),
-    (257, b"ustar", "a tar archive"),
-    (0, b"\x1f\x8b\x08", "a gzip archive"),
-    (0, b"BZh", "a bzip2 archive"),
-    (0, b"\xfd7zXZ\x00", "an xz archive"),
-    (0, b"\x28\xb5\x2f\xfd", "a zstd archive"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (0, b"Rar!\x1a\x07", "a rar archive"),
+    *((4, head, "a video") for head in (b"ftyp", b"moov", b"mdat")),
+    *((0, head, "a video") for head in (b"\x1a\x45\xdf\xa3", b"\x30\x26\xb2\x75", b"\x00\x00\x01\xba", b"FLV\x01")),
+    *((8, b"AVI LIST", "a video"), (0, b"OggS", "a video or sound file"), (0, b"ID3", "a sound file")),
+    *((0, b"PK" + head, "a zip archive") for head in (b"\x03\x04", b"\x05\x06", b"\x07\x08")),
+    *((257, b"ustar", "a tar archive"), (0, b"\x1f\x8b\x08", "a gzip archive"), (0, b"BZh", "a bzip2 archive")),
+    *((0, b"\xfd7zXZ\x00", "an xz archive"), (0, b"\x28\xb5\x2f\xfd", "a zstd archive")),
+    *((0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"), (0, b"Rar!\x1a\x07", "a rar archive")),
     (0, b"\x00\x05\x16\x07\x00", "a file of macOS beside another file (AppleDouble)"),
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
     (0, b"II\xbc\x01", "a JPEG XR picture"),
@@ -46,11 +37,11 @@ _OTHER_FILES: Final = (
     (0, b"%PDF", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
 )
-_HTML: Final = re.compile(
-    rb"<!doctype html|<html|^(\xef\xbb\xbf)?\s*<(head|body|title|h1|p|div|pre|script)\b", re.IGNORECASE
-)
-_XML: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*<(\?xml\b|[a-z][\w:.-]*[\s>/])", re.IGNORECASE)
-_JSON: Final = re.compile(rb"^(\xef\xbb\xbf)?\s*(\{\s*[\"}]|\[\s*([\[{\"\]\d]|null|true|false))")
+_PAGES: Final = {
+    "a web page (HTML)": rb"(?i)<!doctype html|<html|^\s*<(head|body|title|h1|p|div|pre|script)\b",
+    "XML": rb"(?i)^\s*<(\?xml\b|[a-z][\w:.-]*[\s>/])",
+    "JSON": rb"^\s*(\{\s*[\"}]|\[\s*[\[{\"\]\dnft])",
+}
 _HEIC_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SIGNATURES: Final = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -87,7 +78,7 @@ def other_file(data: bytes) -> str | None:
         if data.startswith(signature, offset):
             return kind
     head = data[:1024]
-    if b"<svg" in head.lower() and not _HTML.search(head):
+    if b"<svg" in head.lower() and b"<html" not in head.lower():
         return "an SVG drawing"
     if data.startswith(b"P7\n") and b"\nENDHDR\n" in head:
         return "a PAM picture"
@@ -100,14 +91,11 @@ def other_file(data: bytes) -> str | None:
 
 def page_kind(data: bytes) -> tuple[str, str] | None:
     """What a text saved as a picture looks like, and what to do about it; None for other files."""
-    head = data[:1024]
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        head = head.decode("utf-16", "replace").encode()
+    head = data[:1024].removeprefix(b"\xef\xbb\xbf")
     if head.startswith(b"version https://git-lfs"):
         return "is a pointer of Git LFS in place of the picture", "run `git lfs pull`"
     again = "it may be an error message of a server: download the picture again"
-    kinds = ((_HTML, "a web page (HTML)"), (_XML, "XML"), (_JSON, "JSON"))
-    return next(((f"looks like {kind}", again) for pattern, kind in kinds if pattern.search(head)), None)
+    return next(((f"looks like {kind}", again) for kind, page in _PAGES.items() if re.search(page, head)), None)
 
 
 def rare_kind(data: bytes, *, was_opened: bool) -> str | None:

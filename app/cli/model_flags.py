@@ -136,20 +136,12 @@ def add_picture_reading(group: Any, *, hidden: bool = False) -> None:
     """Add the flags that say how the pixels of a picture are made."""
     for name, known, text in (
         ("exif", Orientation, "the orientation stored by cameras"),
-        (
-            "transparency",
-            Transparency,
-            "what transparent pixels show: white, or the colour stored for them, as in CLIP",
-        ),
+        ("transparency", Transparency, "transparent pixels: white, or the colours stored for them, as in CLIP"),
         ("damaged", Damaged, "pictures with damaged pixels: refused, or answered from the part that can be decoded"),
-        (
-            "reading",
-            Reading,
-            "how pictures are decoded; fast differs by about one level and is much faster for large JPEGs",
-        ),
+        ("reading", Reading, "decoding; fast differs by about one level and is much faster for large JPEGs"),
     ):
-        text = argparse.SUPPRESS if hidden else default(text)
-        group.add_argument(f"--{name}", choices=get_args(known), default=getattr(SPEC, name), help=text)
+        help = argparse.SUPPRESS if hidden else default(text)
+        group.add_argument(f"--{name}", choices=get_args(known), default=getattr(SPEC, name), help=help)
 
 
 def add_precision(group: Any) -> None:

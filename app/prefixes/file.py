@@ -26,6 +26,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown
 from llama_adapter.vision.card import EncoderCard, read_vision_config
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import Transparency
 
 Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter's keys and values too
 
@@ -61,9 +62,9 @@ class Encoding:
     precision: Precision  # of the encoder's weights
     exif: Literal["upright", "ignore"]
     reading: Literal["exact", "fast"]
-    transparency: Literal["white", "ignore"]
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     keeps: Kept = "queries"
+    transparency: Transparency = "ignore"  # as in files of earlier versions
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -71,7 +72,7 @@ class Encoding:
             ("precision", tuple(PRECISIONS)),
             ("exif", ("upright", "ignore")),
             ("reading", ("exact", "fast")),
-            ("transparency", ("white", "ignore")),
+            ("transparency", get_args(Transparency)),
             ("keeps", get_args(Kept)),
         ):
             if (value := getattr(self, name)) not in known:
@@ -98,7 +99,7 @@ class Encoding:
     @classmethod
     def from_json(cls, text: str) -> "Encoding":
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
-        values = {"transparency": "ignore", **read_object(text)}  # as in files of earlier versions
+        values = {"transparency": "ignore", **read_object(text)}
         version = values.pop("version", None)
         if version != _VERSION:
             raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {_VERSION}")

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
 import numpy as np
 
@@ -129,8 +129,8 @@ class PictureReader:
         """As `Reader.read`."""
         started = time.perf_counter()
         max_bytes = self._limits.max_bytes
-        digest, pixels, problem, width, height = "", None, None, 0, 0
-        notes: tuple[PictureNote, ...] = ()
+        digest, pixels, problem = "", None, None
+        seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
         encoded: StoredPicture | None = None
         try:
             if isinstance(source, PrefixRow):
@@ -159,22 +159,14 @@ class PictureReader:
                     max_bytes=max_bytes,
                     digest=digest or None,
                 )
-                digest, width, height = loaded.digest, loaded.width, loaded.height
-                notes = loaded.notes
+                digest = loaded.digest
                 pixels = self._square(loaded) if side is None else _view(loaded, side=side)
+                seen = {"width": loaded.width, "height": loaded.height, "notes": loaded.notes}
         except PictureError as error:
-            digest, width, height = digest or error.digest, 0, 0
+            digest = digest or error.digest
             problem = AnswerError(code=error.code, message=error.message)
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        return PictureReading(
-            digest=digest,
-            pixels=pixels,
-            error=problem,
-            elapsed_ms=elapsed_ms,
-            width=width,
-            height=height,
-            notes=notes if problem is None else (),
-        )
+        return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms, **seen)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -22,7 +22,7 @@ _REQUEST = struct.Struct("<IQ")  # bytes of the pickled request, bytes of the pi
 # width and height, rows, columns.
 _REPLY = struct.Struct("<BBBB32sIIIHH")
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
-_NO_DIGEST = bytes(32)
+_NO_DIGEST, _NOTES_END = bytes(32), 1 << len(PICTURE_NOTES)
 
 
 class ReplyKind(IntEnum):
@@ -95,10 +95,7 @@ class ReplyHead:
             is_right = num_bytes <= MAX_MESSAGE_BYTES and not (width or height or rows or columns or notes)
         elif num_bytes:
             is_right = (
-                is_done
-                and notes < 1 << len(PICTURE_NOTES)
-                and num_bytes == rows * columns * 3
-                and max(rows, columns) <= max_side
+                is_done and notes < _NOTES_END and num_bytes == rows * columns * 3 and max(rows, columns) <= max_side
             )
         else:
             is_right = not (width or height or rows or columns or notes)

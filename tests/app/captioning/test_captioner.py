@@ -294,9 +294,11 @@ def test_a_context_that_memory_cannot_hold_is_refused_before_it_is_made() -> Non
 
 
 def test_a_model_trained_on_opencvs_order_sees_plain_colours_without_their_transparency() -> None:
-    captioner = Captioner.load(**model_options(), channel_order="bgr")
+    captioner = Captioner.load(**model_options(), channel_order="bgr", transparency="ignore")
     transparent = Image.open(GOLDEN / "images/rgba_180x140.png").convert("RGBA")
     by_mode, plain = captioner.generate([transparent, transparent.convert("RGB")], max_new_tokens=12)
     assert by_mode.token_ids == plain.token_ids
-    in_clips_way = Captioner.load(**model_options()).generate([transparent, transparent.convert("RGB")])
+    in_clips_way = Captioner.load(**model_options(), transparency="ignore").generate(
+        [transparent, transparent.convert("RGB")]
+    )
     assert in_clips_way[0].token_ids != in_clips_way[1].token_ids
