@@ -302,3 +302,20 @@ def test_a_model_trained_on_opencvs_order_sees_plain_colours_without_their_trans
         [transparent, transparent.convert("RGB")]
     )
     assert in_clips_way[0].token_ids != in_clips_way[1].token_ids
+
+
+def test_an_answer_says_what_was_transparent_or_damaged_whatever_form_the_picture_has() -> None:
+    path = GOLDEN / "images/rgba_180x140.png"
+    image = Image.open(path).convert("RGBA")
+    on_white = Image.new("RGB", image.size, "white")
+    on_white.paste(image, mask=image.getchannel("A"))
+    cut = path.read_bytes()[:-400]
+    with Captioner.load(**model_options(), damaged="answer") as captioner:
+        forms = [path, path.read_bytes(), image, np.asarray(image), on_white, cut]
+        *answers, twin, part = captioner.generate(forms, max_new_tokens=8)
+
+    assert [answer.details for answer in answers] == [{"transparent": True}] * 4
+    assert {answer.token_ids for answer in answers} == {twin.token_ids}
+    assert twin.details == {}
+    assert part.details == {"transparent": True, "damaged": True}
+    assert part.error is None
