@@ -275,11 +275,12 @@ def _open(data: bytes, *, name: str) -> Image.Image:
         formats += ("HEIF",)
     try:
         image = Image.open(BytesIO(data), formats=formats)
-        clear, depth = image.info.get("transparency"), data[24] if image.format == "PNG" else 8
-        if depth < 8 and image.mode == "L":  # Pillow scales the pixels to 8 bits, but not their transparent colour
-            image.info["transparency"] = clear and clear * 255 // (2**depth - 1)
-        elif depth == 16 and image.mode == "RGB":
-            image.info["transparency"] = clear and tuple(value >> 8 for value in clear)
+        if image.format == "PNG" and (clear := image.info.get("transparency")) is not None:
+            depth = data[24]  # Pillow scales the pixels to 8 bits, but not their transparent colour
+            if image.mode == "L":
+                image.info["transparency"] = clear * 255 // (2**depth - 1)
+            elif image.mode == "RGB" and depth == 16:
+                image.info["transparency"] = tuple(value >> 8 for value in clear)
         return image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(
