@@ -20,7 +20,7 @@ from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.containers import JPEG_END, bare_picture, completed_jpegs, picture_start
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_FORMATS, Damaged, Orientation, PictureNote, Transparency
-from llama_adapter.vision.not_read import begins_like, is_heic, other_file, page_kind, rare_kind
+from llama_adapter.vision.not_read import archive_kind, begins_like, is_heic, other_file, page_kind, rare_kind
 
 Result = TypeVar("Result")
 PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
@@ -145,7 +145,7 @@ def _load(data: bytes, *, answers: bool, **options: Any) -> tuple[Image.Image, t
         image, size, _ = _read(content, **options)
         return image, size, bool(fault)
     except PictureError as error:
-        if error.code == "not_a_picture" and (start := picture_start(data)):
+        if error.code == "not_a_picture" and not archive_kind(data) and (start := picture_start(data)):
             return _load(data[start:], answers=answers, **options)
         if error.code == "truncated":
             with suppress(PictureError):
@@ -408,8 +408,9 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
             "save or copy it again.",
         )
     if kind := other_file(data):
-        advice = "unpack it" if kind.endswith("archive") else "convert it to JPEG or PNG"
-        return PictureError("unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); {advice}.")
+        return PictureError(
+            "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
+        )
     but, advice = page_kind(data) or ("is of no known format", "check the file")
     return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; {advice}.")
 

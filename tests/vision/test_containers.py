@@ -164,7 +164,7 @@ def test_bytes_around_a_picture_are_left_out(suffix: str, before: bytes) -> None
 def test_a_picture_within_another_file_is_not_taken_for_it(head: bytes) -> None:
     with pytest.raises(PictureError) as caught:
         load_picture(head + bytes(100) + sound_files()["jpg"])
-    assert caught.value.code == "unsupported"
+    assert caught.value.code in ("unsupported", "not_a_picture")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp"])
