@@ -150,7 +150,8 @@ def _load(data: bytes, *, answers: bool, **options: Any) -> tuple[Image.Image, t
         if error.code == "truncated":
             with suppress(PictureError):
                 whole = [_read(end, **options | {"least_side": None}) for end in completed_jpegs(content)]
-                if whole and _guarded(lambda: whole[0] == whole[-1], name=options["name"]):
+                are_equal = _guarded(lambda: whole[:1] == whole[-1:], name=options["name"])
+                if whole and are_equal:
                     return whole[0]
             for part in (content, content + JPEG_END) if answers else ():
                 with suppress(PictureError):
