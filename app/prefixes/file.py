@@ -26,7 +26,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown
 from llama_adapter.vision.card import EncoderCard, read_vision_config
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import Transparency
+from llama_adapter.vision.formats import PictureNote, Transparency
 
 Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter's keys and values too
 
@@ -284,6 +284,7 @@ class PrefixRow:
     path: str
     row: int
     digest: str  # of the picture
+    notes: tuple[PictureNote, ...] = ()
 
     def read(self, wanted: PrefixFile) -> StoredPicture:
         """Read the row.

@@ -137,7 +137,8 @@ class PictureReader:
                 digest = source.digest
                 if wants_pixels is None or wants_pixels(digest):
                     encoded = self._encoded(source)
-                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=(time.perf_counter() - started) * 1e3)
+                elapsed_ms = (time.perf_counter() - started) * 1e3
+                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=elapsed_ms, notes=source.notes)
             if self._spec.vision_kind == "prefixes" and side is None:
                 raise PictureError("unsupported", _NO_ENCODER)
             if isinstance(source, FileSlice):
