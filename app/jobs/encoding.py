@@ -168,7 +168,8 @@ class EncodeRunner:
         for row, one in enumerate(kept):
             reading = one.looked.picture
             ms = {"read": reading.elapsed_ms, "clip": one.clip_ms, "total": reading.elapsed_ms + one.clip_ms}
-            place = {"digest": reading.digest, "file": path.name, "row": row, **dict.fromkeys(reading.notes, True)}
+            place: dict[str, Any] = {"digest": reading.digest, "file": path.name, "row": row}
+            place |= dict.fromkeys(reading.notes, True)
             yield _answer(one.looked, text=f"{path.name} row {row}", details=place, ms=ms)
 
     def waited_s(self, wall_s: float) -> float:
