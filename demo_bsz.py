@@ -94,6 +94,7 @@ def parser() -> Parser:
         help="(%(default)s)",
     )
     add_computation(parser.add_argument_group("computation", section="computation"))
+    parser.set_defaults(transparency="ignore")  # as the guide's demo reads pictures
     run = parser.add_argument_group("run", section="profiling")
     run.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")
     run.add_argument(

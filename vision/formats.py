@@ -1,4 +1,12 @@
-"""The suffixes of picture files. Imports no Pillow, so that listing a folder is fast."""
+"""The suffixes of picture files, and the ways to read them. Imports no Pillow, so that listing a folder is fast."""
+
+from typing import Literal, get_args
+
+Orientation = Literal["upright", "ignore"]  # the orientation that cameras store
+Transparency = Literal["white", "ignore"]  # transparent pixels show white, or the colours that are stored for them
+Damaged = Literal["refuse", "answer"]  # pictures of which only a part can be decoded
+PictureNote = Literal["damaged", "transparent"]  # what a record says about the pixels of its picture
+PICTURE_NOTES: tuple[PictureNote, ...] = get_args(PictureNote)
 
 # Pillow's names (JPEG includes MPO). Deliberately excluded are formats that start other programs (EPS, WMF), formats
 # without a signature, for which other bytes could be taken (TGA, DIB), formats that contain a picture of undeclared

@@ -6,21 +6,23 @@ import os
 import stat
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import Final, Literal, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
+import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.containers import JPEG_END, bare_picture, completed_jpegs, picture_start
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import PICTURE_FORMATS
-from llama_adapter.vision.not_read import begins_like, is_heic, other_file, rare_kind
+from llama_adapter.vision.formats import PICTURE_FORMATS, Damaged, Orientation, PictureNote, Transparency
+from llama_adapter.vision.not_read import archive_kind, begins_like, is_heic, other_file, page_kind, rare_kind
 
 Result = TypeVar("Result")
-Orientation = Literal["upright", "ignore"]
 PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
 
 DEFAULT_MAX_PIXELS: Final = 128_000_000  # includes the 108-megapixel pictures of phones; about 0.5 GB decoded
@@ -58,6 +60,7 @@ class LoadedPicture:
     digest: str  # SHA-256 in hexadecimal: of the file's bytes; for a PIL image, of mode, size, palette and pixels
     width: int  # of the whole picture in pixels, after orientation; `image` may be smaller with `least_side`
     height: int
+    notes: tuple[PictureNote, ...] = ()
 
 
 def load_picture(
@@ -65,6 +68,8 @@ def load_picture(
     *,
     name: str | None = None,
     orientation: Orientation = "upright",
+    transparency: Transparency = "white",
+    damaged: Damaged = "refuse",
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
     least_side: int | None = None,
@@ -77,6 +82,9 @@ def load_picture(
         name: the name in messages, for bytes and PIL images.
         orientation: "upright" applies the EXIF orientation. "ignore" returns the pixels as Pillow does, which is CLIP's
             rule (Pillow itself turns TIFF files upright).
+        transparency: "white" puts a transparent picture on white, as viewers do. "ignore" keeps the colours stored for
+            transparent pixels, which is CLIP's rule.
+        damaged: "refuse" raises if pixels are damaged. "answer" returns what can be decoded, and black for the rest.
         max_pixels: checked in the header before decoding. Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
             179 million), applies as well.
         max_bytes: compared with the size on disk before reading.
@@ -90,10 +98,11 @@ def load_picture(
     """
     if orientation not in get_args(Orientation):
         raise ValueError(f"orientation must be upright or ignore, got {orientation!r}")
+    answers = damaged == "answer"
     if isinstance(source, Image.Image):
         name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
-        image = _guarded(lambda: _decoded(source), name=name)
+        image, is_damaged = _decoded(source, name=name, answers=answers)
         width, height = image.size
         digest = _guarded(lambda: _digest_of_pixels(image), name=name)
     else:
@@ -108,21 +117,59 @@ def load_picture(
             raise PictureError("empty", f"Wanted a picture, got zero bytes from {name}; save or copy it again.")
         digest = digest or hashlib.sha256(data).hexdigest()
         try:
-            opened = _open(data, name=name)
-            _check_pixels(opened.size, name=name, max_pixels=max_pixels)
-            width, height = opened.size
-            if least_side is not None:
-                _guarded(lambda: _ask_for_less(opened, least_side=least_side), name=name)
-            image = _guarded(lambda: _decoded(opened), name=name, data=data)
+            image, (width, height), is_damaged = _load(
+                data, name=name, max_pixels=max_pixels, least_side=least_side, answers=answers
+            )
         except PictureError as error:
             error.digest = digest
             raise
     method = _TURN_UPRIGHT.get(_orientation_tag(image)) if orientation == "upright" else None
+    on_white = _guarded(lambda: _on_white(image), name=name)
+    notes: list[PictureNote] = ["damaged"] if is_damaged else []
+    if on_white is not None:
+        notes.append("transparent")
+        image = on_white if transparency == "white" else image
     if method is not None:
         image = _guarded(lambda: image.transpose(method), name=name)
         if method in _SWAP_SIDES:
             width, height = height, width
-    return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height)
+    return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height, notes=tuple(notes))
+
+
+def _load(data: bytes, *, answers: bool, **options: Any) -> tuple[Image.Image, tuple[int, int], bool]:
+    """As `_read`, but for the file as it is: with other bytes around its pixels. Raises `PictureError`."""
+    content, fault = bare_picture(data)
+    try:
+        if fault and not answers:
+            raise _damaged(fault, name=options["name"])
+        image, size, _ = _read(content, **options)
+        return image, size, bool(fault)
+    except PictureError as error:
+        if error.code == "not_a_picture" and not archive_kind(data) and (start := picture_start(data)):
+            return _load(data[start:], answers=answers, **options)
+        if error.code == "truncated":
+            with suppress(PictureError):
+                whole = [_read(end, **options | {"least_side": None}) for end in completed_jpegs(content)]
+                are_equal = _guarded(lambda: whole[:1] == whole[-1:], name=options["name"])
+                if whole and are_equal:
+                    return whole[0]
+            for part in (content, content + JPEG_END) if answers else ():
+                with suppress(PictureError):
+                    return *_read(part, answers=True, **options)[:2], True
+        raise
+
+
+def _read(
+    data: bytes, *, name: str, max_pixels: int, least_side: int | None, answers: bool = False
+) -> tuple[Image.Image, tuple[int, int], bool]:
+    """The decoded picture, the size of the whole one, and whether its pixels are damaged. Raises `PictureError`."""
+    image = _open(data, name=name)
+    size = image.size
+    _check_pixels(size, name=name, max_pixels=max_pixels)
+    if least_side is not None:
+        _guarded(lambda: _ask_for_less(image, least_side=least_side), name=name)
+    image, is_damaged = _decoded(image, name=name, data=data, answers=answers)
+    return image, size, is_damaged
 
 
 def read_picture_file(
@@ -228,7 +275,14 @@ def _open(data: bytes, *, name: str) -> Image.Image:
     if is_heic(data) and _reads_heic():
         formats += ("HEIF",)
     try:
-        return Image.open(BytesIO(data), formats=formats)
+        image = Image.open(BytesIO(data), formats=formats)
+        if image.format == "PNG" and (clear := image.info.get("transparency")) is not None:
+            depth = data[24]  # Pillow scales the pixels to 8 bits, but not their transparent colour
+            if image.mode == "L":
+                image.info["transparency"] = clear * 255 // (2**depth - 1)
+            elif image.mode == "RGB" and depth == 16:
+                image.info["transparency"] = tuple(value >> 8 for value in clear)
+        return image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(
             "too_large", f"Wanted a picture of fewer pixels; {name} is refused by Pillow: {error}"
@@ -245,9 +299,41 @@ def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
         image.draft(image.mode, (least_side, least_side))
 
 
-def _decoded(image: Image.Image) -> Image.Image:
-    image.load()
-    return image
+def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool = False) -> tuple[Image.Image, bool]:
+    """The decoded picture, and whether it is damaged: with `answers`, what cannot be decoded is black.
+
+    `data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
+    """
+    try:
+        _guarded(image.load, name=name, data=data)
+    except PictureError as error:
+        if not answers or error.code != "truncated":
+            raise
+        image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
+        with suppress(Exception):
+            image.load()
+            if image.getbbox(alpha_only=False):
+                return image, True
+        raise
+    return image, False
+
+
+def _on_white(image: Image.Image) -> Image.Image | None:
+    """The picture on white; None if no pixel is transparent."""
+    if not image.has_transparency_data:
+        return None
+    if image.mode.startswith("I;16"):
+        values, clear = np.asarray(image), image.info["transparency"]
+        return Image.fromarray(np.where(values == clear, np.uint16(65535), values)) if (values == clear).any() else None
+    is_grey = image.mode in ("1", "L", "LA", "La")
+    layer = image.convert("LA" if is_grey else "RGBA")
+    alpha = layer.getchannel("A")
+    low, high = alpha.getextrema()
+    if low == 255 or (high == 0 and image.format == "BMP"):  # a BMP has zeros in a channel that is not used
+        return None
+    ground = Image.new("L" if is_grey else "RGB", image.size, "white")
+    ground.paste(layer.convert(ground.mode), mask=alpha)
+    return ground
 
 
 def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Result:
@@ -264,10 +350,13 @@ def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Res
     except Exception as error:
         if kind := rare_kind(data, was_opened=True):
             raise _rare(kind, name=name) from error
-        raise PictureError(
-            "truncated",
-            f"Wanted a whole picture, but {name} is cut off or damaged ({_in_words(error)}); save or copy it again.",
-        ) from error
+        raise _damaged(_in_words(error), name=name) from error
+
+
+def _damaged(fault: str, *, name: str) -> PictureError:
+    return PictureError(
+        "truncated", f"Wanted a whole picture, but {name} is cut off or damaged ({fault}); save or copy it again."
+    )
 
 
 def _out_of_memory(name: str) -> PictureError:
@@ -295,7 +384,8 @@ def _orientation_tag(image: Image.Image) -> int:
 
 def _digest_of_pixels(image: Image.Image) -> str:
     header = f"{image.mode} {image.width}x{image.height} orientation {_orientation_tag(image)}\n"
-    digest = hashlib.sha256(header.encode())
+    clear = image.info.get("transparency")
+    digest = hashlib.sha256((header if clear is None else f"{header}transparent {clear}\n").encode())
     digest.update(bytes(image.getpalette() or ()))
     digest.update(image.tobytes())
     return digest.hexdigest()
@@ -322,9 +412,8 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
         return PictureError(
             "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
         )
-    head = data[:1024].lower()
-    but = "looks like a web page" if b"<html" in head or b"<!doctype html" in head else "is of no known format"
-    return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; check the file.")
+    but, advice = page_kind(data) or ("is of no known format", "check the file")
+    return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; {advice}.")
 
 
 def _rare(kind: str, *, name: str) -> PictureError:

@@ -18,7 +18,10 @@ _OTHER_FILES: Final = (
     (0, b"#?RADIANCE", "a Radiance HDR picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
-    (4, b"ftyp", "a video"),
+    *((4, head, "a video") for head in (b"ftyp", b"moov", b"mdat")),
+    *((0, head, "a video") for head in (b"\x1a\x45\xdf\xa3", b"\x30\x26\xb2\x75", b"\x00\x00\x01\xba", b"FLV\x01")),
+    *((8, b"AVI LIST", "a video"), (0, b"OggS", "a video or sound file"), (0, b"ID3", "a sound file")),
+    (0, b"\x00\x05\x16\x07\x00", "a file of macOS beside another file (AppleDouble)"),
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 picture"),
     (0, b"II\xbc\x01", "a JPEG XR picture"),
     (0, b"\x76\x2f\x31\x01", "an OpenEXR picture"),
@@ -30,6 +33,17 @@ _OTHER_FILES: Final = (
     (0, b"%PDF", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
 )
+_ARCHIVES: Final = (
+    *((0, b"PK" + head, "zip") for head in (b"\x03\x04", b"\x05\x06", b"\x07\x08")),
+    *((257, b"ustar", "tar"), (0, b"\x1f\x8b\x08", "gzip"), (0, b"BZh", "bzip2")),
+    *((0, b"\xfd7zXZ\x00", "xz"), (0, b"\x28\xb5\x2f\xfd", "zstd")),
+    *((0, b"7z\xbc\xaf\x27\x1c", "7z"), (0, b"Rar!\x1a\x07", "rar")),
+)
+_PAGES: Final = {
+    "a web page (HTML)": rb"(?i)<!doctype html|<html|^\s*<(head|body|title|h1|p|div|pre|script)\b",
+    "XML": rb"(?i)^\s*<(\?xml\b|[a-z][\w:.-]*[\s>/])",
+    "JSON": rb"^\s*(\{\s*[\"}]|\[\s*[\[{\"\]\dnft])",
+}
 _HEIC_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SIGNATURES: Final = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -66,7 +80,7 @@ def other_file(data: bytes) -> str | None:
         if data.startswith(signature, offset):
             return kind
     head = data[:1024]
-    if b"<svg" in head.lower():
+    if b"<svg" in head.lower() and b"<html" not in head.lower():
         return "an SVG drawing"
     if data.startswith(b"P7\n") and b"\nENDHDR\n" in head:
         return "a PAM picture"
@@ -75,6 +89,22 @@ def other_file(data: bytes) -> str | None:
     if data.startswith(b"BA") and data[14:16] == b"BM":
         return "an OS/2 bitmap array"
     return None
+
+
+def archive_kind(data: bytes) -> str | None:
+    """The format of an archive or compressed file, such as "zip", or None."""
+    return next((kind for offset, signature, kind in _ARCHIVES if data.startswith(signature, offset)), None)
+
+
+def page_kind(data: bytes) -> tuple[str, str] | None:
+    """What a text or archive saved as a picture is, and what to do about it; None for other files."""
+    if kind := archive_kind(data):
+        return f"is an archive ({kind})", "unpack it"
+    head = data[:1024].removeprefix(b"\xef\xbb\xbf")
+    if head.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS in place of the picture", "run `git lfs pull`"
+    again = "it may be an error message of a server: download the picture again"
+    return next(((f"looks like {kind}", again) for kind, page in _PAGES.items() if re.search(page, head)), None)
 
 
 def rare_kind(data: bytes, *, was_opened: bool) -> str | None:

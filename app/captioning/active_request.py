@@ -13,6 +13,7 @@ from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer
+from llama_adapter.vision.formats import PictureNote
 
 
 class ActiveRequest:
@@ -33,6 +34,7 @@ class ActiveRequest:
         tag: Any = None,
         with_logprobs: bool = False,
         num_top_logprobs: int = 0,
+        notes: tuple[PictureNote, ...] = (),
     ) -> None:
         """`started`: the `time.perf_counter()` from which times count; None means now. `ms`: times measured so far."""
         self.index, self.picture, self.digest = index, picture, digest
@@ -43,6 +45,7 @@ class ActiveRequest:
         self.sampling = sampling
         self.started = time.perf_counter() if started is None else started
         self.ms: dict[str, float] = {} if ms is None else ms
+        self.notes = notes  # of the reader, for the record
         self.is_reused = False  # the encoded picture came from the cache
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
@@ -116,7 +119,10 @@ class ActiveRequest:
             is_reused=self.is_reused,
             tag=self.tag,
             logprobs=tuple(self.logprobs),
-            details={"prompt_tokens_cut": self.prompt.num_cut} if self.prompt.num_cut else {},
+            details={
+                **({"prompt_tokens_cut": self.prompt.num_cut} if self.prompt.num_cut else {}),
+                **dict.fromkeys(self.notes, True),
+            },
         )
 
 

@@ -60,7 +60,7 @@ def assemble_parts(
         check_encoder_exists(spec)
         encoding = read_first_file(str(spec.encoder)).encoding
         vision = EncodedBefore(encoding.vision)
-        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
+        spec = dataclasses.replace(spec, **encoding.reading_of_pictures)
     is_encoded_elsewhere = vision is not None or spec.vision_kind != "torch"
     check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")

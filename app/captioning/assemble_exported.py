@@ -115,7 +115,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         stack.pop_all()
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
         encoding = read_first_file(spec.encoder).encoding
-        spec = dataclasses.replace(spec, exif=encoding.exif, reading=encoding.reading)
+        spec = dataclasses.replace(spec, **encoding.reading_of_pictures)
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,

@@ -139,7 +139,7 @@ class CaptionLoop:
         """Hand a request about an encoded picture to the engine; returns its id for `cancel`."""
         request_id = next(CaptionLoop._ids)
         request.detokenizer = IncrementalDetokenizer(self._tokenizer)
-        request.prefix, request.unfamiliar = picture
+        request.prefix, request.unfamiliar, request.notes = *picture[:2], picture.notes or request.notes
         self._submit_to_engine(request_id, request)
         self.in_flight[request_id] = request
         return request_id

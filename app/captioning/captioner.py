@@ -33,7 +33,6 @@ from llama_adapter.app.models.spec import (
     BatchSize,
     CaptionerSpec,
     ModelInfo,
-    Orientation,
     Reading,
     TextPrefix,
     VisionKind,
@@ -54,6 +53,7 @@ from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.formats import Damaged, Orientation, Transparency
 from llama_adapter.vision.pixels import zero_picture
 
 if TYPE_CHECKING:  # exported models run without torch
@@ -167,6 +167,8 @@ class Captioner:
         tensor_parallel: int = DEFAULTS.tensor_parallel,
         parallel_timeout: float = DEFAULTS.parallel_timeout,
         exif: Orientation = DEFAULTS.exif,
+        transparency: Transparency = DEFAULTS.transparency,
+        damaged: Damaged = DEFAULTS.damaged,
         reading: Reading = DEFAULTS.reading,
         batch_size: BatchSize = DEFAULTS.batch_size,
         allowed_hosts: Iterable[str] = (),
@@ -212,6 +214,9 @@ class Captioner:
                 started on this machine, unless `torchrun` has started them.
             parallel_timeout: seconds that a rank waits for the others in a step before all ranks end. Default: 60.
             exif: `"upright"` (default) applies the orientation that cameras store, `"ignore"` does not.
+            transparency: `"white"` (default) puts transparent pictures on white, as viewers do; `"ignore"` shows the
+                colours stored for transparent pixels, as CLIP does.
+            damaged: `"refuse"` (default), or `"answer"` for what can be decoded of damaged pictures.
             reading: `"exact"` (default), or `"fast"`: pixels may differ by about one level, large JPEGs take less time.
             batch_size: questions answered together, at least 1, or `"auto"`. Default: 8.
             allowed_hosts: hosts whose http(s) addresses may be given as pictures, such as `"example.com"`,
@@ -643,6 +648,7 @@ class Captioner:
             index=question.index,
             picture=reading.item.label,
             digest=picture.digest,
+            notes=picture.notes,
             prompt=prompt,
             sampling=sampling,
             task=question.task,

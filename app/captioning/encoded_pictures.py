@@ -9,6 +9,7 @@ import numpy as np
 
 from llama_adapter.app.models.spec import TextPrefix
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.vision.formats import PictureNote
 
 
 class EncodedPicture(NamedTuple):
@@ -16,6 +17,7 @@ class EncodedPicture(NamedTuple):
 
     prefix: Prefix  # (A, 1, N, Q, H)
     unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
+    notes: tuple[PictureNote, ...] = ()  # set in a cache, which has no reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

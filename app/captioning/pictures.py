@@ -133,17 +133,18 @@ def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture 
 def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
     """Pixels of one picture, (H, W, 3), or of several, (B, H, W, 3); channels may come first, as (3, H, W).
 
-    Pixels are RGB, as uint8 or as floats of 0..1 or 0..255. Floats are rounded to whole levels.
+    Pixels are RGB, or RGBA if they have 4 channels, as uint8 or as floats of 0..1 or 0..255. Floats are rounded to
+    whole levels.
     """
     if pixels.dtype != np.uint8 and not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An array of pixels has the type uint8 or a float, got {pixels.dtype}")
     shape = pixels.shape
-    if pixels.ndim in (3, 4) and shape[-1] != 3 and shape[-3] == 3:
+    if pixels.ndim in (3, 4) and shape[-1] not in (3, 4) and shape[-3] in (3, 4):
         pixels = np.moveaxis(pixels, -3, -1)
-    if pixels.ndim not in (3, 4) or pixels.shape[-1] != 3:
+    if pixels.ndim not in (3, 4) or pixels.shape[-1] not in (3, 4):
         raise ValueError(
-            f"An array of pixels has the shape (H, W, 3), (3, H, W), or (B, H, W, 3) for B pictures, got {shape}: give "
-            "grey or transparent pictures as PIL images, `Image.fromarray(pixels)`"
+            f"An array of pixels has the shape (H, W, 3), (3, H, W), or (B, H, W, 3) for B pictures, or 4 channels "
+            f"for RGBA, got {shape}: give grey pictures as PIL images, `Image.fromarray(pixels)`"
         )
     levels = pixels if pixels.dtype == np.uint8 else _levels(pixels)
     for picture in levels if levels.ndim == 4 else [levels]:

@@ -1,12 +1,13 @@
 """Flags that most commands share: the model, and how to compute it."""
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
 from llama_adapter.app.cli.values import parse_batch_size, parse_encoder_device
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, Reading
 from llama_adapter.runtime.schemes import OPERATORS, PRECISIONS
+from llama_adapter.vision.formats import Damaged, Orientation, Transparency
 
 SPEC = CaptionerSpec()
 
@@ -128,15 +129,19 @@ def add_computation(compute: Any, *, decoder: bool = True) -> None:
             default=SPEC.parallel_timeout,
             help=default("seconds that a rank waits for the others in a step before all ranks end"),
         )
-    compute.add_argument(
-        "--exif", choices=("upright", "ignore"), default=SPEC.exif, help=default("the orientation stored by cameras")
-    )
-    compute.add_argument(
-        "--reading",
-        choices=("exact", "fast"),
-        default=SPEC.reading,
-        help=default("how pictures are decoded; fast differs by about one level and is much faster for large JPEGs"),
-    )
+    add_picture_reading(compute)
+
+
+def add_picture_reading(group: Any, *, hidden: bool = False) -> None:
+    """Add the flags that say how the pixels of a picture are made."""
+    for name, known, text in (
+        ("exif", Orientation, "the orientation stored by cameras"),
+        ("transparency", Transparency, "transparent pixels: white, or the colours stored for them, as in CLIP"),
+        ("damaged", Damaged, "pictures with damaged pixels: refused, or answered from the part that can be decoded"),
+        ("reading", Reading, "decoding; fast differs by about one level and is much faster for large JPEGs"),
+    ):
+        help = argparse.SUPPRESS if hidden else default(text)
+        group.add_argument(f"--{name}", choices=get_args(known), default=getattr(SPEC, name), help=help)
 
 
 def add_precision(group: Any) -> None:

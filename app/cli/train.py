@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import SPEC, add_model
+from llama_adapter.app.cli.model_flags import SPEC, add_model, add_picture_reading
 from llama_adapter.app.cli.parser import DEVICES, Parser, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -73,8 +73,7 @@ def _declare(train: Parser) -> None:
             "bfloat16. Trained parameters are float32"
         ),
     )
-    compute.add_argument("--exif", choices=("upright", "ignore"), default=SPEC.exif, help=argparse.SUPPRESS)
-    compute.add_argument("--reading", choices=("exact", "fast"), default=SPEC.reading, help=argparse.SUPPRESS)
+    add_picture_reading(compute, hidden=True)
 
 
 def _add_data(group: Any) -> None:

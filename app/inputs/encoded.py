@@ -14,6 +14,7 @@ from llama_adapter.app.records.picture_names import name_key
 from llama_adapter.app.records.record import PART_NAME, Record, RecordFileError, read_records
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.formats import PICTURE_NOTES
 
 _SUCCESS = 1 << 32  # added to the rank of a success, so that it exceeds the rank of any failure
 
@@ -69,6 +70,7 @@ def _item(record: Record, *, folder: str) -> PictureInput:
         return PictureInput(source=label, label=label, root=folder, digest=digest, error=failure)
     # Records are not trusted: only file names in this folder are accepted.
     if isinstance(file, str) and PREFIX_FILE.fullmatch(file) and type(row) is int and row >= 0 and type(digest) is str:
-        return PictureInput(source=PrefixRow(os.path.join(folder, file), row, digest), label=label, root=folder)
+        notes = tuple(note for note in PICTURE_NOTES if record.get(note) is True)
+        return PictureInput(source=PrefixRow(os.path.join(folder, file), row, digest, notes), label=label, root=folder)
     message = f"Wanted the place of an encoded picture in the record of `{shown_name(label)}`; encode it again."
     return PictureInput.failed(label, "prefixes", message, root=folder)

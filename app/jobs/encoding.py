@@ -168,7 +168,8 @@ class EncodeRunner:
         for row, one in enumerate(kept):
             reading = one.looked.picture
             ms = {"read": reading.elapsed_ms, "clip": one.clip_ms, "total": reading.elapsed_ms + one.clip_ms}
-            place = {"digest": reading.digest, "file": path.name, "row": row}
+            place: dict[str, Any] = {"digest": reading.digest, "file": path.name, "row": row}
+            place |= dict.fromkeys(reading.notes, True)
             yield _answer(one.looked, text=f"{path.name} row {row}", details=place, ms=ms)
 
     def waited_s(self, wall_s: float) -> float:
@@ -234,7 +235,7 @@ def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple
     """Open the encoder; returns the spec with all values resolved, and the encoder."""
     if spec.batch_size == AUTO:
         spec = dataclasses.replace(spec, batch_size=DEFAULT_BATCH_SIZE)
-    how = {"exif": spec.exif, "reading": spec.reading, "keeps": keeps}
+    how = {"exif": spec.exif, "reading": spec.reading, "transparency": spec.transparency, "keeps": keeps}
     if keeps == "queries" and spec.vision_kind != "torch":
         return open_exported(spec, how)
     from llama_adapter.app.jobs.torch_encoders import open_model, open_weights

@@ -12,8 +12,8 @@ from llama_adapter.runtime.given import real_number, texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
+from llama_adapter.vision.formats import Damaged, Orientation, Transparency
 
-Orientation = Literal["upright", "ignore"]
 VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: no encoder, pictures are encoded already
 Reading = Literal["exact", "fast"]  # exactly the reference's pixels, or nearly the same in less time
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
@@ -68,6 +68,8 @@ class CaptionerSpec:
     tensor_parallel: int = 1  # ranks that share the decoder, each a process with its own device
     parallel_timeout: float = 60.0  # seconds that a rank waits for the others in a step
     exif: Orientation = "upright"
+    transparency: Transparency = "white"
+    damaged: Damaged = "refuse"
     reading: Reading = "exact"
     batch_size: BatchSize = DEFAULT_BATCH_SIZE  # "auto": as large as memory allows and speed needs
 
@@ -104,6 +106,8 @@ class CaptionerSpec:
                 object.__setattr__(self, name, whole_number(name, value, least=1))
         for name, known in (
             ("exif", get_args(Orientation)),
+            ("transparency", get_args(Transparency)),
+            ("damaged", get_args(Damaged)),
             ("reading", get_args(Reading)),
             ("vision", (None, *get_args(VisionKind))),
             ("precision", (None, *PRECISIONS)),

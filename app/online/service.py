@@ -531,7 +531,7 @@ class Service:
         if new:
             found, clip_ms = loop.encode([entry.read.content for entry in new.values()])
             for (digest, entry), picture in zip(new.items(), found, strict=True):
-                pictures[digest] = self._encoded.keep(digest, picture)
+                pictures[digest] = self._encoded.keep(digest, picture._replace(notes=entry.read.notes))
                 entry.in_loop.ms["clip"] = clip_ms
         return [pictures[entry.read.digest] for entry in asked]
 

@@ -26,6 +26,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown
 from llama_adapter.vision.card import EncoderCard, read_vision_config
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PictureNote, Transparency
 
 Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter's keys and values too
 
@@ -37,7 +38,7 @@ _MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 # float32.
 _NUMBERS: Final = {"float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2")}
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "keeps"), str),
+    **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "transparency", "keeps"), str),
     **dict.fromkeys(("vision", "fingerprint"), dict),
     "encoder": (str, type(None)),
 }
@@ -63,6 +64,7 @@ class Encoding:
     reading: Literal["exact", "fast"]
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     keeps: Kept = "queries"
+    transparency: Transparency = "ignore"  # as in files of earlier versions
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -70,12 +72,18 @@ class Encoding:
             ("precision", tuple(PRECISIONS)),
             ("exif", ("upright", "ignore")),
             ("reading", ("exact", "fast")),
+            ("transparency", get_args(Transparency)),
             ("keeps", get_args(Kept)),
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, got {shown_excerpt(repr(value))}")
         if UNSAFE_ON_TERMINALS.search(self.name):
             raise ValueError(f"name must be a text without control characters, got {self.name!r}")
+
+    @property
+    def reading_of_pictures(self) -> dict[str, Any]:
+        """The fields of a `CaptionerSpec` that say how pictures were read."""
+        return {"exif": self.exif, "reading": self.reading, "transparency": self.transparency}
 
     @property
     def card(self) -> EncoderCard:
@@ -91,7 +99,7 @@ class Encoding:
     @classmethod
     def from_json(cls, text: str) -> "Encoding":
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
-        values = read_object(text)
+        values = {"transparency": "ignore", **read_object(text)}
         version = values.pop("version", None)
         if version != _VERSION:
             raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {_VERSION}")
@@ -276,6 +284,7 @@ class PrefixRow:
     path: str
     row: int
     digest: str  # of the picture
+    notes: tuple[PictureNote, ...] = ()
 
     def read(self, wanted: PrefixFile) -> StoredPicture:
         """Read the row.

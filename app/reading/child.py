@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -98,17 +99,15 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
 
 def reply(connection: socket.socket, reading: PictureReading) -> None:
     """Send a reading, in one write if it fits into the socket's buffer."""
-    code, body, size, shape = None, memoryview(b""), (0, 0), (0, 0)
+    code, body, seen = None, memoryview(b""), dict[str, Any]()
     if reading.error is not None:
         code = next(known for known in PICTURE_ERROR_CODES if known == reading.error.code)
         body = memoryview(encode_message(reading.error.message))
     elif reading.pixels is not None:
         rows, columns, _ = reading.pixels.shape
-        size, shape = (reading.width, reading.height), (rows, columns)
+        seen = {"size": (reading.width, reading.height), "shape": (rows, columns), "notes": reading.notes}
         body = np.ascontiguousarray(reading.pixels).data.cast("B")  # copied only if it is not stored row by row
-    head = ReplyHead(
-        kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body), size=size, shape=shape
-    ).encode()
+    head = ReplyHead(kind=ReplyKind.DONE, digest=reading.digest, code=code, num_bytes=len(body), **seen).encode()
     num_sent = connection.sendmsg([head, body])
     if num_sent < len(head):
         connection.sendall(head[num_sent:])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,10 +125,8 @@ class ReadingProcess:
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if elapsed_ms > _CHECK_MEMORY_AFTER_MS and self._resident_bytes() > MAX_KEPT_BYTES:
             self.is_spent = True
-        width, height = head.size
-        return PictureReading(
-            digest=head.digest, pixels=pixels, error=error, elapsed_ms=elapsed_ms, width=width, height=height
-        )
+        seen: dict[str, Any] = dict(zip(("width", "height"), head.size, strict=True), notes=head.notes)
+        return PictureReading(digest=head.digest, pixels=pixels, error=error, elapsed_ms=elapsed_ms, **seen)
 
     def slow_down(self) -> None:
         """Lower the process's priority. It cannot be raised again, so the process is marked as spent."""

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from llama_adapter.app.reading.views import view_pixels
 from llama_adapter.app.tasks.answers import AnswerError
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PictureNote
 from llama_adapter.vision.image import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_PIXELS,
@@ -61,6 +62,7 @@ class PictureReading:
     elapsed_ms: float = 0.0
     width: int = 0  # of the original picture, in pixels; 0 without pixels
     height: int = 0
+    notes: tuple[PictureNote, ...] = ()
 
     @property
     def is_only_digest(self) -> bool:
@@ -127,14 +129,16 @@ class PictureReader:
         """As `Reader.read`."""
         started = time.perf_counter()
         max_bytes = self._limits.max_bytes
-        digest, pixels, problem, width, height = "", None, None, 0, 0
+        digest, pixels, problem = "", None, None
+        seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
         encoded: StoredPicture | None = None
         try:
             if isinstance(source, PrefixRow):
                 digest = source.digest
                 if wants_pixels is None or wants_pixels(digest):
                     encoded = self._encoded(source)
-                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=(time.perf_counter() - started) * 1e3)
+                elapsed_ms = (time.perf_counter() - started) * 1e3
+                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=elapsed_ms, notes=source.notes)
             if self._spec.vision_kind == "prefixes" and side is None:
                 raise PictureError("unsupported", _NO_ENCODER)
             if isinstance(source, FileSlice):
@@ -149,20 +153,21 @@ class PictureReader:
                     source,
                     name=name,
                     orientation=self._spec.exif if side is None else "upright",
+                    transparency=self._spec.transparency if side is None else "white",
+                    damaged=self._spec.damaged,
                     least_side=self._least_side if side is None else side,
                     max_pixels=self._limits.max_pixels,
                     max_bytes=max_bytes,
                     digest=digest or None,
                 )
-                digest, width, height = loaded.digest, loaded.width, loaded.height
+                digest = loaded.digest
                 pixels = self._square(loaded) if side is None else _view(loaded, side=side)
+                seen = {"width": loaded.width, "height": loaded.height, "notes": loaded.notes}
         except PictureError as error:
-            digest, width, height = digest or error.digest, 0, 0
+            digest = digest or error.digest
             problem = AnswerError(code=error.code, message=error.message)
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        return PictureReading(
-            digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms, width=width, height=height
-        )
+        return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms, **seen)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -2,12 +2,9 @@
 
 import base64
 from io import BytesIO
-from typing import Final
 
 import numpy as np
 from PIL import Image
-
-BACKGROUND: Final = (128, 128, 128)  # behind transparent pictures in a view
 
 
 def data_address(image: Image.Image) -> str:
@@ -25,12 +22,8 @@ def view_pixels(image: Image.Image, *, side: int) -> np.ndarray:
     """
     if image.mode.startswith(("I", "F")):
         return _deep_grey(image, side=side)
-    small = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    if small.mode == "RGBA":
-        ground = Image.new("RGB", small.size, BACKGROUND)
-        ground.paste(small, mask=small.getchannel("A"))
-        small = ground
     return np.asarray(small)
 
 

@@ -12,16 +12,17 @@ from enum import IntEnum
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureErrorCode
+from llama_adapter.vision.formats import PICTURE_NOTES, PictureNote
 
 MAX_MESSAGE_BYTES = 65536
 WANTED, NOT_WANTED = b"\x01", b"\x00"  # the answer to a reply of kind DIGEST
 
 _REQUEST = struct.Struct("<IQ")  # bytes of the pickled request, bytes of the picture
-# Kind, whether the digest is known, error code, digest, body size in bytes, the picture's width and height, rows,
-# columns.
-_REPLY = struct.Struct("<BBBx32sIIIHH")
+# Kind, whether the digest is known, error code, bits of `PICTURE_NOTES`, digest, body size in bytes, the picture's
+# width and height, rows, columns.
+_REPLY = struct.Struct("<BBBB32sIIIHH")
 REQUEST_HEAD_BYTES, REPLY_HEAD_BYTES = _REQUEST.size, _REPLY.size
-_NO_DIGEST = bytes(32)
+_NO_DIGEST, _NOTES_END = bytes(32), 1 << len(PICTURE_NOTES)
 
 
 class ReplyKind(IntEnum):
@@ -70,13 +71,15 @@ class ReplyHead:
     code: PictureErrorCode | None = None
     num_bytes: int = 0  # size of the body
     size: tuple[int, int] = (0, 0)  # width and height of the whole picture, in pixels
+    notes: tuple[PictureNote, ...] = ()
     shape: tuple[int, int] = (0, 0)  # rows and columns of the pixels in the body, three bytes each
 
     def encode(self) -> bytes:
         """The header as bytes."""
         code = 0 if self.code is None else 1 + PICTURE_ERROR_CODES.index(self.code)
         digest = bytes.fromhex(self.digest) or _NO_DIGEST
-        return _REPLY.pack(self.kind, bool(self.digest), code, digest, self.num_bytes, *self.size, *self.shape)
+        notes = sum(1 << place for place, note in enumerate(PICTURE_NOTES) if note in self.notes)
+        return _REPLY.pack(self.kind, bool(self.digest), code, notes, digest, self.num_bytes, *self.size, *self.shape)
 
     @classmethod
     def decode(cls, head: bytes | bytearray, *, max_side: int) -> "ReplyHead":
@@ -84,16 +87,18 @@ class ReplyHead:
 
         `max_side` is the limit for rows and columns of the pixels.
         """
-        kind, has_digest, code, digest, num_bytes, width, height, rows, columns = _REPLY.unpack(head)
+        kind, has_digest, code, notes, digest, num_bytes, width, height, rows, columns = _REPLY.unpack(head)
         is_done = kind == ReplyKind.DONE
         if kind not in ReplyKind._value2member_map_ or code > len(PICTURE_ERROR_CODES) or (code and not is_done):
             raise ValueError(f"a reply of kind {kind} with code {code}")
         if code:
-            is_right = num_bytes <= MAX_MESSAGE_BYTES and not (width or height or rows or columns)
+            is_right = num_bytes <= MAX_MESSAGE_BYTES and not (width or height or rows or columns or notes)
         elif num_bytes:
-            is_right = is_done and num_bytes == rows * columns * 3 and max(rows, columns) <= max_side
+            is_right = (
+                is_done and notes < _NOTES_END and num_bytes == rows * columns * 3 and max(rows, columns) <= max_side
+            )
         else:
-            is_right = not (width or height or rows or columns)
+            is_right = not (width or height or rows or columns or notes)
         if not is_right:
             raise ValueError(f"{num_bytes:,} bytes for {rows:,} x {columns:,} pixels, {max_side:,} is the longest side")
         return cls(
@@ -102,6 +107,7 @@ class ReplyHead:
             code=PICTURE_ERROR_CODES[code - 1] if code else None,
             num_bytes=num_bytes,
             size=(width, height),
+            notes=tuple(note for place, note in enumerate(PICTURE_NOTES) if notes >> place & 1),
             shape=(rows, columns),
         )
 

@@ -56,6 +56,7 @@ def record_settings(
         "channel_order": spec.channel_order,
         # Default values are left out, so that ids of earlier versions stay the same.
         **({} if spec.reading == "exact" else {"reading": spec.reading}),
+        **({} if spec.transparency == "white" else {"transparency": spec.transparency}),
         **({} if info.precision == "float" else {"precision": info.precision}),
         **({} if info.encoder is None else {"encoder": info.encoder}),
         **({} if info.past is None else {"past_key_values": info.past}),

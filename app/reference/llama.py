@@ -242,7 +242,7 @@ class LLaMA_adapter(nn.Module):
     def _captioner(self, *, encodes: bool) -> Captioner:
         """The loaded model. If `encodes`, the program encodes the pictures, so CLIP is not loaded."""
         if encodes not in self._captioners:
-            values: dict[str, Any] = {"device": str(self.anchor.device)} | self._values
+            values: dict[str, Any] = {"device": str(self.anchor.device), "transparency": "ignore"} | self._values
             if "model" not in values and "adapter" not in values:
                 raise UsageError("The model has no adapter", hint="call `load_state_dict`, or load it by `llama.load`")
             if encodes:

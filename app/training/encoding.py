@@ -45,7 +45,7 @@ def encode_all(
         return Encodings(None, None), []
     nothing = model.encode_nothing().cpu()
     place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
-    encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading}"  # and how pictures are read
+    encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading} {job.spec.transparency}"
     cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures = pictures_of(one.example for one in data.everything)
     num_pictures = len(pictures) + len(data.unreadable)

@@ -85,6 +85,8 @@ def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
         context=model.decoder_config.context,
         exif=spec.exif,
         reading=spec.reading,
+        transparency=spec.transparency,
+        damaged=spec.damaged,
     )
     return Captioner(assemble_parts(computed, load=lambda dtype: model.loaded_model(dtype)))
 

@@ -50,7 +50,7 @@ def case_runs(case: dict[str, Any], *, raw: bool = False) -> list[tuple[list[str
                 "caption",
                 *model_flags(case["adapter"], llama_type=case["llama"]),
                 *asked,
-                *("--exif", "ignore", "--max-new-tokens", str(case["max_gen_len"])),
+                *("--exif", "ignore", "--transparency", "ignore", "--max-new-tokens", str(case["max_gen_len"])),
                 *("--context", str(case["max_seq_len"])),
             ]
             runs[prompt["text"]] = (arguments, [])

@@ -30,7 +30,7 @@ NAMES = ["shapes_200x300.jpg", "exif6_160x120.jpg", "noise_128x96.png"]
 @pytest.fixture(scope="module")
 def captioner() -> Iterator[Captioner]:
     """Reads pictures like OpenCV, except that camera orientation is ignored, as in the stand-in."""
-    with Captioner.load(**model_options(), channel_order="bgr", exif="ignore") as captioner:
+    with Captioner.load(**model_options(), channel_order="bgr", exif="ignore", transparency="ignore") as captioner:
         yield captioner
 
 

@@ -47,12 +47,12 @@ def _sizes() -> Iterator[OddFile]:
 
 
 def _texts() -> Iterator[OddFile]:
-    yield OddFile("ztxt.png", png_with_text_bomb(mebibytes=96), "error", "a comment of 96 MiB")
+    yield OddFile("ztxt.png", png_with_text_bomb(mebibytes=96), "readable", "a comment of 96 MiB")
     packed = packed_zeros(96 * MEBIBYTE)
     profile = chunk(b"iCCP", b"profile\0\0" + packed)
-    yield OddFile("iccp.png", png(width=1, height=1, packed=_PIXEL, more=profile), "either", "a profile of 96 MiB")
+    yield OddFile("iccp.png", png(width=1, height=1, packed=_PIXEL, more=profile), "readable", "a profile of 96 MiB")
     comment = chunk(b"iTXt", b"Comment\0\x01\0\0\0" + packed)
-    yield OddFile("itxt.png", png(width=1, height=1, packed=_PIXEL, more=comment), "either", "a comment of 96 MiB")
+    yield OddFile("itxt.png", png(width=1, height=1, packed=_PIXEL, more=comment), "readable", "a comment of 96 MiB")
     many = chunk(b"tEXt", b"Comment\0" + b"x" * 1000) * 2000
     yield OddFile("texts.png", png(width=1, height=1, packed=_PIXEL, more=many), "either", "two thousand comments")
     more_than_promised = packed_zeros(64 * MEBIBYTE)

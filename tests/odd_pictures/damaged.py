@@ -52,7 +52,8 @@ def _cut_jpegs(name: str, content: bytes) -> Iterator[OddFile]:
     for index, (marker, start, end) in enumerate(jpeg_markers(content)):
         for where, cut in (("at", start), ("in", (start + end) // 2)):
             file_name = f"cut-{name}-{index:02}-{where}-{marker:02x}.jpg"
-            yield OddFile(file_name, content[:cut], "error", f"cut off {where} a marker")
+            expected = "readable" if marker == _END else "error"
+            yield OddFile(file_name, content[:cut], expected, f"cut off {where} a marker")
 
 
 def _cut_pngs(content: bytes) -> Iterator[OddFile]:
@@ -83,8 +84,8 @@ def _joined() -> Iterator[OddFile]:
     yield OddFile("jpeg-and-more.jpg", jpeg + noise, "readable", "bytes behind the end")
     yield OddFile("png-and-more.png", png + noise, "readable", "bytes behind the end")
     yield OddFile("png-and-script.png", png + HTML, "readable", "a web page behind the end")
-    yield OddFile("more-and-jpeg.jpg", noise[:100] + jpeg, "error", "bytes before the beginning")
-    yield OddFile("line-feed-and-png.png", b"\n" + png, "error", "a line feed before the beginning")
+    yield OddFile("more-and-jpeg.jpg", noise[:100] + jpeg, "readable", "bytes before the beginning")
+    yield OddFile("line-feed-and-png.png", b"\n" + png, "readable", "a line feed before the beginning")
     yield OddFile("as-text.png", png.replace(b"\r\n", b"\n"), "error", "line ends changed, as by a text transfer")
     yield OddFile("as-utf8.jpg", jpeg.decode("latin-1").encode(), "error", "taken for text and encoded")
 

@@ -10,7 +10,7 @@ from tests.parity.golden import CASES, GENERATE, GOLDEN
 
 
 def load(adapter: str, **options: Any) -> Captioner:
-    return Captioner.load(**{**model_options(adapter), "exif": "ignore", **options})
+    return Captioner.load(**{**model_options(adapter), "exif": "ignore", "transparency": "ignore", **options})
 
 
 def answer(captioner: Captioner, case: dict[str, Any], *, as_ids: bool) -> list[tuple[list[int], str]]:

@@ -21,6 +21,7 @@ from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from llama_adapter.vision.image import DEFAULT_MAX_PIXELS, load_picture
 from llama_adapter.vision.preprocess import preprocess
+from scripts.service_bench.bad_files import chunk
 
 HEIC_BEGINNING = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -50,9 +51,6 @@ def refusal(source: Any, **options: Any) -> PictureError:
 
 
 def png_claiming(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
@@ -229,6 +227,18 @@ def test_zero_bytes_are_empty(tmp_path: Path) -> None:
         (b"P6 is not only a format", "not_a_picture", "of no known format"),
         (bytes(1000), "not_a_picture", "of no known format"),
         (b"RIFF\x10\0\0\0WAVEfmt ", "not_a_picture", "of no known format"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "not_a_picture", "Git LFS"),
+        (b'{"error": "not found"}', "not_a_picture", "JSON"),
+        (b'\xef\xbb\xbf [{"message": 1}]', "not_a_picture", "JSON"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "not_a_picture", "XML"),
+        (b"<Error><Code>NoSuchKey</Code></Error>", "not_a_picture", "XML"),
+        (b"<head><title>502 Bad Gateway</title></head>", "not_a_picture", "web page"),
+        (b"<html><svg></svg></html>", "not_a_picture", "web page"),
+        (b"PK\x03\x04" + bytes(60), "not_a_picture", "archive (zip)"),
+        (bytes(257) + b"ustar\x0000" + bytes(300), "not_a_picture", "archive (tar)"),
+        (b"\x1f\x8b\x08" + bytes(60), "not_a_picture", "archive (gzip)"),
+        (b"\x1a\x45\xdf\xa3" + bytes(60), "unsupported", "video"),
+        (b"RIFF\x10\0\0\0AVI LIST", "unsupported", "video"),
         (b"\n<!DOCTYPE html><html><body>404</body></html>", "not_a_picture", "web page"),
         (b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported", "SVG"),
         (b"%PDF-1.7\n", "unsupported", "PDF"),
@@ -305,6 +315,109 @@ def test_truncated_pictures_stay_refused_when_given_as_pil_images() -> None:
     data = (GOLDEN / "images" / "shapes_200x300.jpg").read_bytes()
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     assert refusal(Image.open(BytesIO(data[: len(data) // 2]))).code == "truncated"
+
+
+# Transparency
+
+
+def disc(*, colour: tuple[int, ...] = (255, 0, 0)) -> tuple[Image.Image, Image.Image]:
+    """A disc on transparent black, with soft edges, and on white."""
+    alpha = Image.radial_gradient("L").resize((60, 60)).point(lambda value: max(0, min(255, 4 * (150 - value))))
+    clear = Image.new("RGBA", alpha.size, (0, 0, 0, 0))
+    clear.paste(colour, mask=alpha.point(lambda value: 255 * (value > 0)))
+    clear.putalpha(alpha)
+    white = Image.new("RGB", alpha.size, "white")
+    white.paste(colour, mask=alpha)
+    return clear, white
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "LA", "La", "PA", "RGBa", "PIL image"])
+def test_a_transparent_picture_is_on_white_as_in_viewers(kind: str) -> None:
+    clear, white = disc(colour=(0, 0, 0) if "L" in kind else (255, 0, 0))
+    if kind in ("LA", "La"):
+        clear = clear.convert("LA").convert(kind)
+    elif kind in ("PA", "RGBa"):
+        clear = clear.convert(kind)
+    is_file = kind in PICTURE_FORMATS
+    source = encoded(clear, kind, **({"lossless": True} if kind == "WEBP" else {})) if is_file else clear
+
+    shown, stored = load_picture(source), load_picture(source, transparency="ignore")
+
+    difference = np.abs(preprocess(shown.image).astype(int) - preprocess(white))
+    assert difference.max() <= (2 if kind == "RGBa" else 0)  # premultiplied colours are rounded
+    assert shown.notes == stored.notes == ("transparent",)
+    assert shown.digest == stored.digest
+    assert np.array_equal(preprocess(stored.image), preprocess(clear))
+    assert not np.array_equal(preprocess(stored.image), preprocess(white))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_transparent_colours_of_a_palette_show_white(kind: str, place: int) -> None:
+    image = Image.new("P", (40, 30), place)
+    image.putpalette([0, 0, 0, 9, 9, 9, 255, 0, 0])
+    image.paste(2, (10, 10, 30, 20))
+    white = Image.new("RGB", (40, 30), "white")
+    white.paste((255, 0, 0), (10, 10, 30, 20))
+
+    data = encoded(image, kind, transparency=place)
+
+    assert np.array_equal(preprocess(load_picture(data).image), preprocess(white))
+    assert load_picture(encoded(image, kind)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("depth", "colours", "values", "clear"),
+    [
+        (1, 0, (0, 1), 1),
+        (2, 0, (0, 2), 2),
+        (4, 0, (0, 9), 9),
+        (8, 0, (0, 200), 200),
+        (16, 0, (0, 513), 513),
+        (8, 2, (0, 77), 77),
+        (16, 2, (0, 0x4D4D), 0x4D4D),
+        (16, 4, (0, 0), None),
+        (16, 6, (0, 0), None),
+    ],
+)
+def test_each_depth_of_a_transparent_png_shows_white(
+    depth: int, colours: int, values: tuple[int, int], clear: int | None
+) -> None:
+    """The left half is black, and the right one transparent."""
+    channels = {0: 1, 2: 3, 4: 1, 6: 3}[colours]
+    rows = np.repeat(np.array([values] * 8), 16, axis=1)[..., None].repeat(channels, axis=-1)
+    if clear is None:
+        opaque = np.repeat([[65535, 0]] * 8, 16, axis=1)[..., None]
+        rows = np.concatenate([rows, opaque], axis=-1)
+    flat = rows.reshape(8, -1)
+    if depth < 8:
+        bits = (flat[..., None] >> np.arange(depth - 1, -1, -1)) & 1
+        packed = np.packbits(bits.reshape(8, -1).astype(np.uint8), axis=1)
+    else:
+        packed = flat.astype(">u2" if depth == 16 else np.uint8).view(np.uint8)
+    key = b"" if clear is None else chunk(b"tRNS", struct.pack(">H", clear) * channels)
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 32, 8, depth, colours, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in packed)))
+    loaded = load_picture(b"\x89PNG\r\n\x1a\n" + head + key + data + chunk(b"IEND", b""))
+
+    assert loaded.notes == ("transparent",)
+    shown = preprocess(loaded.image, size=8)  # the middle: the border of the halves
+    assert (shown[:, 0] < 30).all()
+    assert (shown[:, -1] > 225).all()
+
+
+def test_an_opaque_picture_with_alpha_stays_as_it_is() -> None:
+    opaque = asymmetric().convert("RGBA")
+    loaded = load_picture(encoded(opaque, "PNG"))
+    assert (loaded.image.mode, loaded.notes) == ("RGBA", ())
+    assert np.array_equal(preprocess(loaded.image), preprocess(asymmetric()))
+
+
+def test_a_transparent_colour_is_part_of_the_digest_of_a_pil_image() -> None:
+    image = asymmetric().quantize(8)
+    other = image.copy()
+    other.info["transparency"] = 3
+    assert load_picture(image).digest != load_picture(other).digest
 
 
 # Bombs

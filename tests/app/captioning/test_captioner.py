@@ -368,9 +368,28 @@ def test_a_context_that_memory_cannot_hold_is_refused_before_it_is_made() -> Non
 
 
 def test_a_model_trained_on_opencvs_order_sees_plain_colours_without_their_transparency() -> None:
-    captioner = Captioner.load(**model_options(), channel_order="bgr")
+    captioner = Captioner.load(**model_options(), channel_order="bgr", transparency="ignore")
     transparent = Image.open(GOLDEN / "images/rgba_180x140.png").convert("RGBA")
     by_mode, plain = captioner.generate([transparent, transparent.convert("RGB")], max_new_tokens=12)
     assert by_mode.token_ids == plain.token_ids
-    in_clips_way = Captioner.load(**model_options()).generate([transparent, transparent.convert("RGB")])
+    in_clips_way = Captioner.load(**model_options(), transparency="ignore").generate(
+        [transparent, transparent.convert("RGB")]
+    )
     assert in_clips_way[0].token_ids != in_clips_way[1].token_ids
+
+
+def test_an_answer_says_what_was_transparent_or_damaged_whatever_form_the_picture_has() -> None:
+    path = GOLDEN / "images/rgba_180x140.png"
+    image = Image.open(path).convert("RGBA")
+    on_white = Image.new("RGB", image.size, "white")
+    on_white.paste(image, mask=image.getchannel("A"))
+    cut = path.read_bytes()[:-400]
+    with Captioner.load(**model_options(), damaged="answer") as captioner:
+        forms = [path, path.read_bytes(), image, np.asarray(image), on_white, cut]
+        *answers, twin, part = captioner.generate(forms, max_new_tokens=8)
+
+    assert [answer.details for answer in answers] == [{"transparent": True}] * 4
+    assert {answer.token_ids for answer in answers} == {twin.token_ids}
+    assert twin.details == {}
+    assert part.details == {"transparent": True, "damaged": True}
+    assert part.error is None

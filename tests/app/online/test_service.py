@@ -170,6 +170,16 @@ def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) ->
     assert service.status().num_encoded == 1
 
 
+def test_what_was_transparent_is_said_of_a_picture_in_the_cache_too(start: Starter) -> None:
+    service = start()
+    picture = (GOLDEN / "images/rgba_180x140.png").read_bytes()
+    transparent = Ask(picture=picture, label="a.png", prompt=CAPTION)
+    answers = [service.submit(transparent).result() for _ in range(2)]
+
+    assert [answer.is_reused for answer in answers] == [False, True]
+    assert [answer.details for answer in answers] == [{"transparent": True}] * 2
+
+
 def test_questions_about_one_picture_that_come_together_encode_it_once(start: Starter) -> None:
     service, gate, first = held(start)
     others = [service.submit(ask(1)) for _ in range(3)]

@@ -92,7 +92,9 @@ def test_colours_are_in_the_programs_order_whatever_the_model_was_trained_on(
 
 def test_pictures_are_taken_as_the_captioner_takes_them(bias: Any) -> None:
     paths = [picture("shapes_200x300.jpg"), picture("rgba_180x140.png")]
-    expected = [answer.text for answer in ours().generate(paths, RawPrompt(PROMPT), max_new_tokens=12)]
+    expected = [
+        answer.text for answer in ours(transparency="ignore").generate(paths, RawPrompt(PROMPT), max_new_tokens=12)
+    ]
 
     assert bias.generate(paths, [PROMPT] * 2, 12, 0) == expected
     assert bias.generate([Image.open(path) for path in paths], [PROMPT] * 2, 12, 0) == expected

@@ -354,7 +354,7 @@ def test_the_written_adapter_answers_as_the_model_that_was_trained(
             assert not changed or sets != ("bias",) or ".lora_" not in name, name
     prompt = GENERATE["bias_b1"]["prompts"][0]["ids"]
     options = model_options() | {"adapter": str(tmp_path / "trained.pth"), "visual_heads": None}  # the file gives 4
-    with Captioner.load(**options, dtype="float32", exif="ignore") as captioner:
+    with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
         for name in PICTURES:
             answer = captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12)
             assert list(answer.token_ids) == greedy(model, prompt, pixels([name])), name
@@ -413,7 +413,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     written, tensors = model.loaded_model(torch.float32)
     save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
     for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
-        with Captioner.load(**options, dtype="float32", exif="ignore") as captioner:
+        with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
             answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
         assert [list(answer.token_ids) for answer in answers] == expected
     # LoRA is merged in the new bundle, so the original LLaMA is lost.
