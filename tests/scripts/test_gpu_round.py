@@ -59,7 +59,7 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
 
 @pytest.mark.slow
 def test_the_round_rehearses_on_the_cpu(tmp_path: Path) -> None:
-    code = main(["10", "--rehearse", "--out", str(tmp_path)])
+    code = main(["600", "--rehearse", "--out", str(tmp_path)])
 
     names = [step.name for step in steps(toy=False, out=tmp_path)]
     assert {name: state for name, (state, _) in told(tmp_path).items()} == dict.fromkeys(names, "passed")
