@@ -48,7 +48,8 @@ def _bare_png(data: bytes) -> tuple[bytes, str]:
 
 def _whole_webp(data: bytes) -> bytes:
     """Without metadata that the file's end cuts off, and with the last byte of padding; unchanged if pixels are cut."""
-    kept, at, has_frame = b"", 12, False
+    kept: list[bytes] = []
+    at, has_frame = 12, False
     while at + 8 <= len(data) < 8 + int.from_bytes(data[4:8], "little"):
         kind, length = struct.unpack_from("<4sI", data, at)
         if at + 8 + length > len(data):
@@ -56,9 +57,10 @@ def _whole_webp(data: bytes) -> bytes:
                 break
             return data
         has_frame |= kind == b"ANMF"  # the first frame of an animation is enough
-        kept += data[at : at + 8 + length] + b"\0" * (length % 2)
+        kept.append(data[at : at + 8 + length] + b"\0" * (length % 2))
         at += 8 + length + length % 2
-    return b"RIFF" + struct.pack("<I", len(kept) + 4) + b"WEBP" + kept if kept else data
+    chunks = b"".join(kept)
+    return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WEBP" + chunks if kept else data
 
 
 def completed_jpegs(data: bytes) -> tuple[bytes, ...]:
