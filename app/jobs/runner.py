@@ -117,11 +117,12 @@ class LocalRunner:
 def check_questions(job: Job, captioner: Captioner) -> None:
     """Raise PromptTooLongError, PromptError or ValueError if a question cannot be asked about any picture.
 
-    Raises UsageError if the job has pictures and the model takes none.
+    A row of a prompt file that cannot be answered gets a record with an error instead. Raises UsageError if the job has
+    pictures and the model takes none.
     """
     if not job.inputs.is_text:
         captioner.info.require_adapter()
-    for question in job.questions:
+    for question in () if job.inputs.prompt_files else job.questions:
         if not (job.fills_variables and is_template(question)):
             prompt, limit = question.prompt(captioner.info.default_prompt), job.sampling.max_prompt_tokens
             captioner.encode_prompt(prompt, question.task, max_tokens=limit)

@@ -40,6 +40,13 @@ def test_a_prompt_is_answered_as_in_python(run: Run) -> None:
     assert run("generate", "--prompt", "Hello", LLAMA).code == 0
 
 
+def test_rows_are_answered_in_a_context_that_the_template_fills(run: Run, tmp_path: Path) -> None:
+    rows = written(tmp_path, "p.txt", f"Once\n{'long ' * 200}\n")
+    ran = run("generate", "--prompt-file", rows, "--raw", LLAMA, "--context", "24")
+    assert ran.code == 3
+    assert [record["error"] is None for record in sorted(ran.records, key=lambda one: one["picture"])] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.json", "p.csv"])
 def test_every_kind_of_file_gives_the_same_answers(run: Run, tmp_path: Path, name: str) -> None:
     prompts = ["Name a colour.", "Is {it} red?", "Name a colour."]
