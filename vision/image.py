@@ -124,15 +124,18 @@ def load_picture(
             error.digest = digest
             raise
     method = _TURN_UPRIGHT.get(_orientation_tag(image)) if orientation == "upright" else None
-    on_white = _guarded(lambda: _on_white(image), name=name)
     notes: list[PictureNote] = ["damaged"] if is_damaged else []
-    if on_white is not None:
-        notes.append("transparent")
-        image = on_white if transparency == "white" else image
-    if method is not None:
-        image = _guarded(lambda: image.transpose(method), name=name)
-        if method in _SWAP_SIDES:
-            width, height = height, width
+    try:
+        if (on_white := _guarded(lambda: _on_white(image), name=name)) is not None:
+            notes.append("transparent")
+            image = on_white if transparency == "white" else image
+        if method is not None:
+            image = _guarded(lambda: image.transpose(method), name=name)
+    except PictureError as error:
+        error.digest = digest
+        raise
+    if method in _SWAP_SIDES:
+        width, height = height, width
     return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height, notes=tuple(notes))
 
 

@@ -376,9 +376,9 @@ def with_task_fields(model: type[_Request]) -> type[_Request]:
 
 
 def _kind(field: RequestField) -> Any:
-    text = Annotated[str, Field(min_length=1)]
     if field.min_texts is None:
-        return text
+        return Annotated[str, Field(min_length=1)]
+    text = Annotated[str, Field(pattern=r"\S")]
     bounds = Field(min_length=field.min_texts, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
     return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
 

@@ -75,7 +75,8 @@ def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, An
     body["model"] = "default"
     if body.get("answer_choices"):
         body["answer_choices"] = [choice[:8] for choice in body["answer_choices"]]
-        if len(set(body["answer_choices"])) < len(body["answer_choices"]):
+        different = {choice for choice in body["answer_choices"] if choice.strip()}
+        if len(different) < len(body["answer_choices"]):
             del body["answer_choices"]
     if wanted is not None:  # a schema cannot say which schemas can be answered
         wanted["schema"] = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}

@@ -640,12 +640,12 @@ def test_the_schema_has_the_routes_of_files_and_batches(client: httpx.Client) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/files/file-1/content", "/v1/batches", "/v1/batches/batch_1"])
-def test_without_a_folder_the_hint_names_the_flag(path: str) -> None:
+def test_without_a_folder_clients_are_told_what_to_do(path: str) -> None:
     with served(create_api(StubService(), settings=ApiSettings())) as url:  # type: ignore[arg-type]
         for method in ("GET", "POST"):
             response = httpx.request(method, f"{url}{path}", trust_env=False)
             assert code(response) == (404, "files_not_enabled")
-            assert "--batch-folder" in response.json()["error"]["message"]
+            assert response.json()["error"]["message"].endswith(": send each request to its own path.")
 
 
 @pytest.mark.parametrize("url", [CHAT, "/v1/responses"])
