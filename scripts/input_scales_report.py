@@ -106,7 +106,7 @@ def largest_inputs(bundle: Path, pictures: Sequence[PictureSource]) -> list[Tens
 
 
 def sample_answers(variant: Variant) -> tuple[int, int, int]:
-    """Numbers of questions, right answers, and questions about pictures that are told to be unfamiliar."""
+    """The numbers of questions, of right answers, and of questions about unfamiliar pictures."""
     asked = [json.loads(line) for line in (sample_pictures() / "questions.jsonl").read_text().splitlines()]
     gpu = Accelerator(kind="gpu", is_installed=lambda: True, count=lambda: 1, open=lambda index: variant.backend)
     device = "gpu:0" if isinstance(variant.backend, GpuLayers) else "cpu"

@@ -53,7 +53,7 @@ class Counting(nn.Module):
 
 
 class Whole(Counting):
-    """Computes all positions anew at every step, and returns an object with their logits."""
+    """Computes all positions at every step, without a cache, and returns an object with their logits."""
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **given: Any) -> dict[str, Any]:  # type: ignore[override]
         self.seen.append((tuple(input_ids.shape), given["is_prefill"], given["past_key_values"]))
