@@ -6,8 +6,8 @@ Usage:
     python -m scripts.gpu_round --pack                  wheels for a machine without a package index, into .wheels
 
 The first step compares what the GPU computes with the CPU; the others measure. Each result is written at once. A step
-that fails or that the end of the time cuts does not keep the others from running, and a later call runs it again: first
-the steps that never ended, then those that failed. When all have passed, a new round begins.
+that fails or that the end of the time cuts does not keep the others from running, and a later call runs it again: the
+tests first, then the steps that never ended, then those that failed. When all have passed, a new round begins.
 
 The machine needs Python, torch and pytest. Packages in .wheels are put before its own, so `--pack` on a machine with an
 index, and a copy of that folder, give it the rest. A wheel of llama-cpp-python for CUDA may be added by hand.
@@ -42,6 +42,7 @@ TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
 # For a rehearsal, in place of sizes and numbers of the round.
 SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "1000": "66", "64": "4", "16": "3", "5": "2"}
+TESTS = "tests"  # the step that compares; it comes before those that measure
 _LINES = 12  # of the output of a step that did not pass
 _GRACE_S = 10.0
 
@@ -88,7 +89,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
     tests = ("tests/cuda/test_parity.py",) if toy else ("tests/cuda", "tests/runtime/devices/test_triton.py")
     return (
         Step(
-            name="tests",
+            name=TESTS,
             about="what the GPU computes, compared with the CPU (`make cuda`)",
             command=("-m", "pytest", "-p", "no:benchmark", "-n", "4", "--dist", "loadfile", *tests),
             least_s=1.0 if toy else 60.0,
@@ -127,10 +128,13 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
 
 
 def left(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The steps to run, in order: those that never ended, then those that failed. All of them if all have passed."""
-    unended = [name for name in names if name not in outcomes or outcomes[name].state == "cut"]
+    """The steps to run, in order: the tests, those that never ended, those that failed. All of them if all have passed.
+
+    Tests that failed come before figures: a figure of a wrong result is worth nothing.
+    """
     failed = [name for name in names if name in outcomes and outcomes[name].state == "failed"]
-    return [*unended, *failed] or list(names)
+    unended = [name for name in names if name not in outcomes or outcomes[name].state == "cut"]
+    return sorted([*unended, *failed], key=lambda name: name != TESTS) or list(names)
 
 
 def run_round(minutes: float, *, toy: bool, out: Path) -> dict[str, Outcome]:

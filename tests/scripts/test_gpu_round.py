@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import gpu_round
-from scripts.gpu_round import Outcome, Step, left, main, steps
+from scripts.gpu_round import TESTS, Outcome, Step, left, main, steps
 
 PASSED = Outcome(state="passed", seconds=1.0, time="", commit="", gpu="")
 FAILED = dataclasses.replace(PASSED, state="failed", lines=("why",))
@@ -20,11 +20,14 @@ CUT = dataclasses.replace(PASSED, state="cut")
         ({}, ["a", "b", "c"]),
         ({"a": PASSED}, ["b", "c"]),
         ({"a": FAILED, "b": CUT, "c": PASSED}, ["b", "a"]),
-        ({"a": PASSED, "b": PASSED, "c": PASSED}, ["a", "b", "c"]),  # a new round
+        ({"a": PASSED, "b": PASSED, "c": PASSED, TESTS: PASSED}, ["a", "b", "c", TESTS]),  # a new round
+        ({"a": FAILED, "b": CUT, "c": PASSED, TESTS: FAILED}, [TESTS, "b", "a"]),
     ],
 )
-def test_a_call_runs_what_never_ended_then_what_failed(outcomes: dict[str, Outcome], expected: list[str]) -> None:
-    assert left(["a", "b", "c"], outcomes) == expected
+def test_a_call_runs_the_tests_then_what_never_ended_then_what_failed(
+    outcomes: dict[str, Outcome], expected: list[str]
+) -> None:
+    assert left(["a", "b", "c", TESTS], {TESTS: PASSED, **outcomes}) == expected
 
 
 def told(out: Path) -> dict[str, tuple[str, list[str]]]:
