@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.app.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.runtime.text import shown_text
 
 Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description
@@ -60,15 +61,17 @@ class Problem:
 
 @dataclass(slots=True)
 class Examples:
-    """The usable examples, and the problems of the data."""
+    """The usable examples, the problems of the data, and what is left out."""
 
     examples: list[Example] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def extend(self, other: "Examples") -> None:
         """Add the examples and problems of `other`."""
         self.examples += other.examples
         self.problems += other.problems
+        self.left_out.extend(other.left_out)
 
     def refuse(self, place: str, reason: str, *, unreadable: Example | None = None) -> None:
         """Add an error; `unreadable` is the example whose picture is missing or cannot be read."""

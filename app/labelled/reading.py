@@ -60,6 +60,8 @@ def read_examples(
     if digests:
         with_digests(found)
         check_examples(found, question=columns.question)
+    if found.left_out:
+        found.warn("left out of the data", found.left_out.note())
     return found
 
 
