@@ -41,7 +41,8 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
 
 def responses_form() -> Form[ResponsesRequest]:
     """`/v1/responses`, with the fields of all tasks."""
-    return Form(request=with_task_fields(ResponsesRequest), id_prefix="resp_", understand=understand, reply=_reply)
+    request, places = with_task_fields(ResponsesRequest), ("input", "input")
+    return Form(request=request, id_prefix="resp_", understand=understand, reply=_reply, places=places)
 
 
 def _reply(

@@ -373,3 +373,10 @@ def test_whole_numbers_may_have_a_point() -> None:
 def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) -> None:
     assert MAX_SEPARATORS > 20_000
     assert sent(api, chat(user(image(), "," * 20_000))).status_code == 200
+
+
+def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,!"}
+    came = sent(api, responses([{"role": "user", "content": [picture]}]), path="/v1/responses")
+
+    assert (came.status_code, came.json()["error"]["param"]) == (400, "input")
