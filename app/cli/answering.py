@@ -77,8 +77,8 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
         prompt.add_argument(
             "--questions",
             metavar="FILE",
-            help="questions to ask about every picture: .txt with one per line, or .jsonl, .csv or .tsv with columns "
-            "question, input, choices",
+            help="questions to ask about every picture: .txt with one per line, or a table (CSV, JSON, "
+            "Parquet) with columns question, input, choices",
         )
     else:
         _add_prompt_files(prompt)
@@ -106,8 +106,8 @@ def _add_prompt_files(group: Any) -> None:
         first=True,
         action="append",
         default=[],
-        help="prompts: .txt with one per line, .jsonl, .csv or .tsv with columns prompt (or question, instruction, "
-        "src), input, choices, or .json with a list of texts or objects; --prompt is for rows with an input only; - is "
+        help="prompts: .txt with one per line, or a table (CSV, JSON, Parquet) with columns prompt (or question, "
+        "instruction, src), input, choices, or a list of texts in JSON; --prompt is for rows with an input only; - is "
         "stdin, one prompt per line",
     )
     group.add_argument("--raw", action="store_true", help="prompts without the instruction template")
@@ -167,7 +167,7 @@ def add_pictures(parser: Parser) -> None:
         dest="manifests",
         action="append",
         default=[],
-        help="a .jsonl, .csv or .tsv table with a column picture, relative to the table's folder; its columns prompt, "
+        help="a table (CSV, JSON, Parquet) with a column picture, relative to the table's folder; its columns prompt, "
         "input and choices take precedence over the flags, and the others are {variables} for prompts",
     )
     group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures")

@@ -117,8 +117,8 @@ def _declare_quantize(quantize: Parser) -> None:
         "--questions",
         key="calibration_questions",
         metavar="FILE",
-        help="questions of the job, asked about the pictures in turn: .txt with one per line, or .jsonl, .csv or .tsv "
-        "with columns question, input, choices (default: the caption prompt)",
+        help="questions of the job, asked about the pictures in turn: .txt with one per line, or a table (CSV, JSON, "
+        "Parquet) with columns question, input, choices (default: the caption prompt)",
     )
 
 

@@ -24,9 +24,10 @@ from llama_adapter.app.exports.outputs import (
     with_decisions,
     write_parts,
 )
-from llama_adapter.app.exports.parquet import check_pyarrow, write_parquet
+from llama_adapter.app.exports.parquet import write_parquet
 from llama_adapter.app.exports.sidecars import Refusals, SidecarFiles
 from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
+from llama_adapter.app.inputs.parquet_rows import check_pyarrow
 from llama_adapter.app.records.manifest import runs_behind
 from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.app.terminal.stderr_lines import say

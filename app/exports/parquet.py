@@ -7,20 +7,8 @@ from typing import Any, BinaryIO, Final
 
 from llama_adapter.app.calibration.decider import Decision
 from llama_adapter.app.records.record import Record
-from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.extras import install_hint
 
 ROWS_IN_A_GROUP: Final = 10_000
-
-
-def check_pyarrow() -> None:
-    """Raise UsageError if pyarrow is not installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint=install_hint("parquet")
-        ) from None
 
 
 def write_parquet(

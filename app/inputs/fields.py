@@ -1,7 +1,7 @@
 """Interprets the columns of a table row: template variables, and a question with its input and choices."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from llama_adapter.app.inputs.items import QuestionFields
 from llama_adapter.app.tasks.choice_texts import split_choices
@@ -9,6 +9,60 @@ from llama_adapter.app.tasks.choice_texts import split_choices
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
 INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
+QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are of LLaVA's instructions
+KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+_PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
+
+
+def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
+    """The name of a column without white space around it, in lower case if it is one of `known`."""
+    name = name.strip()
+    return name.lower() if name.lower() in known else name
+
+
+def named(columns: Sequence[str]) -> str:
+    """Names for a message: a, b or c."""
+    return columns[0] if len(columns) == 1 else f"{', '.join(columns[:-1])} or {columns[-1]}"
+
+
+def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dict[str, object]]:
+    """A row for each question: for each object of its list `questions`, and each pair of turns of `conversations`.
+
+    Any other row is alone. Turns are plain text, so braces in them are escaped if questions `are_templates`. Raises
+    ValueError with the reason.
+    """
+    row = dict(values)
+    if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
+        as_question = as_template if are_templates else str
+        pairs = _pairs(row.pop(TURNS))
+        return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
+    several = row.pop(QUESTIONS, None)
+    if several is None:
+        return [row]
+    if isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
+        return [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
+    raise ValueError(f"its `{QUESTIONS}` are no list of objects")
+
+
+def _pairs(turns: object) -> list[tuple[str, str | None]]:
+    """Each question of a conversation with its answer. Raises ValueError."""
+    pairs: list[tuple[str, str | None]] = []
+    for turn in turns if isinstance(turns, list) else [None]:
+        match turn:
+            case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "user":
+                pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
+            case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "assistant" and pairs:
+                asked, said = pairs[-1]
+                pairs[-1] = asked, text if said is None else said
+            case {"from": "system", "value": str()} if not pairs:
+                continue
+            case _:
+                pairs.clear()
+                break
+    if not pairs:
+        raise ValueError(f'its `{TURNS}` are no list of turns of "human" and "gpt", each with a text `value`')
+    return pairs
 
 
 def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:

@@ -77,3 +77,15 @@ class PictureInput:
         """The path of a picture that is a separate file, as all items of `expand_inputs` are."""
         assert isinstance(self.source, str), f"{self.label} is no file of its own"
         return self.source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of a table. A malformed row has a `problem`, the reason in words, and no values.
+
+    Names of known columns are in lower case; other columns keep theirs.
+    """
+
+    line: int  # the line in which the row begins, or the number of an object in a list, counted from 1
+    values: Mapping[str, object] = field(default_factory=dict)
+    problem: str = ""

@@ -16,6 +16,7 @@ from llama_adapter.app.inputs.lines import (
     STDIN,
     can_read_again,
     check_lines,
+    line_end,
     opened_lines,
     read_beginning,
     split_lines,
@@ -119,11 +120,13 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
     the names, as in the output of `find -print0`, and there are no comments. A line above 1 MiB gives one item with an
     error of code "list".
 
-    Raises `InputsError` if the list cannot be opened or is UTF-16, and OSError if reading fails later.
+    A list without names gives one item with an error. Raises `InputsError` if the list cannot be opened, and OSError if
+    reading fails later.
     """
+    has_any = False
     with opened_lines(path, what="list") as file:
         begun = read_beginning(file, path=path, what="list")
-        separator = b"\0" if b"\0" in begun else b"\n"
+        separator = b"\0" if b"\0" in begun else line_end(begun)
         for number, line in split_lines(file, separator=separator, begun=begun):
             label = f"{'stdin' if path == STDIN else path}:{number}"
             if line is None:
@@ -131,10 +134,15 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
                 message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {reason}."
                 yield PictureInput.failed(label, "list", message, source=path)
                 continue
-            name = _listed(line) if separator == b"\n" else line
+            name = line if separator == b"\0" else _listed(line)
             if name:
+                has_any = True
                 for item in expand(os.fsdecode(name)):
                     yield replace(item, found_in=(label, *item.found_in))
+    if not has_any:
+        label = "stdin" if path == STDIN else path
+        message = f"Wanted names of pictures in the list `{shown_name(label)}`, which has none."
+        yield PictureInput.failed(label, "list", message, source=path)
 
 
 def _listed(line: bytes) -> bytes:

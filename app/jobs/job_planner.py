@@ -21,12 +21,7 @@ from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.question import Question
 from llama_adapter.app.tasks.task import WithTokenIds
-
-_NOTHING_ASKED = AnswerError(
-    code="prompt",
-    message="Wanted a question or prompt in this line, but it has none; write one there, or pass --question or "
-    "--prompt for all.",
-)
+from llama_adapter.runtime.text import shown_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +68,7 @@ class JobPlanner:
         for question in questions_about(own, common=common) if own else common:
             filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
             if self.job.needs_question and filled.is_caption and picture.error is None:
-                error = _NOTHING_ASKED
+                error = _nothing_asked(picture)
             asked = Asked(
                 key=self._key(filled, picture.label),
                 escaped_key=None if self.earlier is None else self._escaped_key(question, picture),
@@ -188,3 +183,12 @@ def failed_answer(index: int, asked: Asked, error: AnswerError) -> Answer:
         ms={"total": 0.0},
         tag=asked,
     )
+
+
+def _nothing_asked(picture: PictureInput) -> AnswerError:
+    place = shown_name(picture.found_in[-1] if picture.found_in else picture.label)
+    message = (
+        f"Wanted a question or prompt in `{place}`, but it has none: its cell is empty or missing; write one there, or "
+        "pass --question or --prompt for all."
+    )
+    return AnswerError(code="prompt", message=message)

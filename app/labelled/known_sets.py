@@ -5,16 +5,17 @@ Field and file names come from the documentation of the sets. Each set is turned
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llama_adapter.app.inputs import InputsError, natural_key
 from llama_adapter.app.inputs.folders import folder_inputs
+from llama_adapter.app.inputs.json_sets import coco_rows, find_picture, vqa_rows
+from llama_adapter.app.inputs.tables import load_json
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.pictures import sub_folders
 from llama_adapter.app.labelled.rows import Columns, row_examples
-from llama_adapter.app.labelled.tables import json_objects, load_json
 from llama_adapter.runtime.text import shown_name
 
 _MME_CATEGORIES = frozenset(
@@ -31,20 +32,10 @@ class _Row(NamedTuple):
     line: int = 0
 
 
-class _Pictures:
-    """Finds the pictures of a set in the folders where they are usually stored."""
-
-    def __init__(self, file: Path, *, given: str | None) -> None:
-        near = str(file.parent)
-        self._folders = [near, os.path.join(near, os.pardir)] if given is None else [given]
-
-    def path(self, name: str, *below: str) -> str:
-        """The path of the file `name` in a sub-folder of `below`, in `images`, or directly in the folder.
-
-        If the file does not exist, the first of these paths.
-        """
-        places = [os.path.join(folder, sub, name) for folder in self._folders for sub in (*below, "images", "")]
-        return next(filter(os.path.isfile, map(os.path.normpath, places)), os.path.normpath(places[0]))
+def _folders(file: str, given: str | None) -> tuple[str, ...]:
+    """Where the pictures of a file are usually stored."""
+    near = os.path.dirname(file)
+    return (near, os.path.join(near, os.pardir)) if given is None else (given,)
 
 
 def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Examples | None:
@@ -69,7 +60,7 @@ def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Exam
         )
     examples = Examples()
     for known, file, match in matches:
-        rows = known.rows(str(file), match, _Pictures(file, given=pictures))
+        rows = known.rows(str(file), match, _folders(str(file), pictures))
         examples.extend(_examples(rows, columns=columns))
     return examples
 
@@ -109,12 +100,12 @@ def _mme(folder: str) -> Iterator[_Row]:
                     yield _Row(f"{file}, line {line}", {**values, "choices": ["Yes", "No"]}, line)
 
 
-def _pope(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
+def _pope(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """POPE: one object per line, with image, text (the question) and label."""
     source, kind = match.groups()
-    for line, entry in json_objects(file, what="file of POPE"):
+    for line, entry in enumerate(_objects(_loaded(file, of="POPE"), file, of="POPE"), start=1):
         values = {
-            "picture": pictures.path(str(entry.get("image")), "val2014"),
+            "picture": find_picture(str(entry.get("image")), "val2014", "images", "", folders=folders),
             "question": entry.get("text"),
             "answer": entry.get("label"),
             "choices": ["yes", "no"],
@@ -123,57 +114,44 @@ def _pope(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_R
         yield _Row(f"{file}, line {line}", values, line)
 
 
-def _vqa(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
+def _vqa(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """VQAv2: `questions` in one file, `annotations` with ten answers each in another, linked by `question_id`."""
     split, year = match.groups()
     name = f"v2_mscoco_{split}{year}_annotations.json"
     near = Path(file).parent
     others = [near / name, *sorted(near.parent.glob(f"*/{name}"))]
     annotated = next(filter(Path.is_file, others), others[0])
-    answers = {str(entry.get("question_id")): entry for entry in _entries(str(annotated), "annotations", of="VQAv2")}
-    for number, entry in enumerate(_entries(file, "questions", of="VQAv2"), start=1):
-        annotation = answers.get(str(entry.get("question_id")), {})
-        found = annotation.get("answers")
-        given = [one.get("answer") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        # The most frequent answer comes first, because training learns it. VQA's score counts repeated answers.
-        given.sort(key=lambda answer: answer != annotation.get("multiple_choice_answer"))
-        picture = entry.get("image_id")
-        picture = f"COCO_{split}{year}_{picture:012d}.jpg" if isinstance(picture, int) else str(picture)
-        values = {
-            "picture": pictures.path(picture, f"{split}{year}"),
-            "question": entry.get("question"),
-            "answers": given,
-            "part": annotation.get("answer_type"),
-            "split": split,
-        }
-        yield _Row(f"{file}, question {number}", values)
+    answers, questions = _entries(str(annotated), "annotations", of="VQAv2"), _entries(file, "questions", of="VQAv2")
+    rows = vqa_rows(questions, answers, kind=f"{split}{year}", folders=folders)
+    return _numbered(rows, file, "question", folders=folders, split=split)
 
 
-def _coco_captions(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
+def _coco_captions(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """COCO captions: `images` with `file_name`, and `annotations` with a `caption` for the picture `image_id`."""
     split, year = match.groups()
-    captions: dict[str, list[object]] = {}
-    for entry in _entries(file, "annotations", of="captions of COCO"):
-        captions.setdefault(str(entry.get("image_id")), []).append(entry.get("caption"))
-    for number, entry in enumerate(_entries(file, "images", of="captions of COCO"), start=1):
-        values = {
-            "picture": pictures.path(str(entry.get("file_name")), f"{split}{year}"),
-            "captions": captions.get(str(entry.get("id")), []),
-            "split": split,
-        }
-        yield _Row(f"{file}, picture {number}", values)
+    images, annotations = (_entries(file, name, of="captions of COCO") for name in ("images", "annotations"))
+    rows = coco_rows(images, annotations, folders=folders, below=(f"{split}{year}", "images", ""))
+    return _numbered(rows, file, "picture", folders=folders, split=split)
 
 
-def _science(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator[_Row]:
+def _numbered(
+    rows: Iterable[dict[str, Any]], file: str, kind: str, *, folders: Sequence[str], split: str
+) -> Iterator[_Row]:
+    for number, values in enumerate(rows, start=1):
+        picture = os.path.normpath(os.path.join(folders[0], values["picture"]))
+        yield _Row(f"{file}, {kind} {number}", {**values, "picture": picture, "split": split})
+
+
+def _science(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """ScienceQA: an object of problems by number. Each has question, choices, answer (an index), hint, image, split."""
-    problems = load_json(file, what="file of ScienceQA")
+    problems = _loaded(file, of="ScienceQA")
     if not isinstance(problems, dict) or not all(isinstance(entry, dict) for entry in problems.values()):
         hint = "rename the file if it is a table of your own"
         raise InputsError(f"Wanted the problems of ScienceQA by number, got `{shown_name(file)}`.", hint=hint)
     for number, entry in problems.items():
         choices, answer, image, split = (entry.get(name) for name in ("choices", "answer", "image", "split"))
         values = {
-            "picture": pictures.path(str(image), f"images/{split}/{number}", f"{split}/{number}") if image else None,
+            "picture": _science_picture(str(image), f"{split}/{number}", folders) if image else None,
             "question": entry.get("question"),
             "input": entry.get("hint"),
             "choices": choices,
@@ -184,6 +162,10 @@ def _science(file: str, match: re.Match[str], pictures: "_Pictures") -> Iterator
         yield _Row(f"{file}, problem {number}", values)
 
 
+def _science_picture(name: str, place: str, folders: Sequence[str]) -> str:
+    return find_picture(name, f"images/{place}", place, "images", "", folders=folders)
+
+
 def _item(values: object, index: object) -> object:
     """The item at `index` of a list; None if `values` is no list or has no such item."""
     if isinstance(values, list) and isinstance(index, int) and 0 <= index < len(values):
@@ -191,21 +173,32 @@ def _item(values: object, index: object) -> object:
     return None
 
 
+def _loaded(file: str, *, of: str) -> object:
+    """The value in a JSON file. Raises InputsError."""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise InputsError(f"Wanted to read `{shown_name(file)}`, but the system says: {error.strerror}.") from None
+    return load_json(data, path=file, what=f"file of {of}")
+
+
 def _entries(file: str, name: str, *, of: str) -> list[dict[str, Any]]:
     """The list `name` of a JSON file. Raises InputsError."""
-    data = load_json(file, what=f"file of {of}")
-    found = data.get(name) if isinstance(data, dict) else None
+    data = _loaded(file, of=of)
+    return _objects(data.get(name) if isinstance(data, dict) else None, file, of=f"{of} with a list `{name}`")
+
+
+def _objects(found: object, file: str, *, of: str) -> list[dict[str, Any]]:
+    found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise InputsError(
-            f"Wanted a file of {of} with a list `{name}`, got `{shown_name(file)}`.", hint="copy it again"
-        )
+        raise InputsError(f"Wanted a file of {of}, got `{shown_name(file)}`.", hint="copy it again")
     return found
 
 
 class _KnownSet(NamedTuple):
     name: str
     file: re.Pattern[str]
-    rows: Callable[[str, re.Match[str], _Pictures], Iterator[_Row]]
+    rows: Callable[[str, re.Match[str], Sequence[str]], Iterator[_Row]]
 
 
 _SETS = (

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,24 +9,30 @@ from dataclasses import dataclass, replace
 from llama_adapter.app.inputs import PictureInput, QuestionFields, natural_key
 from llama_adapter.app.inputs.addresses import ADDRESS
 from llama_adapter.app.inputs.fields import (
+    KNOWN_COLUMNS,
     PICTURE_COLUMNS,
+    QUESTIONS,
+    TURNS,
     as_columns,
-    as_template,
+    asked_rows,
     first_column,
+    known_name,
+    named,
     question_columns,
     question_fields,
 )
+from llama_adapter.app.inputs.row_pictures import row_picture
 from llama_adapter.app.labelled.example import Choices, Example, Examples, Task
 from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
-_QUESTIONS, _PART, _SPLIT = "questions", "part", "split"
-_TURNS, _URL = "conversations", "url"  # of LLaVA's instructions; of the image-text lists of LLaMA-Adapter
-_PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
+_PART, _SPLIT = "part", "split"
+_URL = "url"  # of the image-text lists of LLaMA-Adapter
+_KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))
 _SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("train", "training", "restval"), "train"),  # restval: of Karpathy's splits
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
@@ -43,6 +48,16 @@ class Columns:
     choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
     question: str | None = None  # the question for rows without one; used only to find rows that ask the same
     need_pictures: bool = False  # whether rows without a picture are refused
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Names of columns whose case is ignored."""
+        return _KNOWN | set(self.answer)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of columns of which a table needs at least one."""
+        return (*self.answer, QUESTIONS, TURNS)
 
 
 def split_name(name: str) -> str:
@@ -72,30 +87,21 @@ def row_examples(
     root: str = "",
     split: str = "",
 ) -> list[Example]:
-    """The examples of a row: one, or one for each object in its list `questions`.
+    """The examples of a row: one, or one for each object in its list `questions` and each pair of its `conversations`.
 
-    The case of column names is ignored. `item` is the picture. By default it is the picture that the row names,
+    The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
     relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
     `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`.
 
     Raises ValueError with the reason if the row is malformed.
     """
-    row = {name.lower(): value for name, value in values.items()}
+    row = {known_name(name, columns.known): value for name, value in values.items()}
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
-    has_turns = isinstance(row.get(_TURNS), list) or (_TURNS in row and row.keys().isdisjoint(ANSWER_COLUMNS))
-    if has_turns:
-        row |= _first_turns(row.pop(_TURNS))
     if item is None:
         item = _picture(row, columns=columns, root=root, place=place)
-    if has_turns and item.source is not None:  # only questions about pictures are templates
-        row["question"] = as_template(str(row["question"]))
-    if (several := row.pop(_QUESTIONS, None)) is None:
-        rows = [row]
-    elif isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
-        rows = [{**row, **{name.lower(): value for name, value in one.items()}} for one in several]
-    else:
-        raise ValueError("its `questions` are no list of objects")
+    rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
+    has_turns = TURNS in row and TURNS not in rows[0]
     examples = [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
     return [replace(example, has_turns=has_turns) for example in examples]
 
@@ -177,15 +183,14 @@ def _needs_classes(example: Example) -> bool:
 
 
 def _picture(row: Mapping[str, object], *, columns: Columns, root: str, place: str) -> PictureInput:
-    name = next((row[name] for name in PICTURE_COLUMNS if row.get(name) not in (None, "")), None)
-    if name is None and not columns.need_pictures:
+    item = row_picture(row, root=root, place=place)
+    if item is None:
+        if columns.need_pictures:
+            raise ValueError(f"it has no picture in a column {named(PICTURE_COLUMNS)}")
         return PictureInput(source=None, label=place, found_in=(place,))
-    if not isinstance(name, str):
-        raise ValueError(f"it has no picture in a column {_named(PICTURE_COLUMNS)}")
-    if ADDRESS.match(name):
-        raise ValueError(f"its picture {shown_excerpt(name)} is an address; wanted a file")
-    path = os.path.join(root, name)
-    return PictureInput(source=path, label=path, root=root or ".", found_in=(place,))
+    if isinstance(item.source, str) and ADDRESS.match(item.source):
+        raise ValueError(f"its picture {shown_excerpt(item.source)} is an address; wanted a file")
+    return item
 
 
 def _example(
@@ -198,7 +203,7 @@ def _example(
     column = first_column(row, of=columns.answer)
     answers = () if column is None else _texts(row[column], name=column)
     if column is None or not answers:
-        where = f" in a column {_named(columns.answer)}" if len(columns.answer) > 1 else ""
+        where = f" in a column {named(columns.answer)}" if len(columns.answer) > 1 else ""
         raise ValueError(f"it has no {columns.answer[0]}{where}")
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
@@ -228,14 +233,6 @@ def _task(column: str, *, choices: Sequence[str] | None, question: QuestionField
     return "caption" if column in CAPTION_COLUMNS and question.instruction is None else "answer"
 
 
-def _first_turns(turns: object) -> dict[str, str]:
-    """Question and answer of the first two turns, which are also all that LLaMA-Adapter trains. Raises ValueError."""
-    match turns:
-        case [{"from": "human" | "user", "value": str(asked)}, {"from": "gpt" | "assistant", "value": str(said)}, *_]:
-            return {"question": asked.replace(_PICTURE_MARK, "").strip(), "answer": said}
-    raise ValueError('its `conversations` are no list of turns of "human" and "gpt", each with a text `value`')
-
-
 def _texts(value: object, *, name: str) -> tuple[str, ...]:
     """The texts of a cell, without blank ones; numbers become text. Raises ValueError for other values."""
     texts = []
@@ -261,7 +258,3 @@ def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> t
 
 def _is_blank(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _named(columns: Sequence[str]) -> str:
-    return f"{', '.join(columns[:-1])} or {columns[-1]}"

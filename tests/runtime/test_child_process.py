@@ -21,7 +21,8 @@ from tests.app.golden import ROOT
 )
 def test_every_outcome_of_a_child_is_an_answer(question: str, arguments: tuple[str, ...], wanted: Any) -> None:
     seconds = 1 if question == "hangs" else 60
-    said = ask_child(f"tests.runtime.child_questions:{question}", *arguments, environ=os.environ, seconds=seconds)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONFAULTHANDLER"}  # it says more
+    said = ask_child(f"tests.runtime.child_questions:{question}", *arguments, environ=environ, seconds=seconds)
 
     assert said == wanted
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.inputs import InputsError, InputSpec, PictureInput, check_inputs, count_inputs, read_inputs
-from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, split_lines
+from llama_adapter.app.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
 from tests.app.inputs.files import error_codes, fill, tar_bytes
 
 
@@ -44,13 +44,21 @@ def paths(items: list[PictureInput]) -> list[str]:
         (b"# pictures\n#1.jpg\n#\n./# 2.jpg\na # b.jpg\n", ["#1.jpg", "./# 2.jpg", "a # b.jpg"]),  # comments: `# `
         (b"two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["two\nlines.jpg", "# a.jpg", " b.jpg\r"]),  # like find -print0
         (b"\xef\xbb\xbfa.jpg\r\nb.jpg\r\n", ["a.jpg", "b.jpg"]),
-        (b"", []),
+        ("a.jpg\r\nü.jpg\r\n".encode("utf-16"), ["a.jpg", "ü.jpg"]),
+        (b"a.jpg\rb.jpg\r", ["a.jpg", "b.jpg"]),
     ],
 )
 def test_each_line_is_a_name_as_it_stands(tmp_path: Path, content: bytes, names: list[str]) -> None:
     items = listed(tmp_path, content)
     assert paths(items) == names
     assert {item.root for item in items} <= {None}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n# nothing\n"])
+def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (item,) = listed(tmp_path, content)
+    assert item.error is not None
+    assert "which has none" in item.error.message
 
 
 def test_names_that_are_not_utf8_stay_as_they_are(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput
     """Reads a list from stdin, which gives one byte at a time."""
 
     def drip(content: bytes) -> list[PictureInput]:
-        opened = lambda path, what: nullcontext(Dripping(content))  # noqa: E731 - an argument
+        opened = lambda path, what: nullcontext(Unmarked(Dripping(content)))  # noqa: E731 - an argument
         monkeypatch.setattr("llama_adapter.app.inputs.reading.opened_lines", opened)
         return list(read_inputs(InputSpec(lists=("-",))))
 
@@ -108,9 +116,10 @@ def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput
     [
         (b"a.jpg\0two\nlines.jpg\0", ["a.jpg", "two\nlines.jpg"]),
         (b"\xef\xbb\xbfa.jpg\nb.jpg\n", ["a.jpg", "b.jpg"]),
+        ("a.jpg\nü.jpg".encode("utf-16"), ["a.jpg", "ü.jpg"]),
         (b"a.jpg", ["a.jpg"]),
     ],
-    ids=["null characters", "byte order mark", "one line"],
+    ids=["null characters", "byte order mark", "UTF-16", "one line"],
 )
 def test_a_list_means_the_same_however_its_bytes_come(
     drip: Callable[[bytes], list[PictureInput]], content: bytes, names: list[str]
@@ -121,7 +130,7 @@ def test_a_list_means_the_same_however_its_bytes_come(
 PICTURES = (b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
 
 
-@pytest.mark.parametrize("content", ["a.jpg\n".encode("utf-16"), *PICTURES], ids=["UTF-16", "JPEG", "PNG"])
+@pytest.mark.parametrize("content", PICTURES, ids=["JPEG", "PNG"])
 def test_a_list_that_is_something_else_is_refused(
     drip: Callable[[bytes], list[PictureInput]], tmp_path: Path, content: bytes
 ) -> None:

@@ -110,7 +110,7 @@ def test_rows_may_have_only_an_input_or_choices(run: Run, tmp_path: Path) -> Non
     assert second["choice"].keys() == {"red", "green"}
 
 
-@pytest.mark.parametrize("text", ['{"prompt": "a"}', "[1", '"a text"'])
+@pytest.mark.parametrize("text", ['{"name": "a"}', "[1", '"a text"'])
 def test_json_that_is_no_list_is_refused_before_the_model_is_loaded(run: Run, tmp_path: Path, text: str) -> None:
     ran = run("generate", "--prompt-file", written(tmp_path, "p.json", text), "--model", "nowhere")
 

@@ -35,7 +35,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 CAPTIONS = [("a.jpg", None, "caption", ("A star, red.",)), ("b.jpg", None, "caption", ('A "big" circle.',))]
-ASKED = [("a.jpg", "What is it?", "answer", ("A star.",)), ("b.jpg", "Where is it?", "answer", ("Left.",))]
+ASKED = [
+    ("a.jpg", "What is it?", "answer", ("A star.",)),
+    ("a.jpg", "And how?", "answer", ("Red.",)),
+    ("b.jpg", "Where is it?", "answer", ("Left.",)),
+]
 TEXTS = [(None, "Add.", "answer", ("3",))]
 
 
@@ -97,7 +101,7 @@ def test_braces_in_firstare_text_and_an_own_column_stays_a_variable(folder: Path
 
 
 @pytest.mark.parametrize(
-    "value", [[], "text", turns("What?"), turns("a", "b")[::-1], [{"from": "human", "value": 1}, *turns("a", "b")[1:]]]
+    "value", [[], "text", turns("a", "b")[::-1], [{"from": "human", "value": 1}, *turns("a", "b")[1:]]]
 )
 def test_other_conversations_are_refused_with_their_line(value: Any, folder: Path) -> None:
     (folder / "llava.json").write_text(json.dumps([{"image": "a.jpg", "conversations": value}]))

@@ -1,0 +1,102 @@
+"""JSON in the layouts of known sets, recognised by their keys: captions of COCO, Karpathy's splits, VQA, and captions
+by the name of the picture.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
+
+Values = dict[str, Any]
+_FOLDERS = ("train2014", "val2014", "train2017", "val2017", "images", "")  # of COCO's pictures
+
+
+def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
+    """The rows of a JSON file in this folder; None if it is neither an object nor a list of objects. Texts are prompts.
+
+    Captions of COCO have `images` and `annotations` with a `caption`. Karpathy's files have `images` with `sentences`.
+    VQA has `questions` with an `image_id`. An object whose keys are names of pictures has a caption, a list of captions
+    or an object of fields for each. Any other object is one row.
+    """
+    match data:
+        case list():
+            rows = [{"prompt": one} if isinstance(one, str) else one for one in data]
+            return rows if not rows or any(isinstance(one, dict) for one in rows) else None
+        case {"images": [{"sentences": list()}, *_] as images}:
+            return [_karpathy_row(one, folder=folder) if isinstance(one, dict) else one for one in images]
+        case {"images": [dict(), *_] as images, "annotations": [{"caption": _}, *_] as captions}:
+            return list(coco_rows(_objects(images), _objects(captions), folders=(folder,)))
+        case {"questions": [{"question": _, "image_id": _}, *_] as questions}:
+            answers = data.get("annotations")
+            annotations = _objects(answers) if isinstance(answers, list) else []
+            kind = str(data.get("data_subtype", ""))
+            return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
+        case dict() if data and all(map(_names_a_picture, data)):
+            return [_named_row(name, value, folder=folder) for name, value in data.items()]
+        case dict():
+            return [data]
+    return None
+
+
+def find_picture(name: str, *below: str, folders: Iterable[str]) -> str:
+    """The path of the file `name` in a sub-folder `below` of one of the folders; the first possible path if none is."""
+    places = [os.path.normpath(os.path.join(folder, sub, name)) for folder in folders for sub in below]
+    return next(filter(os.path.isfile, places), places[0])
+
+
+def coco_rows(
+    images: Iterable[Values], annotations: Iterable[Values], *, folders: Sequence[str], below: Sequence[str] = _FOLDERS
+) -> Iterator[Values]:
+    """A row with all captions for each picture. Paths are relative to the first of `folders`."""
+    captions = defaultdict[str, list[object]](list)
+    for one in annotations:
+        captions[str(one.get("image_id"))].append(one.get("caption"))
+    for image in images:
+        picture = _relative(str(image.get("file_name")), *below, folders=folders)
+        yield {"picture": picture, "captions": captions[str(image.get("id"))]}
+
+
+def vqa_rows(
+    questions: Iterable[Values], annotations: Iterable[Values], *, kind: str, folders: Sequence[str]
+) -> Iterator[Values]:
+    """A row for each question, with its answers; the most frequent comes first. `kind` is the set, such as val2014."""
+    annotated = {str(one.get("question_id")): one for one in annotations}
+    for entry in questions:
+        annotation = annotated.get(str(entry.get("question_id")), {})
+        found = annotation.get("answers")
+        given = [one.get("answer") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        # The most frequent answer comes first, because training learns it. VQA's score counts repeated answers.
+        given.sort(key=lambda answer: answer != annotation.get("multiple_choice_answer"))
+        picture = entry.get("image_id")
+        picture = f"COCO_{kind}_{picture:012d}.jpg" if isinstance(picture, int) else str(picture)
+        values = {"picture": _relative(picture, kind, "images", "", folders=folders), "question": entry.get("question")}
+        yield {**values, "answers": given, "part": annotation.get("answer_type")} if given else values
+
+
+def _karpathy_row(image: Values, *, folder: str) -> Values:
+    name, place = str(image.get("filename")), str(image.get("filepath", ""))
+    sentences = image.get("sentences")
+    texts = [one.get("raw") for one in sentences if isinstance(one, dict)] if isinstance(sentences, list) else []
+    picture = _relative(name, place, *_FOLDERS, folders=(folder, os.path.join(folder, os.pardir)))
+    return {"picture": picture, "captions": texts, "split": image.get("split")}
+
+
+def _named_row(name: str, value: object, *, folder: str) -> Values:
+    picture = _relative(name, "", "images", folders=(folder,))
+    if isinstance(value, Mapping):
+        return {"picture": picture, **value}
+    return {"picture": picture, "captions" if isinstance(value, list) else "caption": value}
+
+
+def _names_a_picture(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+
+
+def _relative(name: str, *below: str, folders: Sequence[str]) -> str:
+    return os.path.relpath(find_picture(name, *below, folders=folders), folders[0] or os.curdir)
+
+
+def _objects(values: Iterable[object]) -> list[Values]:
+    return [one for one in values if isinstance(one, dict)]

@@ -1,0 +1,143 @@
+"""Tables and JSON as people have them: each gives the same pictures and questions to jobs and to labelled data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.inputs import InputsError, InputSpec, check_inputs, read_inputs
+from llama_adapter.app.labelled.reading import read_examples
+from tests.app.command import Run
+
+HERE = Path(__file__).parent
+COLOR = "What color is the circle?"
+COLORS = ("red", "blue", "green")
+ASKED = [("red.png", COLOR), ("blue.png", COLOR)]
+CAPTIONS = [(f"{number}.png", None, f"a large {COLORS[number % 3]} circle") for number in range(6)]
+DESCRIBED = [(name, "Describe", text) for name, _, text in CAPTIONS]
+# What `ask` reads: pictures with their questions, or words of the error of the whole file.
+QUESTIONS: dict[str, Any] = {
+    "tables/blank-image.csv": [("blank-image.csv:2", "its cell `image` is empty"), ASKED[0]],
+    "tables/blank-input.csv": ASKED,
+    "tables/blank-question.csv": [ASKED[0], ("blue.png", None)],
+    "tables/semicolon.csv": [("red.png", None)],
+    "tables2/cp1252-captions.csv": "in UTF-8, but the cell `caption` of line 2",
+    "tables2/cp1252.csv": "in UTF-8, but the cell `question` of line 2",
+    "tables2/cr.csv": ASKED,
+    "tables2/no-header-captions.csv": "names no known column: it holds red.png, a large red circle",
+    "tables2/nohead.csv": f"names no known column: it holds red.png, {COLOR}",
+    "tables2/semicolon-questions.csv": ASKED,
+    "tables2/spaces.csv": ASKED,
+    "tables2/trailing.csv": ASKED[:1],
+}
+# What labelled data hold: pictures with questions and first answers, or words of the error of the whole file.
+ANSWERS: dict[str, Any] = {
+    "tables/semicolon.csv": [("red.png", None, "a large red circle")],
+    "tables2/cp1252-captions.csv": QUESTIONS["tables2/cp1252-captions.csv"],
+    "tables2/no-header-captions.csv": QUESTIONS["tables2/no-header-captions.csv"],
+    "json-sets/dict.json": CAPTIONS,
+    "json-sets/karpathy.json": CAPTIONS,
+    "hf-conv/metadata.jsonl": DESCRIBED,
+    "hf-conv": DESCRIBED,
+}
+SAME = ("json-sets/dict.json", "json-sets/karpathy.json", "json-sets/single.json", "hf-conv/metadata.jsonl")
+
+
+def asked(path: Path) -> list[tuple[str, str | None]]:
+    """The names and questions that a job reads; an error's message in place of a question."""
+    spec = InputSpec(manifests=(str(path),))
+    check_inputs(spec)
+    return [
+        (Path(item.label).name, item.error.message if item.error else question and question.instruction)
+        for item in read_inputs(spec)
+        for question in item.questions or (None,)
+    ]
+
+
+def answered(path: Path) -> list[tuple[str, str | None, str]]:
+    found = read_examples(str(path))
+    assert not [problem for problem in found.problems if not problem.is_warning]
+    return [(Path(one.item.label).name, one.question.instruction, one.answers[0]) for one in found.examples]
+
+
+@pytest.mark.parametrize(("name", "right"), QUESTIONS.items(), ids=QUESTIONS)
+def test_a_job_reads_pictures_and_questions(name: str, right: Any) -> None:
+    if isinstance(right, str):
+        with pytest.raises(InputsError) as refused:
+            asked(HERE / name)
+        assert right in refused.value.message
+        return
+    found = asked(HERE / name)
+    shown = [
+        (one, wanted if wanted and said and wanted in said else said)
+        for (one, said), (_, wanted) in zip(found, right, strict=True)
+    ]
+    assert shown == right
+
+
+@pytest.mark.parametrize(("name", "right"), ANSWERS.items(), ids=ANSWERS)
+def test_labelled_data_have_pictures_questions_and_answers(name: str, right: Any) -> None:
+    if isinstance(right, str):
+        with pytest.raises(InputsError) as refused:
+            answered(HERE / name)
+        assert right in refused.value.message
+    else:
+        assert answered(HERE / name) == right
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_jobs_and_labelled_data_read_the_same(name: str) -> None:
+    assert [(picture, question) for picture, question, _ in answered(HERE / name)] == asked(HERE / name)
+
+
+def test_each_pair_of_turns_is_an_example_and_a_row_without_picture_a_text() -> None:
+    found = read_examples(str(HERE / "json-sets" / "textrow.json")).examples
+    first = json.loads((HERE / "json-sets" / "textrow.json").read_text(encoding="utf-8"))
+    assert len(found) == sum(len(row["conversations"]) // 2 for row in first)
+    texts = [one for one in found if one.item.source is None]
+    assert len(texts) == sum("image" not in row for row in first) > 0
+
+
+def test_questions_alone_are_no_labelled_data() -> None:
+    with pytest.raises(InputsError, match="with one of the columns answer"):
+        read_examples(str(HERE / "tables2" / "semicolon-questions.csv"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,question\na.png,What?\n",
+        "image;question\na.png;What?\n",
+        "Image\tQuestion\na.png\tWhat?\n",
+        "image|question\n a.png | What? \n",
+        "sep=;\nIMAGE;question;;\r\n\r\na.png;What?;;\r\n;;;\r\n",
+        '"sep=|"\r\nimage|question\r\na.png|What?\r\n',
+        '[{"image": "a.png", "question": "What?"}]',
+        '{"Image": "a.png", "question": "What?"}\n',
+        '{"image": "a.png", "conversations": [{"from": "human", "value": "<image>\\nWhat?"}]}',
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.json"])
+def test_a_table_is_read_by_its_content(text: str, encoding: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    assert asked(tmp_path / name) == [("a.png", "What?")]
+
+
+@pytest.mark.parametrize("text", ["image,question\n", "[]", ""])
+def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "t.json").write_text(text)
+    assert run("caption", "--manifest", str(tmp_path / "t.json")).code != 0
+
+
+def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    picture = (HERE / "tables" / "red.png").read_bytes()
+    rows = [{"image": {"bytes": picture, "path": "0.png"}, "text": "a circle"}, {"image": None, "text": "none"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+
+    found = read_examples(str(tmp_path / "train.parquet"))
+    assert [(one.item.source, one.answers) for one in found.examples] == [(picture, ("a circle",))]
+    assert "it has neither a picture nor a question" in str(found.problems[0])
+    assert asked(tmp_path / "train.parquet")[0] == ("0.png", None)
