@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli.model_flags import add_batch_size, add_cluster, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_cluster, add_computation, add_model, add_sample_fields
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.records import add_deciding
 from llama_adapter.app.cli.values import in_flags, parse_shard, settings, spec_from, value_of
@@ -170,6 +170,7 @@ def add_pictures(parser: Parser) -> None:
         help="a table (CSV, JSON, Parquet) with a column picture, relative to the table's folder; its columns prompt, "
         "input and choices take precedence over the flags, and the others are {variables} for prompts",
     )
+    add_sample_fields(group)
     group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures")
     group.add_argument(
         "--shard",

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from llama_adapter.app.cli.answering import SAMPLING, add_reading, add_resuming
-from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model
+from llama_adapter.app.cli.model_flags import add_batch_size, add_computation, add_model, add_sample_fields
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import parse_text, settings, spec_from, value_of
 from llama_adapter.app.tasks.choose import parse_choices
@@ -68,6 +68,7 @@ def _declare(parser: Parser) -> None:
     group.add_argument(
         "--picture-folder", metavar="FOLDER", help="pictures of a known set (default: where they usually lie)"
     )
+    add_sample_fields(group)
     group.add_argument(
         "--split",
         metavar="NAME",

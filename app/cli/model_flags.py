@@ -4,7 +4,7 @@ import argparse
 from typing import Any, get_args
 
 from llama_adapter.app.cli.parser import DEVICES, Parser, default
-from llama_adapter.app.cli.values import parse_batch_size, parse_encoder_device
+from llama_adapter.app.cli.values import parse_batch_size, parse_encoder_device, parse_sample_fields
 from llama_adapter.app.models.spec import CaptionerSpec, Reading
 from llama_adapter.runtime.schemes import OPERATORS, PRECISIONS
 from llama_adapter.vision.formats import Damaged, Orientation, Transparency
@@ -203,4 +203,17 @@ def add_cluster(group: Any, *, ray: str) -> None:
         "--ray-address",
         metavar="HOST:PORT",
         help="address of a running cluster (default: RAY_ADDRESS, else a new cluster on this machine)",
+    )
+
+
+def add_sample_fields(group: Any) -> None:
+    """Add the flag that chooses members of archives' samples."""
+    group.add_argument(
+        "--sample-fields",
+        metavar="PICTURE,TEXT",
+        type=parse_sample_fields,
+        separator=",",
+        default=(),
+        help="in archives, the fields of the picture and its text: input,outputs are a.input.png and a.outputs.txt "
+        "(default: those with the sample's name alone)",
     )

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from llama_adapter.app.cli.model_flags import SPEC, add_model, add_picture_reading
+from llama_adapter.app.cli.model_flags import SPEC, add_model, add_picture_reading, add_sample_fields
 from llama_adapter.app.cli.parser import DEVICES, Parser, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -93,6 +93,7 @@ def _add_data(group: Any) -> None:
         metavar="FOLDER",
         help="pictures of a known set (default: where they usually lie)",
     )
+    add_sample_fields(group)
     group.add_argument(
         "--validation", metavar="SHARE", type=float, default=_JOB.validation, help=default("share of the pictures")
     )

@@ -66,6 +66,14 @@ def parse_shard(text: str) -> tuple[int, int]:
     return shard
 
 
+def parse_sample_fields(text: str) -> tuple[str, ...]:
+    """`input,outputs` -> ("input", "outputs"): the fields of picture and text; the second may be missing."""
+    fields = tuple(part.strip() for part in text.split(","))
+    if len(fields) > 2 or not all(fields):
+        raise argparse.ArgumentTypeError(f"wanted PICTURE or PICTURE,TEXT, such as input,outputs, got {text!r}")
+    return fields
+
+
 def parse_batch_size(text: str) -> BatchSize:
     """`8` -> 8, `auto` -> "auto"."""
     if text.strip().lower() == AUTO:

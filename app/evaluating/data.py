@@ -33,6 +33,7 @@ class DataSettings:
     choices: tuple[str, ...] | None = None  # the choices for all examples; None: each example's own choices
     answer_column: str | None = None  # None: the usual columns
     picture_folder: str | None = None  # folder with the pictures of known sets; None: the usual places
+    sample_fields: tuple[str, ...] = ()  # of archives: the field of the picture, and that of the text
     split: str | None = None  # None: test, if the data have this split, otherwise all examples
     limit: int | None = None  # the most examples, drawn by picture
     seed: int = 0  # seed of this draw
@@ -65,7 +66,9 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     and OSError.
     """
     answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
-    columns = Columns(answer=answer, choices=settings.choices, question=settings.question)
+    columns = Columns(
+        answer=answer, choices=settings.choices, question=settings.question, fields=settings.sample_fields
+    )
     found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
     chosen = None if settings.split is None else split_name(settings.split)
     if chosen != ALL_SPLITS:

@@ -6,8 +6,12 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 
 from llama_adapter.app.inputs.items import PictureInput
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
+_THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS made, in lower case
+    ("@eadir", "#recycle", "@recycle", "#snapshot", "@__thumb", "@tmp", "$recycle.bin", "lost+found", "__macosx")
+)
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
 
 
@@ -32,10 +36,13 @@ def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] 
     return PictureInput(source=path, label=path, root=root, found_in=found_in)
 
 
-def folder_inputs(folder: str, *, recursive: bool) -> Iterator[PictureInput]:
-    """The pictures in a folder. If it has none, the folder itself is the only item."""
-    found_any = False
-    for picture, folders in _pictures_below(folder, recursive=recursive):
+def folder_inputs(folder: str, *, recursive: bool, left_out: LeftOut | None = None) -> Iterator[PictureInput]:
+    """The pictures in a folder. If it has none, the folder itself is the only item.
+
+    Folders of thumbnails are not searched; `left_out` counts them.
+    """
+    found_any, left_out = False, LeftOut() if left_out is None else left_out
+    for picture, folders in _pictures_below(folder, recursive=recursive, left_out=left_out):
         found_any = True
         yield file_input(picture, root=folder, found_in=folders)
     if not found_any:
@@ -47,8 +54,9 @@ def count_in_sub_folders(folder: str, *, searched: Container[str], at_most: int)
 
     Pictures in folders that were `searched` themselves are not counted. Counting ends at `at_most`.
     """
-    below = (path for path, is_sub in _listing(folder, recursive=True) if is_sub)
-    pictures = (picture for path in below for picture, _ in _pictures_below(path, recursive=True))
+    ignored = LeftOut()
+    below = (path for path, is_sub in _listing(folder, recursive=True, left_out=ignored) if is_sub)
+    pictures = (picture for path in below for picture, _ in _pictures_below(path, recursive=True, left_out=ignored))
     return sum(1 for _ in islice((name for name in pictures if os.path.dirname(name) not in searched), at_most))
 
 
@@ -60,20 +68,25 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_thumbnail_folder(name: str) -> bool:
+    """Whether a system keeps thumbnails, deleted files or metadata in folders of this name."""
+    return name.lower() in _THUMBNAILS
+
+
 def has_picture_suffix(name: str) -> bool:
     """Whether a file counts as a picture when folders, patterns and archives are searched."""
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
 
 
-def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _pictures_below(folder: str, *, recursive: bool, left_out: LeftOut) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Paths of pictures, each with the chain of folders that contain it."""
     open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
-    open_listings = [(_listing(folder, recursive=recursive), (folder,))]
+    open_listings = [(_listing(folder, recursive=recursive, left_out=left_out), (folder,))]
     while open_listings:
         listing, folders = open_listings[-1]
         for path, is_listed_too in listing:
             if is_listed_too:
-                open_listings.append((_listing(path, recursive=True), (*folders, path)))
+                open_listings.append((_listing(path, recursive=True, left_out=left_out), (*folders, path)))
                 break
             # For a folder that cannot be listed, the folder's own path is yielded.
             yield path, folders if path != folders[-1] else folders[:-1]
@@ -81,7 +94,7 @@ def _pictures_below(folder: str, *, recursive: bool) -> Iterator[tuple[str, tupl
             open_listings.pop()
 
 
-def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
+def _listing(folder: str, *, recursive: bool, left_out: LeftOut) -> Iterator[tuple[str, bool]]:
     """Paths of the pictures in a folder, marked False, and, if `recursive`, of its sub-folders, marked True."""
     names: list[str] = []  # only of pictures and folders, because a folder may have millions of other files
     folders: set[str] = set()
@@ -91,7 +104,9 @@ def _listing(folder: str, *, recursive: bool) -> Iterator[tuple[str, bool]]:
                 if entry.name.startswith("."):
                     continue
                 if is_folder(entry):
-                    if recursive and not entry.is_symlink():
+                    if recursive and is_thumbnail_folder(entry.name):
+                        left_out.add("folders of thumbnails", entry.path)
+                    elif recursive and not entry.is_symlink():
                         folders.add(entry.name)
                         names.append(entry.name)
                 elif has_picture_suffix(entry.name):

@@ -18,7 +18,8 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
 
     Captions of COCO have `images` and `annotations` with a `caption`. Karpathy's files have `images` with `sentences`.
     VQA has `questions` with an `image_id`. An object whose keys are names of pictures has a caption, a list of captions
-    or an object of fields for each. Any other object is one row.
+    or an object of fields for each; with the fields `caption` or `tags` (kohya's metadata), names may lack a suffix.
+    Any other object is one row.
     """
     match data:
         case list():
@@ -33,7 +34,7 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             annotations = _objects(answers) if isinstance(answers, list) else []
             kind = str(data.get("data_subtype", ""))
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
-        case dict() if data and all(map(_names_a_picture, data)):
+        case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
         case dict():
             return [data]
@@ -84,14 +85,25 @@ def _karpathy_row(image: Values, *, folder: str) -> Values:
 
 
 def _named_row(name: str, value: object, *, folder: str) -> Values:
+    if not _names_a_picture(name):
+        name = next((one for one in _with_suffixes(name) if os.path.isfile(os.path.join(folder, one))), name)
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
-        return {"picture": picture, **value}
+        return {"picture": picture, "caption": value.get("tags"), **value}
     return {"picture": picture, "captions" if isinstance(value, list) else "caption": value}
 
 
 def _names_a_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+
+
+def _is_captioned(value: object) -> bool:
+    return isinstance(value, Mapping) and ("caption" in value or "tags" in value)
+
+
+def _with_suffixes(stem: str) -> Iterator[str]:
+    for suffix in sorted(PICTURE_SUFFIXES):
+        yield from (stem + suffix, stem + suffix.upper())
 
 
 def _relative(name: str, *below: str, folders: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llama_adapter.app.inputs.archives import is_archive_name
-from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder, natural_key
+from llama_adapter.app.inputs.folders import has_picture_suffix, is_folder, is_thumbnail_folder, natural_key
 
 _ANY_DEPTH = "**"
 _WILDCARDS = frozenset("*?[")
@@ -86,6 +86,8 @@ class _Compiled:
         is_end, following = False, set[int]()
         for position in positions:
             part = self.parts[position]
+            if is_folder and part != name and is_thumbnail_folder(name):
+                continue
             if part == _ANY_DEPTH:
                 if is_folder and not is_link and not name.startswith("."):
                     following.add(position)

@@ -11,6 +11,7 @@ from llama_adapter.app.inputs.addresses import check_remote, is_remote, remote_i
 from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.inputs.items import InputsError, InputSpec, PictureInput
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.app.inputs.lines import (
     MAX_LINE_BYTES,
     STDIN,
@@ -51,8 +52,8 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bo
         check_prompts(path)
 
 
-def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[PictureInput]:
-    """The pictures of a spec, one by one, as they are found.
+def read_inputs(spec: InputSpec, *, addresses: bool = False, left_out: LeftOut | None = None) -> Iterator[PictureInput]:
+    """The pictures of a spec, one by one, as they are found. `left_out` counts what is left out until then.
 
     A name without pictures gives one item with an `error`, or one whose reading gives an error. Lines of lists may name
     folders and archives; wildcards are not expanded there. With `spec.shard` (i, n), the first 8 bytes of the SHA-256
@@ -62,7 +63,7 @@ def read_inputs(spec: InputSpec, *, addresses: bool = False) -> Iterator[Picture
     Every call reads all inputs again; stdin and pipes can be read only once. Raises the errors of `check_inputs`, and
     OSError if reading a list or manifest fails later.
     """
-    items = _all_inputs(spec, addresses=addresses)
+    items = _all_inputs(spec, addresses=addresses, left_out=LeftOut() if left_out is None else left_out)
     if spec.shard is not None:
         index, count = spec.shard
         items = (item for item in items if _shard_of(item.label, count=count) == index)
@@ -93,16 +94,17 @@ def may_bring_columns(spec: InputSpec) -> bool:
     return bool(spec.lists or spec.manifests) or any(is_pattern(name) or is_archive_name(name) for name in spec.paths)
 
 
-def _all_inputs(spec: InputSpec, *, addresses: bool) -> Iterator[PictureInput]:
+def _all_inputs(spec: InputSpec, *, addresses: bool, left_out: LeftOut) -> Iterator[PictureInput]:
+    named = partial(_named_inputs, recursive=spec.recursive, fields=spec.sample_fields, left_out=left_out)
     for name in spec.paths:
         if addresses and is_remote(name):
             yield from remote_inputs(name, recursive=spec.recursive)
         elif is_pattern(name):
-            yield from _pattern_inputs(name, recursive=spec.recursive)
+            yield from _pattern_inputs(name, expand=named)
         else:
-            yield from _named_inputs(name, recursive=spec.recursive)
+            yield from named(name)
     for path in spec.lists:
-        yield from list_inputs(path, expand=partial(_named_inputs, recursive=spec.recursive))
+        yield from list_inputs(path, expand=named)
     for path in spec.manifests:
         yield from manifest_inputs(path)
     for path in spec.prompt_files:
@@ -150,7 +152,9 @@ def _listed(line: bytes) -> bytes:
     return b"" if not line.strip() or line == b"#" or line.startswith(b"# ") else line
 
 
-def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Iterator[PictureInput]:
+def _named_inputs(
+    name: str, *, recursive: bool, fields: tuple[str, ...], left_out: LeftOut, root: str | None = None
+) -> Iterator[PictureInput]:
     """The items of a name without wildcards.
 
     `root` is for files that a pattern found; folders and archives are roots themselves.
@@ -160,10 +164,10 @@ def _named_inputs(name: str, *, recursive: bool, root: str | None = None) -> Ite
 
         yield from prefix_inputs(name)
     elif os.path.isdir(name):
-        for item in folder_inputs(name, recursive=recursive):
+        for item in folder_inputs(name, recursive=recursive, left_out=left_out):
             yield _explained(item, recursive=recursive) if item.source == name else item
     elif is_archive_name(name) and os.path.isfile(name):
-        yield from archive_inputs(name)
+        yield from archive_inputs(name, fields=fields, left_out=left_out)
     else:
         yield file_input(name, root=root)
 
@@ -189,11 +193,11 @@ def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
     return replace(folder, error=AnswerError(code="not_a_file", message=message))
 
 
-def _pattern_inputs(pattern: str, *, recursive: bool) -> Iterator[PictureInput]:
+def _pattern_inputs(pattern: str, *, expand: Callable[..., Iterator[PictureInput]]) -> Iterator[PictureInput]:
     found_any = False
     for path in expand_pattern(pattern):
         found_any = True
-        for item in _named_inputs(path, recursive=recursive, root=fixed_folder(pattern)):
+        for item in expand(path, root=fixed_folder(pattern)):
             yield replace(item, found_in=(pattern, *item.found_in))
     if not found_any:
         shown = shown_name(pattern)

@@ -23,6 +23,7 @@ from llama_adapter.app.inputs import (
     may_bring_columns,
     read_inputs,
 )
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
@@ -70,8 +71,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         def stop() -> bool:
             return interrupted.is_set() or writer.problem is not None
 
-        folders: dict[str, None] = {}
-        items = _plan(job, runner, planner, writer, folders=folders, stop=stop)
+        folders, left_out = dict[str, None](), LeftOut()
+        items = _plan(job, runner, planner, writer, folders=folders, left_out=left_out, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
         started = time.perf_counter()
         for event in events:
@@ -85,6 +86,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             write_targets(job.paddlenlp_out, planner.targets, records=file.files)
         if not stop() and (note := _passed_over(job, folders)):
             writer.say(note)
+        if left_out:
+            writer.say(f"note: left out: {left_out.note()}")
     if job.profile is not None:
         say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
@@ -221,15 +224,16 @@ def _plan(
     writer: ResultWriter,
     *,
     folders: dict[str, None],
+    left_out: LeftOut,
     stop: Callable[[], bool],
 ) -> Iterator[WorkItem]:
     """Yield the work items of the inputs until `stop` returns True; questions that cannot be asked fail here.
 
-    The names of folders in which pictures were found are added to `folders`.
+    The names of folders in which pictures were found are added to `folders`, and what is left out to `left_out`.
     """
     is_noted = not job.spec.is_embedded or job.inputs.is_text
-    pictures = read_inputs(job.inputs, addresses=runner.reads_addresses) if job.items is None else job.items
-    for picture in pictures:
+    read = partial(read_inputs, job.inputs, addresses=runner.reads_addresses, left_out=left_out)
+    for picture in read() if job.items is None else job.items:
         if stop():  # the runner cannot check this while no input has a question that can be asked
             return
         writer.show_progress()

@@ -1,17 +1,31 @@
 """Reads labelled pictures without a table: one folder for each class, and archives of samples."""
 
+import json
 import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 from llama_adapter.app.inputs import InputsError, natural_key
-from llama_adapter.app.inputs.archives import archive_inputs, is_archive_name
-from llama_adapter.app.inputs.folders import folder_inputs, is_folder
+from llama_adapter.app.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
+from llama_adapter.app.inputs.folders import (
+    file_input,
+    folder_inputs,
+    has_picture_suffix,
+    is_folder,
+    is_thumbnail_folder,
+)
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
 from llama_adapter.runtime.text import shown_name
 
-METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv")
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.json", "metadata.parquet")
+TEXT_SUFFIXES = (".txt", ".caption", ".json")  # of texts beside pictures
 MAX_COMPRESSED_BYTES = 2**30
+_CAPTIONS = ("txt", "caption")  # members whose lines are captions
+_REPEATS = re.compile(r"[0-9]+_")  # of kohya's trainers: 10_name
 SAME_NAME = "the archive has two pictures of this name, which a table could not tell apart"
 
 
@@ -19,6 +33,7 @@ def sub_folders(folder: str) -> list[str]:
     """Names of the sub-folders in natural order, without hidden folders and folders of results. Raises OSError."""
     with os.scandir(folder) as listing:
         names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
+    names = [name for name in names if not is_thumbnail_folder(name)]
     return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
 
 
@@ -83,18 +98,92 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
-    """The samples of a tar archive in the style of webdataset.
+def has_texts_beside(folder: str) -> bool:
+    """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError."""
+    return any(pictures.keys() & texts.keys() for _, pictures, texts in _stems(folder))
 
-    The answer is a field of the sample's `.json`, or the text of `.txt`, `.caption` or `.cls`. Lists in `.json` are
-    ignored. A sample without an answer, two pictures with the same name, and a damaged archive are errors. Pictures of
-    a compressed archive are held in memory.
 
-    Raises InputsError if a compressed archive has more than 1 GiB of pictures.
+def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
+    """The pictures in a folder and below, each with the text of the same name beside it.
+
+    Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row. Pictures without
+    text and texts without picture are left out. Raises OSError.
     """
-    found, num_bytes = Examples(), 0
+    found, split_of = Examples(left_out=left_out), dict(split_folders(folder))
+    if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
+        found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
+    for place, pictures, texts in _stems(folder):
+        if _REPEATS.match(os.path.basename(place)):
+            left_out.add("repeats in names of folders", place)
+        split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
+        for stem in sorted(pictures.keys() | texts.keys(), key=natural_key):
+            names, file = pictures.get(stem, []), texts.get(stem)
+            if file is None or not names:
+                kind = "pictures without text" if file is None else "texts without picture"
+                left_out.add(kind, os.path.join(place, file or names[0]), number=max(len(names), 1))
+                continue
+            for name in names[1:]:
+                left_out.add("second pictures of a name", os.path.join(place, name))
+            item = file_input(os.path.join(place, names[0]), root=folder)
+            path = os.path.join(place, file)
+            try:
+                found.examples += row_examples(_beside(path), columns=columns, place=path, item=item, split=split)
+            except ValueError as error:
+                found.refuse(path, str(error))
+    return found
+
+
+def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, str]]]:
+    """Each folder that is searched, with the names of its pictures and of its texts by their names without suffix."""
+    pictures, texts = defaultdict[str, list[str]](list), dict[str, str]()
+    with os.scandir(folder) as listing:
+        for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
+            stem, suffix = os.path.splitext(name)
+            if name.startswith(".") or name in METADATA:
+                continue
+            if has_picture_suffix(name):
+                pictures[stem].append(name)
+            elif suffix.lower() in TEXT_SUFFIXES:
+                texts.setdefault(stem, name)
+    yield folder, pictures, texts
+    for name in sub_folders(folder):
+        yield from _stems(os.path.join(folder, name))
+
+
+def _beside(path: str) -> dict[str, object]:
+    """The columns of a text beside a picture. Raises ValueError with the reason."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise ValueError(f"it has more than {MAX_TEXT_BYTES:,} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not path.lower().endswith(".json"):
+        return {"captions": text.splitlines()}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not valid JSON") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
+    return values
+
+
+def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
+    """The samples of a tar archive in the style of webdataset, see `archive_inputs`.
+
+    The answer is a field of the sample's `.json`, or the text of `.cls`; each line of `.txt` and `.caption` is a
+    caption. Lists in `.json` are ignored. A sample without an answer, two pictures with the same name, and a damaged
+    archive are errors. Pictures of a compressed archive are held in memory.
+
+    Raises InputsError if a compressed archive has more than 1 GiB of pictures, and for samples whose texts have other
+    names than their pictures.
+    """
+    found, num_bytes, seen = Examples(), 0, set[str]()
     repeated = set[str]()
-    for item in archive_inputs(path):
+    for item in archive_inputs(path, fields=columns.fields, left_out=found.left_out, seen=seen):
         num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
         require_compressed(num_bytes, archive=path)
         if item.repeats:
@@ -103,9 +192,16 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
             if item.error is not None:
                 raise ValueError(item.error.message)
             picture = replace(item, columns={})
-            found.examples += row_examples(item.columns, columns=columns, place=item.label, item=picture, split=split)
+            values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
+            found.examples += row_examples(values, columns=columns, place=item.label, item=picture, split=split)
         except ValueError as error:
             found.refuse(item.label, str(error))
+    if not found.examples and any("." in name for name in seen):
+        raise InputsError(
+            f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "
+            f"fields {', '.join(map(shown_name, sorted(seen)))}.",
+            hint="choose the fields of picture and text with --sample-fields PICTURE,TEXT, such as input,outputs",
+        )
     for label in sorted(repeated, key=natural_key):
         found.refuse(label, SAME_NAME)
     items = ((example, example.item) for example in found.examples)

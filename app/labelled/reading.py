@@ -5,12 +5,21 @@ from collections.abc import Sequence
 
 from llama_adapter.app.inputs import InputsError, natural_key
 from llama_adapter.app.inputs.archives import is_archive_name
+from llama_adapter.app.inputs.folders import folder_inputs
 from llama_adapter.app.inputs.patterns import expand_pattern, is_pattern
 from llama_adapter.app.labelled.checks import check_examples
 from llama_adapter.app.labelled.digests import with_digests, without_missing
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.known_sets import known_examples
-from llama_adapter.app.labelled.pictures import METADATA, archive_examples, class_examples, split_folders, sub_folders
+from llama_adapter.app.labelled.pictures import (
+    METADATA,
+    archive_examples,
+    beside_examples,
+    class_examples,
+    has_texts_beside,
+    split_folders,
+    sub_folders,
+)
 from llama_adapter.app.labelled.rows import Columns, is_split_name, split_name, with_classes
 from llama_adapter.app.labelled.tables import is_table_name, table_examples
 from llama_adapter.app.settings.yaml_file import read_yaml
@@ -19,7 +28,10 @@ from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
 _META = "META"  # the only key of a data config of LLaMA-Adapter
-_FORMS = "a table, a folder of folders by class or with metadata.jsonl, a tar archive, or a known set"
+_FORMS = (
+    "a table, a folder of folders by class, with metadata.jsonl or with texts beside pictures, a tar archive, or a "
+    "known set"
+)
 
 
 def read_examples(
@@ -31,9 +43,10 @@ def read_examples(
 ) -> Examples:
     """The examples of all paths, and the problems of the data. Decodes no picture.
 
-    A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder with a
-    sub-folder for each class, a tar archive or a folder of tar archives, a known set, or a pattern that matches these.
-    Several tables that are named `train` and `test`, or as other splits, are these splits; a row may name another.
+    A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder of pictures
+    with texts beside them, a folder with a sub-folder for each class, a tar archive or a folder of tar archives, a
+    known set, or a pattern that matches these. Several tables that are named `train` and `test`, or as other splits,
+    are these splits; a row may name another.
     The choices for labels without choices are all labels of the same path. `pictures` is the folder with the pictures
     of known sets, if they are not in the usual place. Without `digests`, pictures are not read, so copies are not
     found. Without `looks`, missing pictures are not found.
@@ -131,7 +144,10 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 continue
             has_any = True
     if has_any:
+        _count_without_row(folder, found)
         return found
+    if has_texts_beside(folder):
+        return beside_examples(folder, columns=columns, left_out=found.left_out)
     num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
     if num_classes > 1 or (num_classes and not tables):
         return class_examples(folder, columns=columns)
@@ -143,3 +159,11 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
         if tables
         else "put the pictures of each class into a folder with its name",
     )
+
+
+def _count_without_row(folder: str, found: Examples) -> None:
+    """Count the pictures in a folder with tables that no row names."""
+    named = {os.path.normpath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
+    for item in folder_inputs(folder, recursive=True):
+        if item.source != folder and os.path.normpath(item.path) not in named:
+            found.left_out.add("pictures without a row", item.path)

@@ -83,7 +83,8 @@ def read_data(job: TrainJob) -> Examples:
     Problems of single examples are in the result. Raises InputsError if the data are unusable as a whole, UsageError if
     examples need a question, and OSError.
     """
-    found = read_examples(*job.data, columns=Columns(question=job.question), pictures=job.pictures)
+    columns = Columns(question=job.question, fields=job.sample_fields)
+    found = read_examples(*job.data, columns=columns, pictures=job.pictures)
     found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
     without = [one for one in found.examples if one.task == "answer" and one.question.instruction is None]
     if without:

@@ -1,0 +1,140 @@
+"""Folders and archives as people have them: one picture a sample, and a note on whatever is left out."""
+
+import json
+import os
+import random
+import re
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.inputs import InputsError, InputSpec, read_inputs
+from llama_adapter.app.inputs.left_out import LeftOut
+from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.labelled.rows import Columns
+from tests.app.command import Run
+
+HERE = Path(__file__).parent
+COLORS = ("red", "blue", "green")
+TEXTS = [f"a large {COLORS[number % 3]} circle" for number in range(6)]
+SAMPLES = [(f"s{number}.png", (text,)) for number, text in enumerate(TEXTS)]
+NAMED = [(f"s{number}.input.png", (text,)) for number, text in enumerate(TEXTS)]
+
+
+def job(*paths: Path, **settings: object) -> tuple[list[str], str]:
+    """The names that a job reads, and what it leaves out."""
+    left_out = LeftOut()
+    spec = InputSpec(paths=tuple(map(str, paths)), recursive=True, **settings)  # type: ignore[arg-type]
+    return [os.path.basename(item.label) for item in read_inputs(spec, left_out=left_out)], left_out.note()
+
+
+def data(path: Path, *fields: str) -> tuple[list[tuple[str, tuple[str, ...]]], str]:
+    """Names and answers of labelled data, and what is left out."""
+    found = read_examples(str(path), columns=Columns(fields=fields))
+    assert not [problem for problem in found.problems if not problem.is_warning]
+    return [(os.path.basename(one.item.label), one.answers) for one in found.examples], found.left_out.note()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "right", "left_out"),
+    [
+        ("webdataset/dots.tar", (), [("scan 22.05.png", ("a red one",)), ("scan 22.06.png", ("a blue one",))], ""),
+        ("webdataset2/mask.tar", (), SAMPLES, "second pictures of a sample: 6"),
+        ("webdataset2/named-fields.tar", ("input", "outputs"), NAMED, ""),
+        ("webdataset2/wds-multiline.tar", (), [(n, (*a, f"{a[0]} on white")) for n, a in SAMPLES], ""),
+        (
+            "hf-extra",
+            (),
+            [(f"{number}.png", (text,)) for number, text in enumerate(TEXTS)],
+            "pictures without a row: 2",
+        ),
+    ],
+)
+def test_samples_have_one_picture_each(
+    name: str, fields: tuple[str, ...], right: list[tuple[str, tuple[str, ...]]], left_out: str
+) -> None:
+    found, note = data(HERE / name, *fields)
+    assert found == right
+    assert (note.startswith(left_out), bool(note)) == (True, bool(left_out))
+    if name.endswith(".tar"):
+        assert job(HERE / name, sample_fields=fields)[0] == [picture for picture, _ in right]
+
+
+def test_named_fields_are_said_with_the_flag_that_chooses_them() -> None:
+    with pytest.raises(InputsError, match=r"fields input.png, outputs.txt(.|\n)*--sample-fields"):
+        data(HERE / "webdataset2" / "named-fields.tar")
+
+
+def test_thumbnails_of_a_nas_are_no_photographs(run: Run) -> None:
+    names, note = job(HERE / "nas")
+    assert (names, note.partition(" (")[0]) == (["a.png"], "folders of thumbnails: 1")
+    assert job(HERE / "nas" / "@eaDir")[0] == ["SYNOPHOTO_THUMB_M.jpg"]  # the user names it
+    assert "left out: folders of thumbnails: 1" in run("caption", str(HERE / "nas"), "--recursive").err
+
+
+def tree(folder: Path, **files: str | bytes) -> Path:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path) -> None:
+    files = {
+        "cats__1.png": b"1",
+        "cats__1.txt": "a cat, sitting",
+        "10_dog__2.jpg": b"2",
+        "10_dog__2.caption": "a dog\nit sits",
+    }
+    more = {"10_dog__3.webp": b"3", "10_dog__3.json": json.dumps({"question": "What?", "answer": "a dog"})}
+    others = {"cats__4.png": b"4", "cats__readme.txt": "all mine", "1.png": b"5", "1.txt": "a cow", "1.jpg": b"6"}
+    found = read_examples(str(tree(tmp_path, **files, **more, **others)))
+
+    assert {os.path.basename(one.item.label): one.answers for one in found.examples} == {
+        "1.jpg": ("a cow",),
+        "1.png": ("a cat, sitting",),
+        "2.jpg": ("a dog", "it sits"),
+        "3.webp": ("a dog",),
+    }
+    note = found.left_out.note()
+    for part in ("pictures without text: 1", "texts without picture: 1", "second pictures of a name: 1", "repeats in"):
+        assert part in note
+    assert "names of folders, such as 10_dog, are not" in " ".join(map(str, found.problems))
+
+
+@pytest.mark.parametrize("name", ["1", "1.png"])
+def test_kohya_s_metadata_names_pictures_with_or_without_suffix(name: str, tmp_path: Path) -> None:
+    metadata = {name: {"tags": "cat, sitting"}, "2": {"caption": "a dog", "tags": "dog"}}
+    folder = tree(tmp_path, **{"1.png": b"1", "2.jpg": b"2", "metadata.json": json.dumps(metadata)})
+    assert data(folder)[0] == [("1.png", ("cat, sitting",)), ("2.jpg", ("a dog",))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("as_tar", [False, True])
+def test_every_file_is_an_example_an_error_or_in_the_note(as_tar: bool, seed: int, tmp_path: Path) -> None:
+    """Trees of pictures and texts with random names; each has at least one pair."""
+    draw = random.Random(seed)
+    suffixes = (".png", ".jpg", ".seg.png", ".txt", ".caption", ".json", ".TXT")
+    names = {draw.choice("abc") + draw.choice(("", ".1", " x")) + draw.choice(suffixes) for _ in range(8)}
+    files = {
+        name: name if not name.endswith("json") else '{"text": "x"}' for name in sorted({*names, "z.png", "z.txt"})
+    }
+    if as_tar:
+        with tarfile.open(tmp_path / "t.tar", "w") as tar:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, BytesIO(content.encode()))
+    else:
+        tree(tmp_path, **files)
+    found = read_examples(str(tmp_path / "t.tar" if as_tar else tmp_path), digests=False)
+
+    pictures = {name for name in files if name.endswith((".png", ".jpg"))}
+    seen = {os.path.basename(one.item.label) for one in found.examples}
+    errors = sum(not problem.is_warning for problem in found.problems)
+    counted = sum(map(int, re.findall(r"(?:^|, )(?:second )?pictures [^:]*: (\d+)", found.left_out.note())))
+    assert seen <= pictures
+    assert len(seen) + errors + counted >= len(pictures)
