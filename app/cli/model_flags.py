@@ -213,7 +213,6 @@ def add_sample_fields(group: Any) -> None:
         metavar="PICTURE,TEXT",
         type=parse_sample_fields,
         separator=",",
-        default=(),
         help="in archives, the fields of the picture and its text: input,outputs are a.input.png and a.outputs.txt "
         "(default: those with the sample's name alone)",
     )

@@ -33,7 +33,7 @@ class DataSettings:
     choices: tuple[str, ...] | None = None  # the choices for all examples; None: each example's own choices
     answer_column: str | None = None  # None: the usual columns
     picture_folder: str | None = None  # folder with the pictures of known sets; None: the usual places
-    sample_fields: tuple[str, ...] = ()  # of archives: the field of the picture, and that of the text
+    sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     split: str | None = None  # None: test, if the data have this split, otherwise all examples
     limit: int | None = None  # the most examples, drawn by picture
     seed: int = 0  # seed of this draw

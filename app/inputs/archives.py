@@ -33,7 +33,7 @@ def archive_inputs(
     path: str,
     *,
     max_bytes: int | None = None,
-    fields: tuple[str, ...] = (),
+    fields: tuple[str, ...] | None = None,
     left_out: LeftOut | None = None,
     seen: set[str] | None = None,
 ) -> Iterator[PictureInput]:
@@ -64,7 +64,7 @@ def archive_inputs(
 
 
 def _pictures_in(
-    path: str, *, max_bytes: int | None, fields: tuple[str, ...], left_out: LeftOut, seen: set[str]
+    path: str, *, max_bytes: int | None, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
     from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
 
@@ -135,11 +135,11 @@ class _Sample:
             self.texts.append(_Text(stem=stem, columns=_columns(tar.read(member), suffix=suffix.lower())))
             self.fields.add(member.name[len(self.key) + 1 :])
 
-    def inputs(self, fields: tuple[str, ...], *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
+    def inputs(self, fields: tuple[str, ...] | None, *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
         """The pictures of the sample with their columns; `left_out` counts the others."""
         seen.update(self.fields)
         stems = {text.stem for text in self.texts}
-        of_picture, of_text = (*fields, "", "")[:2]
+        of_picture, of_text = (*(fields or ()), "", "")[:2]
         if of_picture:
             chosen = [one for one in self.pictures if self._field(one[0]) == of_picture]
         elif self.texts:

@@ -30,7 +30,7 @@ class InputSpec:
     prompt_files: tuple[str, ...] = ()  # TXT, JSON, JSONL, CSV or TSV; `-` is stdin
     are_raw: bool = False  # prompts of files are given to the model without the instruction template
     recursive: bool = False  # descend into sub-folders
-    sample_fields: tuple[str, ...] = ()  # of archives: the field of the picture, and that of the text
+    sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     limit: int | None = None  # only the first N pictures; with `shard`, the first N of the shard
     shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
 

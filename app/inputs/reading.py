@@ -153,7 +153,7 @@ def _listed(line: bytes) -> bytes:
 
 
 def _named_inputs(
-    name: str, *, recursive: bool, fields: tuple[str, ...], left_out: LeftOut, root: str | None = None
+    name: str, *, recursive: bool, fields: tuple[str, ...] | None, left_out: LeftOut, root: str | None = None
 ) -> Iterator[PictureInput]:
     """The items of a name without wildcards.
 

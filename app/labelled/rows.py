@@ -48,7 +48,7 @@ class Columns:
     choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
     question: str | None = None  # the question for rows without one; used only to find rows that ask the same
     need_pictures: bool = False  # whether rows without a picture are refused
-    fields: tuple[str, ...] = ()  # of archives: the field of the picture, and that of the text
+    fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
 
     @property
     def known(self) -> frozenset[str]:

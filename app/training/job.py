@@ -82,7 +82,7 @@ class TrainJob:
     choice: TrainingChoice = field(default_factory=TrainingChoice)
     question: str | None = None  # the question for examples that have none
     pictures: str | None = None  # folder with the pictures of known sets
-    sample_fields: tuple[str, ...] = ()  # of archives: the field of the picture, and that of the text
+    sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     validation: float = 0.1  # share of the pictures used for early stopping
     test: float = 0.1  # share of the pictures used for the final scores
     most_unreadable: float = 0.1  # share of the pictures that may be unreadable
