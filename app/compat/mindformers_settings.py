@@ -239,8 +239,8 @@ RULES: dict[str, Rule] = {
     f"{_CONFIG}.extend_method": _stretched,
     f"{_CONFIG}.pet_config": lambda imported, key, value: imported.refuse(
         key,
-        "LoRA of MindFormers is not read: merge it into the checkpoint there, or save its factors as a folder of "
-        "Hugging Face PEFT, which --lora reads; the file of a LLaMA-Adapter is model.adapter",
+        "take it out, and name the folder of the fine-tuning's .ckpt and YAML as --lora, beside the base model; the "
+        "file of a LLaMA-Adapter is model.adapter",
     ),
     "model.arch.type": one_of({"LlamaForCausalLM": {}}, otherwise="this program runs LLaMA"),
     "infer.prefill_model_path": _graphs,

@@ -53,11 +53,7 @@ def _output(imported: Import, key: str, value: Any) -> None:
 
 
 def _lora(imported: Import, key: str, value: Any) -> None:
-    imported.refuse(
-        key,
-        "Paddle's LoRA files are not read: merge them into the model with PaddleNLP's merge_lora_params.py, or save "
-        "the factors as a folder of Hugging Face PEFT, which --lora reads",
-    )
+    imported.take(key, {"model.lora": [str(value)]}, "merged when the model is loaded")
 
 
 def _adapter(imported: Import, key: str, value: Any) -> None:

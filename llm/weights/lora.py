@@ -1,4 +1,4 @@
-"""Merges LoRA folders of Hugging Face PEFT into the weights of a LLaMA, in float32 and tensor by tensor.
+"""Merges LoRA folders of PEFT, PaddleNLP and MindFormers into the weights of a LLaMA, in float32, tensor by tensor.
 
 A LoRA changes wk and wv as weights: an adapter's own keys and values are computed with the merged weights.
 """
@@ -27,6 +27,7 @@ from llama_adapter.llm.weights.names import (
     meta_parts,
     to_huggingface,
 )
+from llama_adapter.llm.weights.neighbour_lora import read_neighbour_lora
 from llama_adapter.llm.weights.peft_config import CONFIG, PeftConfig, read_config
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.tensor_files.files import (
@@ -213,18 +214,22 @@ def _split_weight(text: str) -> tuple[Path, float]:
 
 
 def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFolder:
-    if not (folder / CONFIG).exists():
+    if (folder / CONFIG).exists():
+        config = read_config(folder)
+        path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), folder / _WEIGHTS[0])
+        tensors = read_tensor_file(path).tensors
+        check_dense(tensors, what=f"`{path}`")
+        files: tuple[Path, ...] = (folder / CONFIG, path)
+        found = _by_module(tensors, path=path)
+    elif (other := read_neighbour_lora(folder)) is not None:
+        config, files, path, found = other.config, other.files, other.files[-1], dict(other.tensors)
+    else:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         raise CheckpointError(
             f"`{folder}` is no LoRA folder: it {problem}",
-            hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}; merge LoRA of "
-            "PaddleNLP (`merge_lora_params.py`) or MindFormers (`transform_ckpt_lora`) there; a bundle is a --model",
+            hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
+            "PaddleNLP or MindFormers; a bundle is a --model",
         )
-    config = read_config(folder)
-    path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), folder / _WEIGHTS[0])
-    tensors = read_tensor_file(path).tensors
-    check_dense(tensors, what=f"`{path}`")
-    found = _by_module(tensors, path=path)
     names = {to_huggingface(name).removesuffix(".weight"): name for name in shapes}
     targeted, saved = config.changed({module: shapes[name] for module, name in names.items()})
     wanted: dict[str, Shape] = {}
@@ -257,8 +262,7 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
         )
         for module in dict.fromkeys(key.rpartition(".")[0] for key in wanted)
     }
-    files = (str(folder / CONFIG), str(path))
-    return LoraFolder(path=folder, weight=weight, config=config, files=files, changes=changes)
+    return LoraFolder(path=folder, weight=weight, config=config, files=tuple(map(str, files)), changes=changes)
 
 
 def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor]:

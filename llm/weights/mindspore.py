@@ -36,9 +36,9 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
     computed differently (grouped-query attention, scaled rotary embedding).
     """
     place = Path(folder)
-    file, settings = (_only(place, pattern) for pattern in ("*.ckpt", "*.y*ml"))
+    file, settings = (only_file(place, pattern) for pattern in ("*.ckpt", "*.y*ml"))
     config = _read_settings(settings)
-    renamed = {_meta_name(name): tensor for name, tensor in read_ckpt(file).items()}
+    renamed = {meta_name(name): tensor for name, tensor in read_ckpt(file).items()}
     check_dense(renamed, what=f"`{file}`")
     sizes = {
         "vocab_size": _rows(renamed, "tok_embeddings.weight", file),
@@ -95,7 +95,8 @@ def _unpacked(config: DecoderConfig, state: Mapping[str, Tensor]) -> Iterator[tu
     yield _OURS["output.weight"], state["head.weight"]
 
 
-def _only(folder: Path, pattern: str) -> Path:
+def only_file(folder: Path, pattern: str) -> Path:
+    """The one file of a folder that matches. Raises CheckpointError."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         names = list_keys([path.name for path in found]) if found else "none"
@@ -106,17 +107,21 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_model_config(path: Path) -> dict[str, Any]:
+    """The `model.model_config` of a YAML of MindFormers. Raises CheckpointError."""
     try:
         if path.stat().st_size > _MAX_YAML:
             raise ValueError("it is too large")
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        model = values["model"]["model_config"]
-        config = {**_DEFAULTS, **{name: value for name, value in dict(model).items() if value is not None}}
+        model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["model_config"]
+        return {name: value for name, value in dict(model).items() if value is not None}
     except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
         raise CheckpointError(
             f"`{path}` has no `model.model_config`", hint="use the YAML that the checkpoint was made with"
         ) from None
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    config = _DEFAULTS | read_model_config(path)
     hint = "use the YAML that the checkpoint was made with"
     require_numbers(config, path=path, whole=("num_heads",), real=("rms_norm_eps", "theta"), hint=hint)
     check_heads(config, "num_heads", "n_kv_heads", folder=path.parent)
@@ -125,7 +130,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return config
 
 
-def _meta_name(name: str) -> str:
+def meta_name(name: str) -> str:
     """Meta's name of a tensor. Unknown names are returned unchanged, so that they are reported."""
     return _TOP.get(name) or re.sub(r"^model\.(?=layers\.\d+\.)", "", name)
 

@@ -141,6 +141,25 @@ def read_config(folder: Path) -> PeftConfig:
         if (value := config.get(name)) not in allowed:
             wanted = ", ".join(str(one) for one in allowed if one is not None)
             raise _wrong(path, name, value, wanted, hint)
+    others = config.keys() - {*_SUPPORTED, *_ENTRIES, *_IGNORED}
+    if unknown := sorted(name for name in others if config[name] not in (None, False, "", [], {})):
+        raise CheckpointError(f"`{path}` sets {list_keys(unknown)}, which is not supported here", hint=_MERGE)
+    return PeftConfig(path=path, entries=_checked(path, config))
+
+
+def made_config(path: Path, **values: Any) -> PeftConfig:
+    """The config of a LoRA in another format, whose values are in `path`; both `r` and `lora_alpha` must be there.
+
+    Raises CheckpointError for a wrong value.
+    """
+    for name in ("r", "lora_alpha"):
+        if values[name] is None:
+            raise _wrong(path, name, None, _ENTRIES[name][3], "the scale of a LoRA is not guessed; use its own file")
+    return PeftConfig(path=path, entries=_checked(path, values))
+
+
+def _checked(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are used, with defaults."""
     entries = {}
     for name, (default, types, kind, wanted) in _ENTRIES.items():
         value = default if config.get(name) is None else config[name]
@@ -148,10 +167,7 @@ def read_config(folder: Path) -> PeftConfig:
         if not isinstance(value, types) or not all(map(_KINDS[kind], parts)):
             raise _wrong(path, name, value, wanted, "the file is damaged or was changed by hand; copy the folder again")
         entries[name] = value
-    others = config.keys() - {*_SUPPORTED, *_ENTRIES, *_IGNORED}
-    if unknown := sorted(name for name in others if config[name] not in (None, False, "", [], {})):
-        raise CheckpointError(f"`{path}` sets {list_keys(unknown)}, which is not supported here", hint=_MERGE)
-    return PeftConfig(path=path, entries=entries)
+    return entries
 
 
 def _patterns(given: str | Sequence[str]) -> dict[str, str]:

@@ -176,7 +176,6 @@ RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_
         (OPTIONS, "output_path: ./inference\nquant_type: a8w8", 3),
         (OPTIONS, "model_type: chatglm", 2),
         (OPTIONS, "model_type: ernie-3.5-se", 2),
-        (OPTIONS, "lora_path: b", 2),
         (OPTIONS, "quant_type: weight_only_int2", 2),
         (OPTIONS, "quant_type: a8w8c8", 2),
         (OPTIONS, "quant_type: a8w8_fp8", 2),

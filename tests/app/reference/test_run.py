@@ -124,8 +124,10 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     assert "device -> computation.device: npu" in said
     assert "runs: llama-adapter generate --prompt-file=dev.json --raw --paddlenlp-out=output.json" in said
 
-    assert main(["run-reference", *words, "--lora_path", "x"]) == 2
-    assert "PaddleNLP's `lora_path` is refused" in capsys.readouterr().err
+    assert main(["run-reference", *words, "--decode_strategy", "beam_search"]) == 2
+    assert "PaddleNLP's `decode_strategy` is refused" in capsys.readouterr().err
+    assert main(["run-reference", "--device", "cpu", *words, "--lora_path", "no-lora"]) != 0
+    assert "`no-lora` is no LoRA folder: it does not exist" in capsys.readouterr().err
     export = ["python", "export_model.py", "--model_name_or_path", "x", "--output_path", "y"]
     assert main(["run-reference", "--device", "cpu", *export]) == 2
     assert "`export decoder` has no setting named `device`" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""LoRA folders of MindFormers and PaddleNLP, turned into the config and names of PEFT."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from llama_adapter.llm.weights.mindspore import meta_name, only_file, read_model_config
+from llama_adapter.llm.weights.names import to_huggingface
+from llama_adapter.llm.weights.peft_config import PeftConfig, made_config
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
+from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
+
+_PADDLE_CONFIG: Final = "lora_config.json"
+_PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
+_MINDSPORE_FACTOR: Final = re.compile(r"(.+)\.mindpet_delta_lora_([ab])")
+_PADDLE_FACTOR: Final = re.compile(r"(?:model\.)?(?:llama\.)?(.+)\.lora_([AB])")
+
+
+class Factors(NamedTuple):
+    """The low-rank factors of a folder: `model.layers.0.self_attn.q_proj.lora_A` is (rank, inputs)."""
+
+    config: PeftConfig
+    files: tuple[Path, ...]
+    tensors: Mapping[str, Tensor]
+
+
+def read_neighbour_lora(folder: Path) -> Factors | None:
+    """The LoRA of a folder that MindFormers or PaddleNLP wrote; None for any other folder.
+
+    PaddleNLP writes `lora_config.json` and `lora_model_state.pdparams`; its matrices are (inputs, rank) and (rank,
+    outputs). MindFormers' fine-tuning writes a `.ckpt` with `mindpet_delta_lora_a` (rank, inputs) and `_b` (outputs,
+    rank), beside a YAML whose `pet_config` has `lora_rank` and `lora_alpha`. Raises CheckpointError for folders that
+    are damaged, or whose LoRA is computed in another way.
+    """
+    if (folder / _PADDLE_CONFIG).is_file():
+        return _paddle(folder)
+    if any(folder.glob("*.ckpt")):
+        return _mindformers(folder)
+    return None
+
+
+def _paddle(folder: Path) -> Factors:
+    path, weights = folder / _PADDLE_CONFIG, folder / _PADDLE_WEIGHTS
+    config = read_json(path)
+    if others := [name for name in ("trainable_bias", "lora_use_mixer", "do_qat") if config.get(name)]:
+        raise CheckpointError(
+            f"`{path}` sets {list_keys(others)}, which is not supported", hint="merge it with `merge_lora_params.py`"
+        )
+    tensors = {}
+    for name, tensor in read_pdparams(weights).items():
+        match = _PADDLE_FACTOR.fullmatch(name)
+        module = name if match is None else match[1] if match[1] == "lm_head" else f"model.{match[1]}"
+        tensors[name if match is None else f"{module}.lora_{match[2]}"] = tensor.transpose(0, -1)
+    return _factors(
+        path, weights, tensors, r=config.get("r"), alpha=config.get("lora_alpha"), rslora=config.get("rslora")
+    )
+
+
+def _mindformers(folder: Path) -> Factors:
+    weights, path = only_file(folder, "*.ckpt"), only_file(folder, "*.y*ml")
+    config = read_model_config(path).get("pet_config")
+    if not isinstance(config, dict) or config.get("pet_type", "lora") != "lora":
+        raise CheckpointError(
+            f"`{path}` has no `pet_config` of type lora in `model.model_config`, so the scale of its LoRA is unknown",
+            hint="use the YAML of the fine-tuning",
+        )
+    tensors = {}
+    for name, tensor in read_ckpt(weights).items():
+        if match := _MINDSPORE_FACTOR.fullmatch(name):  # the others are the base model's, which is a --llama-dir
+            module = to_huggingface(meta_name(f"{match[1]}.weight")).removesuffix(".weight")
+            tensors[f"{module}.lora_{match[2].upper()}"] = tensor
+    return _factors(path, weights, tensors, r=config.get("lora_rank"), alpha=config.get("lora_alpha"), rslora=None)
+
+
+def _factors(path: Path, weights: Path, tensors: dict[str, Tensor], *, r: Any, alpha: Any, rslora: Any) -> Factors:
+    modules = sorted({name.rpartition(".")[0] for name in tensors})
+    if not modules:
+        raise CheckpointError(f"`{weights}` has no factors of a LoRA", hint="a whole model is a --llama-dir")
+    config = made_config(path, r=r, lora_alpha=alpha, use_rslora=bool(rslora), target_modules=modules)
+    return Factors(config, (path, weights), tensors)

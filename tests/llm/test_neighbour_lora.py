@@ -1,0 +1,137 @@
+"""LoRA of MindFormers and PaddleNLP: the same changes as the same factors in a folder of PEFT."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from llama_adapter import CheckpointError
+from llama_adapter.llm.weights.lora import open_loras
+from llama_adapter.runtime.tensor_files.ckpt_files import write_ckpt
+from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
+
+SIZES = {"vocab_size": 40, "dim": 16, "num_layers": 2, "ffn_dim": 24}
+# Hugging Face's name of a module, MindFormers' name, inputs and outputs.
+MODULES = [
+    ("model.layers.0.self_attn.q_proj", "model.layers.0.attention.wq", 16, 16),
+    ("model.layers.1.self_attn.v_proj", "model.layers.1.attention.wv", 16, 16),
+    ("model.layers.1.mlp.down_proj", "model.layers.1.feed_forward.w2", 24, 16),
+    ("lm_head", "lm_head", 16, 40),
+]
+RANK, ALPHA = 3, 7
+FACTORS = [(torch.randn(RANK, inputs), torch.randn(outputs, RANK)) for _, _, inputs, outputs in MODULES]
+
+
+def peft(folder: Path) -> None:
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [name for name, *_ in MODULES]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {}
+    for (name, *_), (a, b) in zip(MODULES, FACTORS, strict=True):
+        tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def paddle(folder: Path, **config: Any) -> None:
+    (folder / "lora_config.json").write_text(
+        json.dumps({"r": RANK, "lora_alpha": ALPHA, "lora_plus_scale": 1, **config})
+    )
+    values: dict[str, Any] = {}
+    for (name, *_), (a, b) in zip(MODULES, FACTORS, strict=True):
+        module = name.replace("model.", "llama.", 1)
+        values |= {f"{module}.lora_A": np.asfortranarray(a.T.numpy()), f"{module}.lora_B": b.T.contiguous().numpy()}
+    values["StructuredToParameterName@@"] = {"a": "b"}
+    (folder / "lora_model_state.pdparams").write_bytes(pickle.dumps(values, protocol=4))
+
+
+def mindformers(folder: Path, **config: Any) -> None:
+    lines = {"pet_type": "lora", "lora_rank": RANK, "lora_alpha": ALPHA, **config}
+    pet = "".join(f"      {name}: {value}\n" for name, value in lines.items() if value is not None)
+    (folder / "run.yaml").write_text(f"model:\n  model_config:\n    num_heads: 4\n    pet_config:\n{pet}")
+    tensors = [("model.norm_out.weight", torch.ones(16))]  # of the base model
+    for (_, name, *_), (a, b) in zip(MODULES, FACTORS, strict=True):
+        tensors += [(f"{name}.mindpet_delta_lora_a", a), (f"{name}.mindpet_delta_lora_b", b)]
+    write_ckpt(folder / "rank_0.ckpt", tensors)
+
+
+def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    write(folder, **config)
+    return open_loras([f"{folder}=0.5"], **SIZES)[0]
+
+
+@pytest.mark.parametrize("write", [paddle, mindformers])
+def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Path) -> None:
+    wanted, found = opened(tmp_path / "peft", peft), opened(tmp_path / "other", write)
+
+    assert (found.weight, len(found.files)) == (0.5, 2)
+    assert found.changes.keys() == wanted.changes.keys()
+    weight = torch.randn(40, 16)
+    for name, change in found.changes.items():
+        assert change.scale == wanted.changes[name].scale == ALPHA / RANK
+        assert torch.equal(change.left_OR, wanted.changes[name].left_OR)
+        assert torch.equal(change.right_RI, wanted.changes[name].right_RI)
+    assert torch.equal(found.changes["output.weight"].applied(weight), wanted.changes["output.weight"].applied(weight))
+
+
+def test_paddle_s_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:
+    found = opened(tmp_path, paddle, rslora=True)
+    assert {change.scale for change in found.changes.values()} == {ALPHA / RANK**0.5}
+
+
+@pytest.mark.parametrize(
+    ("write", "config", "said"),
+    [
+        (paddle, {"lora_alpha": None}, "`lora_alpha`, where a number is wanted"),
+        (paddle, {"r": 4}, "lora_"),
+        (paddle, {"trainable_bias": "lora"}, "sets `trainable_bias`, which is not supported"),
+        (mindformers, {"lora_rank": None}, "`r`, where a whole number"),
+        (mindformers, {"pet_type": "ptuning"}, "no `pet_config` of type lora"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    write: Callable[..., None], config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        opened(tmp_path, write, **config)
+
+
+class Calls:
+    """Its pickle calls a function."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("called",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Calls()),
+        pickle.dumps({"a": Calls()}),
+        pickle.dumps([1]),
+        pickle.dumps({"a": 1}),
+        pickle.dumps({"a": np.array(["text"])}),
+        pickle.dumps({"a": np.ones(3)})[:-9],
+        b"\x80\x04r\xff\xff\xff\xff.",  # a memo of 4 billion entries
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # bytes that the file does not have
+        b"text",
+    ],
+)
+def test_a_pickle_is_data(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pdparams").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        read_pdparams(tmp_path / "a.pdparams")
+    assert not (tmp_path / "called").exists()
+
+
+def test_numbers_of_16_bits_are_bfloat16(tmp_path: Path) -> None:
+    values = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    (tmp_path / "a.pdparams").write_bytes(pickle.dumps({"a": values.view(torch.uint16).numpy()}))
+    assert torch.equal(read_pdparams(tmp_path / "a.pdparams")["a"], values)
