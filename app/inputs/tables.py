@@ -107,16 +107,24 @@ def _known_rows(
         yield row
     if first := next((row for row in without if row.values), None):
         _check_names(
-            list(first.values), path=path, what=what, wanted=wanted, where=f"the object in line {first.line:,}"
+            list(first.values),
+            path=path,
+            what=what,
+            wanted=wanted,
+            known=known,
+            where=f"the object in line {first.line:,}",
         )
     yield from without
 
 
-def _check_names(names: Sequence[str], *, path: str, what: str, wanted: Sequence[str], where: str) -> None:
-    if wanted and not set(names) & set(wanted):
+def _check_names(
+    names: Sequence[str], *, path: str, what: str, wanted: Sequence[str], known: Collection[str], where: str
+) -> None:
+    if wanted and set(names).isdisjoint(wanted):
+        fault = "no known column" if set(names).isdisjoint(known) else "none of these"
         raise InputsError(
-            f"Wanted a {what} with one of the columns {named(wanted)}, but {where} of `{shown_name(path)}` names no "
-            f"known column: it holds {shown_excerpt(', '.join(names))}.",
+            f"Wanted a {what} with one of the columns {named(wanted)}, but {where} of `{shown_name(path)}` names "
+            f"{fault}: it holds {shown_excerpt(', '.join(names))}.",
             hint="write the names of the columns into the first line",
         )
 
@@ -196,7 +204,7 @@ def _cell_rows(
             f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
             hint="give every column a different name",
         )
-    _check_names(given, path=path, what=what, wanted=wanted, where="the first line")
+    _check_names(given, path=path, what=what, wanted=wanted, known=known, where="the first line")
     for line, cells, reason in records:
         line += num_before
         if not reason and len(cells) != len(names):
