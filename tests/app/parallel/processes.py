@@ -8,10 +8,12 @@ from pathlib import Path
 
 def ranks_of(process: int) -> list[int]:
     """The rank processes that `process` has started."""
-    found = [
-        child for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return sorted(int(child) for child in found if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes())
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread, or a child, has ended meanwhile
+            children = (task / "children").read_text(encoding="ascii").split()
+            found += [int(one) for one in children if b"rank_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return sorted(found)
 
 
 def descendants(process: int) -> list[int]:
