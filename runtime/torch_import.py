@@ -3,11 +3,13 @@
 import os
 import re
 
+from llama_adapter.runtime.host_cpus import cpu_quota, usable_cpus
 from llama_adapter.runtime.text import one_line
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 PROFILER_LOG_LEVEL = "KINETO_LOG_LEVEL"
+NUM_THREADS = "OMP_NUM_THREADS"
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # of libgomp, whose threads torch uses
 
 # Messages of torch: from `_import_device_backends` in torch/__init__.py, and from the dispatcher at a second import.
@@ -40,6 +42,12 @@ def limit_spinning() -> None:
         os.environ.setdefault(SPIN_COUNT, "10000")
 
 
+def limit_threads() -> None:
+    """Let torch use as many threads as the container has processors' time, unless the user has set their number."""
+    if cpu_quota() is not None:
+        os.environ.setdefault(NUM_THREADS, str(usable_cpus()))
+
+
 def quiet_profiler() -> None:
     """Keep torch's profiler from printing its steps on stderr. Its failures still raise exceptions."""
     os.environ.setdefault(PROFILER_LOG_LEVEL, "99")
@@ -50,6 +58,7 @@ def prepare_imports() -> None:
     defer_device_extensions()
     decline_telemetry()
     limit_spinning()
+    limit_threads()
     quiet_profiler()
 
 

@@ -20,6 +20,7 @@ from llama_adapter.app.doctor.installation import look_at_installation
 from llama_adapter.runtime.child_process import State, ask_child
 from llama_adapter.runtime.extras import INSTALL_PROJECT, install_hint
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
+from llama_adapter.runtime.host_cpus import usable_cpus
 from llama_adapter.runtime.torch_import import AUTOLOAD, NO_TELEMETRY
 
 PROJECT_PACKAGES = ("numpy", "pillow", "pyyaml", "safetensors", "sentencepiece")
@@ -110,7 +111,7 @@ def look_at_environment() -> list[Probe]:
     quiet = {**os.environ, NO_TELEMETRY: "1"}
     extensions = [entry.name for entry in importlib.metadata.entry_points(group="torch.backends")]
     deferred, plain = quiet | {AUTOLOAD: "0"}, quiet | {AUTOLOAD: "1"}
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(4, usable_cpus())) as pool:
 
         def ask(name: str, *arguments: str, environ: Mapping[str, str] = deferred, seconds: float = OTHERS_S) -> Any:
             question = f"{probes.__name__}:look_at_{name}"

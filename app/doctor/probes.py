@@ -20,6 +20,7 @@ from llama_adapter.runtime.child_process import absent, broken, last_line, ok, r
 from llama_adapter.runtime.errors import DeviceError, GraphError, UsageError
 from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
+from llama_adapter.runtime.host_cpus import cpu_quota
 from llama_adapter.runtime.text import one_line
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def look_at_torch() -> dict[str, Any]:
 
     count, threads = torch.cuda.device_count(), torch.get_num_threads()
     return ok(
-        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}",
+        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{_quota()}",
         gpus=[torch.cuda.get_device_name(index) for index in range(count)],
         has_gpu_build=torch.version.cuda is not None,
     )
@@ -263,3 +264,9 @@ def version_of(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _quota() -> str:
+    """The container's limit of processors, if it has one."""
+    quota = cpu_quota()
+    return "" if quota is None else f" (the container's quota is {quota:g} processors)"

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +26,7 @@ from llama_adapter.app.reading.reader import Reader
 from llama_adapter.app.records.record import recorded_choice
 from llama_adapter.app.tasks.choose import OneOf
 from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -188,7 +187,7 @@ def _ask(
         # Rounded as in records, because calibrations are applied to records.
         elif (choice := recorded_choice(event)) is not None and None not in choice.values():
             yield event.index, cast(dict[str, float], choice)
-        if not job.quiet and sys.stderr.isatty() and (num_done % 64 == 0 or num_done == len(labelled)):
+        if not job.quiet and can_overwrite_lines() and (num_done % 64 == 0 or num_done == len(labelled)):
             end = "\n" if num_done == len(labelled) else ""
             say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
 _WINDOW_S = 30.0  # the rate is measured over the last 30 s
@@ -24,7 +24,7 @@ class Progress:
         `count` runs in its own thread. Its errors are ignored: the job meets and reports the same ones.
         """
         self._is_visible, self._what = visible, what
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = can_overwrite_lines()
         self._interval_s = _TERMINAL_S if self._is_terminal else _ELSEWHERE_S
         self._started = self._shown_at = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._started, 0)])

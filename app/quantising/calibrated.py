@@ -1,7 +1,6 @@
 """Writes a bundle whose weights are rounded for the layer inputs that sample pictures give."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.quantising.rounding import round_model
 from llama_adapter.app.quantising.samples import SampleSpec, collect_samples
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
 
 
 def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
@@ -33,5 +32,5 @@ def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
 
 
 def _show(done: int, everything: int) -> None:
-    if sys.stderr.isatty():
+    if can_overwrite_lines():
         say(f"\r{done} of {everything} layers rounded\x1b[K", end="\n" if done == everything else "")

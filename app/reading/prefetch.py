@@ -1,11 +1,12 @@
 """Reads and resizes pictures in threads, ahead of the device that encodes them."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, NamedTuple, Self, TypeVar
+
+from llama_adapter.runtime.host_cpus import usable_cpus
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -19,7 +20,7 @@ _LOOK_S = 0.1  # interval between checks of `stop` while waiting
 
 def num_reading_threads() -> int:
     """Number of threads that read pictures on this machine."""
-    return min(MAX_THREADS, os.cpu_count() or 1)
+    return min(MAX_THREADS, usable_cpus())
 
 
 class _Pending(NamedTuple, Generic[Item, Result]):

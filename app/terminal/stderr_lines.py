@@ -16,6 +16,11 @@ def say(text: str, *, end: str = "\n") -> None:
         forget(sys.stderr)
 
 
+def can_overwrite_lines() -> bool:
+    """Whether stderr is a terminal that obeys control sequences; TERM=dumb, or none, says that it does not."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
 def forget(stream: TextIO) -> None:
     """Redirect a standard stream to the null device, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from llama_adapter.app.jobs.progress import duration
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.5, 30.0
 _WINDOW: Final = 50  # the rate is measured over this many steps
@@ -21,7 +21,7 @@ class TrainProgress:
 
     def __init__(self, *, visible: bool, num_steps: int) -> None:
         self._is_visible, self._num_steps = visible, num_steps
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = can_overwrite_lines()
         self._shown_at, self._is_on_line = time.monotonic(), False
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=_WINDOW)
         self._count, self._loss = 0, float("nan")

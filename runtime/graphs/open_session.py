@@ -12,6 +12,7 @@ from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import OnnxSession
 from llama_adapter.runtime.graphs.process_session import ProcessSession
 from llama_adapter.runtime.graphs.session import GraphSession
+from llama_adapter.runtime.host_cpus import usable_cpus
 
 GraphKind = Literal["onnx", "om"]
 
@@ -55,4 +56,4 @@ def default_threads() -> int:
         count: int = torch.get_num_threads()
         return count
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else len(os.sched_getaffinity(0))
+    return int(asked) if asked.isdecimal() and int(asked) else usable_cpus()

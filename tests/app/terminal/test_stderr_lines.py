@@ -10,7 +10,7 @@ import pytest
 
 from llama_adapter.app.cli import main
 from llama_adapter.app.records.record import read_records
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
 from tests.app.golden import model_flags, picture
 
 WAYS = ["reader gone", "disk full"]
@@ -60,3 +60,17 @@ def test_exit_code_without_stderr(way: str, tmp_path: Path) -> None:
         code = main(["caption", "--list", str(tmp_path / "none.txt")])
 
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("term", "is_terminal", "expected"),
+    [("xterm", True, True), ("dumb", True, False), ("", True, False), (None, True, False), ("xterm", False, False)],
+)
+def test_only_terminals_that_obey_control_sequences_get_them(
+    term: str | None, is_terminal: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.delenv("TERM", raising=False)
+    if term is not None:
+        monkeypatch.setenv("TERM", term)
+    assert can_overwrite_lines() == expected

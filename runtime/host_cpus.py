@@ -1,0 +1,31 @@
+"""How many processors this process may use, by its affinity and by its container's quota. Imports no torch."""
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(cgroup: Path = _CGROUP) -> int:
+    """Processors of the process's affinity, or the container's quota rounded up if that is less; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(cgroup)
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
+    """The processors' time that the container gets, such as 1.5; None without a limit.
+
+    It is `cpu.max` of cgroup v2 (quota and period in microseconds), or `cpu.cfs_quota_us` of v1.
+    """
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = (
+                float(number) for name in files for number in (cgroup / name).read_text(encoding="ascii").split()
+            )
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+        if quota > 0 and period > 0:
+            return quota / period
+    return None
