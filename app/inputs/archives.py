@@ -143,19 +143,21 @@ class _Sample:
         if of_picture:
             chosen = [one for one in self.pictures if self._field(one[0]) == of_picture]
         elif self.texts:
-            paired = [one for one in self.pictures if one[0] in stems]
+            first = dict(reversed(self.pictures))  # of each stem; two members of one name are told apart elsewhere
+            paired = [
+                (stem, one) for stem, one in self.pictures if stem in stems and (one is first[stem] or one.repeats)
+            ]
             chosen = paired or [one for one in self.pictures if not self._field(one[0])] or self.pictures
-            chosen = list(dict(reversed(chosen)).items())[::-1] if paired else chosen  # the first of each stem
         else:
             chosen = self.pictures
         for stem, picture in chosen:
             columns: dict[str, str] = {}
             for text in self.texts:
-                field = self._field(text.stem)
-                if (field == of_text) if of_text else text.stem in (stem, self.key):
+                own = self._field(text.stem)
+                if (own == of_text) if of_text else text.stem in (stem, self.key):
                     columns |= text.columns
                 elif not of_text and not {stem, self.key} & stems:
-                    columns |= {field if name in _TEXTS else name: value for name, value in text.columns.items()}
+                    columns |= {own if name in _TEXTS else name: value for name, value in text.columns.items()}
             yield replace(picture, columns=columns)
         taken = {picture.label for _, picture in chosen}
         for _, picture in self.pictures:
