@@ -22,7 +22,7 @@ from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples
 from llama_adapter.runtime.text import shown_name
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.json", "metadata.parquet")
-TEXT_SUFFIXES = (".txt", ".caption", ".json")  # of texts beside pictures
+TEXT_SUFFIXES = (".txt", ".caption", ".json")  # of texts beside pictures; the first counts
 MAX_COMPRESSED_BYTES = 2**30
 _CAPTIONS = ("txt", "caption")  # members whose lines are captions
 _REPEATS = re.compile(r"[0-9]+_")  # of kohya's trainers: 10_name
@@ -98,9 +98,22 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def has_texts_beside(folder: str) -> bool:
-    """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError."""
-    return any(pictures.keys() & texts.keys() for _, pictures, texts in _stems(folder))
+def has_texts_beside(folder: str, *, columns: Columns) -> bool:
+    """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError.
+
+    A `.json` counts if it has a column of answers; other programs keep other values there.
+    """
+    pairs = ((place, texts[stem]) for place, pictures, texts in _stems(folder) for stem in texts if stem in pictures)
+    return any(_has_answer(os.path.join(place, name), columns=columns) for place, names in pairs for name in names)
+
+
+def _has_answer(path: str, *, columns: Columns) -> bool:
+    if not path.lower().endswith(".json"):
+        return True
+    try:
+        return not {name.lower() for name in _beside(path)}.isdisjoint(columns.wanted)
+    except ValueError:
+        return False
 
 
 def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
@@ -117,15 +130,17 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
             left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
         for stem in sorted(pictures.keys() | texts.keys(), key=natural_key):
-            names, file = pictures.get(stem, []), texts.get(stem)
-            if file is None or not names:
-                kind = "pictures without text" if file is None else "texts without picture"
-                left_out.add(kind, os.path.join(place, file or names[0]), number=max(len(names), 1))
+            names = pictures.get(stem, [])
+            files = sorted(texts.get(stem, []), key=lambda name: TEXT_SUFFIXES.index(os.path.splitext(name)[1].lower()))
+            if not names or not files:
+                kind = "pictures without text" if names else "texts without picture"
+                left_out.add(kind, os.path.join(place, (names or files)[0]), number=len(names or files))
                 continue
-            for name in names[1:]:
-                left_out.add("second pictures of a name", os.path.join(place, name))
+            for kind, others in (("pictures", names[1:]), ("texts", files[1:])):
+                for name in others:
+                    left_out.add(f"second {kind} of a name", os.path.join(place, name))
             item = file_input(os.path.join(place, names[0]), root=folder)
-            path = os.path.join(place, file)
+            path = os.path.join(place, files[0])
             try:
                 found.examples += row_examples(_beside(path), columns=columns, place=path, item=item, split=split)
             except ValueError as error:
@@ -133,9 +148,9 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
     return found
 
 
-def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, str]]]:
+def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, list[str]]]]:
     """Each folder that is searched, with the names of its pictures and of its texts by their names without suffix."""
-    pictures, texts = defaultdict[str, list[str]](list), dict[str, str]()
+    pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:
         for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
             stem, suffix = os.path.splitext(name)
@@ -144,7 +159,7 @@ def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, s
             if has_picture_suffix(name):
                 pictures[stem].append(name)
             elif suffix.lower() in TEXT_SUFFIXES:
-                texts.setdefault(stem, name)
+                texts[stem].append(name)
     yield folder, pictures, texts
     for name in sub_folders(folder):
         yield from _stems(os.path.join(folder, name))

@@ -146,7 +146,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     if has_any:
         _count_without_row(folder, found)
         return found
-    if has_texts_beside(folder):
+    if has_texts_beside(folder, columns=columns):
         return beside_examples(folder, columns=columns, left_out=found.left_out)
     num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
     if num_classes > 1 or (num_classes and not tables):

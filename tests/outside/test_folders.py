@@ -90,7 +90,14 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
         "10_dog__2.caption": "a dog\nit sits",
     }
     more = {"10_dog__3.webp": b"3", "10_dog__3.json": json.dumps({"question": "What?", "answer": "a dog"})}
-    others = {"cats__4.png": b"4", "cats__readme.txt": "all mine", "1.png": b"5", "1.txt": "a cow", "1.jpg": b"6"}
+    others = {
+        "cats__4.png": b"4",
+        "cats__readme.txt": "all mine",
+        "1.png": b"5",
+        "1.txt": "a cow",
+        "1.json": "{}",
+        "1.jpg": b"6",
+    }
     found = read_examples(str(tree(tmp_path, **files, **more, **others)))
 
     assert {os.path.basename(one.item.label): one.answers for one in found.examples} == {
@@ -100,9 +107,22 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
         "3.webp": ("a dog",),
     }
     note = found.left_out.note()
-    for part in ("pictures without text: 1", "texts without picture: 1", "second pictures of a name: 1", "repeats in"):
+    for part in (
+        "pictures without text: 1",
+        "texts without picture: 1",
+        "second pictures of a name: 1",
+        "repeats in",
+        "second texts",
+    ):
         assert part in note
     assert "names of folders, such as 10_dog, are not" in " ".join(map(str, found.problems))
+
+
+def test_classes_stay_classes_beside_other_programs_values(tmp_path: Path) -> None:
+    files = {f"{name}__{number}.png": name + str(number) for name in ("cat", "dog") for number in range(2)}
+    values = {name.replace(".png", ".json"): '{"camera": "x"}' for name in files}
+    found = read_examples(str(tree(tmp_path, **files, **values)))
+    assert [one.answers for one in found.examples] == [("cat",), ("cat",), ("dog",), ("dog",)]
 
 
 @pytest.mark.parametrize("name", ["1", "1.png"])
