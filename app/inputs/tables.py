@@ -233,7 +233,10 @@ def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
     """The delimiter that gives most known names; among equals `default`, else that with most cells."""
 
     def score(delimiter: str) -> tuple[int, bool, int]:
-        names = next(csv.reader([text], delimiter=delimiter), [])
+        try:
+            names = next(csv.reader([text], delimiter=delimiter), [])
+        except csv.Error:  # the reader of the whole table says what is wrong
+            names = []
         return sum(known_name(name, known) in known for name in names), delimiter == default, len(names)
 
     text = head.decode(errors="replace")

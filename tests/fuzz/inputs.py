@@ -15,6 +15,7 @@ from llama_adapter.app.inputs.items import InputsError, PictureInput
 from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.inputs.reading import list_inputs
 from llama_adapter.app.inputs.sheets import read_question_sheet
+from llama_adapter.app.labelled.reading import read_examples
 from llama_adapter.app.reading.sources import FileSlice
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError
@@ -46,7 +47,7 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
 def table(data: bytes, *, suffix: str) -> str:
     """A manifest, read like by a job: first as a whole, then item by item.
 
-    The file is also read as a sheet of questions.
+    The file is also read as a sheet of questions and as labelled data.
     """
     path = str(written(f"table.{suffix}", data))
     outcomes = []
@@ -59,6 +60,13 @@ def table(data: bytes, *, suffix: str) -> str:
         questions = read_question_sheet(path)
         assert len(set(questions)) == len(questions) >= 1
         outcomes.append(f"ok {min(len(questions), 9)}")
+    except InputsError as error:
+        outcomes.append(refused(error, is_shown=False))
+    try:
+        found = read_examples(path, digests=False, looks=False)
+        assert all(example.answers for example in found.examples)
+        assert not any(UNSAFE_ON_TERMINALS.search(str(problem)) for problem in found.problems)
+        outcomes.append(f"ok {min(len(found.examples), 9)} {min(len(found.problems), 9)}")
     except InputsError as error:
         outcomes.append(refused(error, is_shown=False))
     return "; ".join(outcomes)
@@ -118,6 +126,22 @@ def _as_jsonl() -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in (*_ROWS, more, {"path": "e.png"}))
 
 
+def _json_layouts() -> dict[str, bytes]:
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "red"}]
+    image = {"id": 1, "file_name": "a.png", "filename": "a.png", "filepath": "x", "split": "val"}
+    layouts = {
+        "rows": list(_ROWS),
+        "llava": [{"image": "a.png", "conversations": turns * 2}, {"conversations": turns}],
+        "coco": {"images": [image], "annotations": [{"image_id": 1, "caption": "a star"}]},
+        "karpathy": {"images": [{**image, "sentences": [{"raw": "a star"}, {"raw": "it is red"}]}]},
+        "vqa": {"data_subtype": "val2014", "questions": [{"question_id": 1, "image_id": 2, "question": "What?"}]},
+        "names": {"a.png": "a star", "b.png": ["one", "two"], "c.png": {"question": "What?", "answer": "x"}},
+        "kohya": {"a": {"caption": "a star", "tags": "star, red"}},
+        "texts": ["What?", "Why?"],
+    }
+    return {name: json.dumps(value).encode() for name, value in layouts.items()}
+
+
 def _archives() -> dict[str, bytes]:
     members = {
         "s/1.png": b"p" * 600,
@@ -166,6 +190,13 @@ TARGETS = (
             mutate=mutate,
         )
         for suffix, (about, rows, mutate) in _TABLES.items()
+    ),
+    Target(
+        name="table-json",
+        about="the same as JSON in the layouts of known sets",
+        run=partial(table, suffix="json"),
+        seeds=_json_layouts,
+        mutate=mutated_json(*_WORDS, *words("images annotations sentences raw questions image_id conversations from")),
     ),
     Target(
         name="sheet",
