@@ -29,8 +29,9 @@ def named(columns: Sequence[str]) -> str:
 def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dict[str, object]]:
     """A row for each question: for each object of its list `questions`, and each pair of turns of `conversations`.
 
-    Any other row is alone. Turns are plain text, so braces in them are escaped if questions `are_templates`. Raises
-    ValueError with the reason.
+    Any other row is alone. In a row without a question, a `text` beside a `question_id`, or one that ends in a question
+    mark beside a `label`, is the question, as in POPE's files. Turns are plain text, so braces in them are escaped if
+    questions `are_templates`. Raises ValueError with the reason.
     """
     row = dict(values)
     if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
@@ -39,10 +40,18 @@ def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dic
         return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
     several = row.pop(QUESTIONS, None)
     if several is None:
-        return [row]
+        return [_with_question(row)]
     if isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
         return [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
     raise ValueError(f"its `{QUESTIONS}` are no list of objects")
+
+
+def _with_question(row: dict[str, object]) -> dict[str, object]:
+    text = row.get("text")
+    is_question = isinstance(text, str) and ("question_id" in row or ("label" in row and text.rstrip().endswith("?")))
+    if not is_question or first_column(row, of=PROMPT_COLUMNS) is not None:
+        return row
+    return {name: value for name, value in row.items() if name != "text"} | {"question": text}
 
 
 def _pairs(turns: object) -> list[tuple[str, str | None]]:
@@ -52,9 +61,10 @@ def _pairs(turns: object) -> list[tuple[str, str | None]]:
         match turn:
             case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "user":
                 pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
-            case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "assistant" and pairs:
-                asked, said = pairs[-1]
-                pairs[-1] = asked, text if said is None else said
+            case {"from": str(role), "value": str(text)} if (
+                _ROLES.get(role) == "assistant" and pairs and pairs[-1][1] is None
+            ):
+                pairs[-1] = pairs[-1][0], text
             case {"from": "system", "value": str()} if not pairs:
                 continue
             case _:

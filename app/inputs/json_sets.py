@@ -56,7 +56,8 @@ def coco_rows(
         captions[str(one.get("image_id"))].append(one.get("caption"))
     for image in images:
         picture = _relative(str(image.get("file_name")), *below, folders=folders)
-        yield {"picture": picture, "captions": captions[str(image.get("id"))]}
+        yield {"picture": picture, "captions": captions.pop(str(image.get("id")), [])}
+    yield from ({"image_id": name, "captions": texts} for name, texts in captions.items())  # of no picture of the file
 
 
 def vqa_rows(

@@ -125,7 +125,7 @@ def _check_names(
         raise InputsError(
             f"Wanted a {what} with one of the columns {named(wanted)}, but {where} of `{shown_name(path)}` names "
             f"{fault}: it holds {shown_excerpt(', '.join(names))}.",
-            hint="write the names of the columns into the first line",
+            hint="write the names of the columns into the first line; in JSON, use these names for the fields",
         )
 
 
@@ -161,8 +161,11 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
             values = [json.loads(one) for one in text.split("\n") if one.strip()]
             if len(values) > 1:
                 return values
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8"
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputsError(
+            f"Wanted a {what} in UTF-8, but line {line:,} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
+        ) from None
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
         reason = "it is not valid JSON"
     raise InputsError(
@@ -216,7 +219,7 @@ def _cell_rows(
         if odd is not None or any(map(_has_raw_bytes, names)):
             reason, values = "it is not UTF-8", {}
             if can_read_again(path):  # so that the sentence is said before the work begins, see `check_table`
-                where = "the first line" if odd is None else f"the cell `{odd}` of line {line:,}"
+                where = "the first line" if odd is None else f"the cell `{shown_excerpt(odd)}` of line {line:,}"
                 raise InputsError(
                     f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
                 )

@@ -138,8 +138,9 @@ def _numbered(
     rows: Iterable[dict[str, Any]], file: str, kind: str, *, folders: Sequence[str], split: str
 ) -> Iterator[_Row]:
     for number, values in enumerate(rows, start=1):
-        picture = os.path.normpath(os.path.join(folders[0], values["picture"]))
-        yield _Row(f"{file}, {kind} {number}", {**values, "picture": picture, "split": split})
+        if "picture" in values:
+            values["picture"] = os.path.normpath(os.path.join(folders[0], values["picture"]))
+        yield _Row(f"{file}, {kind} {number}", {**values, "split": split})
 
 
 def _science(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:

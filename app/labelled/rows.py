@@ -21,6 +21,7 @@ from llama_adapter.app.inputs.fields import (
     question_columns,
     question_fields,
 )
+from llama_adapter.app.inputs.left_out import LeftOut
 from llama_adapter.app.inputs.row_pictures import row_picture
 from llama_adapter.app.labelled.example import Choices, Example, Examples, Task
 from llama_adapter.runtime.text import shown_excerpt
@@ -87,12 +88,14 @@ def row_examples(
     item: PictureInput | None = None,
     root: str = "",
     split: str = "",
+    left_out: LeftOut | None = None,
 ) -> list[Example]:
     """The examples of a row: one, or one for each object in its list `questions` and each pair of its `conversations`.
 
     The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
     relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
-    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`.
+    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. `left_out`
+    counts questions of a conversation that nobody answers; without it, they are errors.
 
     Raises ValueError with the reason if the row is malformed.
     """
@@ -103,6 +106,10 @@ def row_examples(
         item = _picture(row, columns=columns, root=root, place=place)
     rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
     has_turns = TURNS in row and TURNS not in rows[0]
+    if has_turns and left_out is not None and (answered := [one for one in rows if one["answer"] is not None]):
+        if len(answered) < len(rows):
+            left_out.add("questions of conversations without an answer", place, number=len(rows) - len(answered))
+        rows = answered
     examples = [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
     return [replace(example, has_turns=has_turns) for example in examples]
 

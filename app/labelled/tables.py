@@ -2,10 +2,12 @@
 
 import os
 
+from llama_adapter.app.inputs.items import InputsError
 from llama_adapter.app.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.members import with_members
 from llama_adapter.app.labelled.rows import Columns, row_examples, without_copies
+from llama_adapter.runtime.text import shown_name
 
 _WHAT = "table of labelled pictures"
 _EVERYTHING = Columns()
@@ -33,10 +35,22 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
                 raise ValueError(row.problem)
             root = os.path.dirname(path)
             found.examples += row_examples(
-                row.values, columns=columns, place=place, line=row.line, root=root, split=split
+                row.values,
+                columns=columns,
+                place=place,
+                line=row.line,
+                root=root,
+                split=split,
+                left_out=found.left_out,
             )
         except ValueError as error:
             found.refuse(place, str(error))
+    captions = [one for one in found.examples if one.task == "caption"]
+    if sum(one.answers[0].endswith("?") for one in captions) * 2 > len(captions) > 1:
+        raise InputsError(
+            f"Wanted answers in the {_WHAT} `{shown_name(path)}`, but most of its descriptions are questions.",
+            hint="call the column of questions `question`, and that of the answers `answer`",
+        )
     without_copies(found, question=columns.question, name_of=lambda example: f"line {example.line}")
     with_members(found)
     return found

@@ -141,3 +141,40 @@ def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     assert [(one.item.source, one.answers) for one in found.examples] == [(picture, ("a circle",))]
     assert "it has neither a picture nor a question" in str(found.problems[0])
     assert asked(tmp_path / "train.parquet")[0] == ("0.png", None)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question_id": 1, "image": "a.png", "text": "Is there a cat in the image?", "label": "yes"},
+        {"image": "a.png", "text": "Is there a cat in the image?", "label": "yes"},
+    ],
+)
+def test_a_question_is_no_description(row: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps([row, {**row, "image": "b.png", "label": "no"}]))
+    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False).examples
+    assert [(one.question.instruction, one.answers, one.task) for one in found] == [
+        (row["text"], ("yes",), "choice"),
+        (row["text"], ("no",), "choice"),
+    ]
+    (tmp_path / "t.json").write_text(json.dumps([{"image": f"{name}.png", "text": "Is it red?"} for name in "ab"]))
+    with pytest.raises(InputsError, match="most of its descriptions are questions"):
+        read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+
+
+def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:
+    coco = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}] * 1}
+    coco["annotations"].append({"image_id": 2, "caption": "b"})
+    (tmp_path / "t.json").write_text(json.dumps(coco))
+    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+    assert [len(found.examples), len(found.problems)] == [1, 1]
+
+    turns = [{"from": role, "value": text} for role, text in (("human", "What?"), ("gpt", "red"), ("human", "Why?"))]
+    (tmp_path / "t.json").write_text(json.dumps([{"image": "a.png", "conversations": turns}]))
+    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+    assert [one.answers for one in found.examples] == [("red",)]
+    assert found.left_out.note().startswith("questions of conversations without an answer: 1")
+    (tmp_path / "t.json").write_text(json.dumps([{"image": "a.png", "conversations": [*turns[:2], turns[1]]}]))
+    assert "are no list of turns" in str(
+        read_examples(str(tmp_path / "t.json"), looks=False, digests=False).problems[0]
+    )
