@@ -4,6 +4,8 @@ import dataclasses
 import io
 import itertools
 import random
+import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -278,6 +280,19 @@ def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> N
 
 
 @pytest.mark.slow
+class Waiting(Device):
+    """A device whose first program begins when all pictures are read, so that the following ones have many rows."""
+
+    def __init__(self, **memory: Any) -> None:
+        super().__init__(**memory)
+        self.all_are_read = threading.Event()
+
+    def take(self, program: str, count: int, most: int | None) -> None:
+        if program in self.programs:
+            assert self.all_are_read.wait(60.0)
+        super().take(program, count, most)
+
+
 def test_a_service_answers_with_fewer_rows_and_does_not_restart(parts: Parts) -> None:
     sampled = SamplingParams(max_new_tokens=10, temperature=1.2, seed=5)
     plain = Captioner(parts)
@@ -291,9 +306,10 @@ def test_a_service_answers_with_fewer_rows_and_does_not_restart(parts: Parts) ->
         for number, picture in enumerate(PICTURES)
     ]
     notes: list[str] = []
+    device = Waiting(rows=3, pictures=2)
 
     def load() -> Captioner:
-        captioner = narrow(parts, Device(rows=3, pictures=2))
+        captioner = narrow(parts, device)
         captioner.oom_retry.tell = notes.append
         return captioner
 
@@ -302,6 +318,9 @@ def test_a_service_answers_with_fewer_rows_and_does_not_restart(parts: Parts) ->
     try:
         service.wait_until_ready(30.0)
         handles = [service.submit(ask) for ask in asks]
+        while service.status().num_reading:
+            time.sleep(0.01)
+        device.all_are_read.set()
         answers = [read(handle.events())[handle.id] for handle in handles]
         assert service.status().restarts == 0
         assert service.batch_size == BATCH_SIZE
