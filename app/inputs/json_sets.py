@@ -90,7 +90,7 @@ def _named_row(name: str, value: object, *, folder: str) -> Values:
         name = next((one for one in _with_suffixes(name) if os.path.isfile(os.path.join(folder, one))), name)
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
-        return {"picture": picture, "caption": value.get("tags"), **value}
+        return {"picture": picture, **({"caption": value["tags"]} if "tags" in value else {}), **value}
     return {"picture": picture, "captions" if isinstance(value, list) else "caption": value}
 
 
@@ -108,6 +108,8 @@ def _with_suffixes(stem: str) -> Iterator[str]:
 
 
 def _relative(name: str, *below: str, folders: Sequence[str]) -> str:
+    if os.path.isabs(name):
+        return name
     return os.path.relpath(find_picture(name, *below, folders=folders), folders[0] or os.curdir)
 
 
