@@ -143,7 +143,8 @@ class _Sample:
         if of_picture:
             chosen = [one for one in self.pictures if self._field(one[0]) == of_picture]
         elif self.texts:
-            first = dict(reversed(self.pictures))  # of each stem; two members of one name are told apart elsewhere
+            first = dict(reversed(self.pictures))  # the first picture of each stem
+            # A member with the name of an earlier one stays: labelled data refuse it, jobs number it.
             paired = [
                 (stem, one) for stem, one in self.pictures if stem in stems and (one is first[stem] or one.repeats)
             ]

@@ -35,9 +35,9 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
     `conversations` give several. All other scalar values become its columns, as text. Consecutive lines with the same
     picture and columns, each with a question, become one item with all these questions.
 
-    A malformed line gives one item with an error of code "manifest" and the label `FILE:LINE`, and so does a manifest
-    without lines, with its own name. Raises `InputsError` if
-    the file is unusable as a whole, and OSError if reading fails later.
+    A malformed line gives one item with an error of code "manifest" and the label `FILE:LINE`; a manifest without lines
+    gives one with its own name. Raises `InputsError` if the file is unusable as a whole, and OSError if reading fails
+    later.
     """
     key = lambda item: (item.source, item.columns) if item.questions else object()  # noqa: E731 - an argument
     for _, alike in groupby(_lines_as_inputs(path), key=key):
@@ -53,14 +53,10 @@ def check_manifest(path: str, *, needs_questions: bool = False) -> None:
     """Raise `InputsError` if a manifest is unusable as a whole, as far as it can be read more than once."""
     check_table(path, what=_WHAT, wanted=PICTURE_COLUMNS)
     if needs_questions and can_read_again(path):
-        first = next(read_rows(path, what=_WHAT), None)
-        is_table = first is not None and not path.lower().endswith(JSON_SUFFIXES)  # objects may have different fields
-        if (
-            first is not None
-            and is_table
-            and first_column(first.values, of=PROMPT_COLUMNS) is None
-            and not first.problem
-        ):
+        if path.lower().endswith(JSON_SUFFIXES):  # objects may have different fields
+            return
+        first = next(read_rows(path, what=_WHAT))  # `check_table` has seen it
+        if not first.problem and first_column(first.values, of=PROMPT_COLUMNS) is None:
             raise InputsError(
                 f"Wanted one of the columns {named(PROMPT_COLUMNS)} in the manifest `{shown_name(path)}`, got "
                 f"{', '.join(map(shown_name, first.values))}.",
