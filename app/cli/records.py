@@ -11,6 +11,7 @@ Convert records to a text file for each picture, a table, or a data set. The rec
 failed and was answered later, the answer is exported.
 
   llama-adapter export-records captions.jsonl --to sidecars
+  llama-adapter export-records captions.jsonl --to sidecars --template "shapeart, {text}" --suffix .caption
   llama-adapter export-records answers.jsonl --to csv --out answers.csv --threshold 0.7
 """
 
@@ -53,25 +54,44 @@ def _declare(parser: Parser) -> None:
     export = parser.add_argument_group("output", section="output")
     export.add_argument(
         "--to",
-        choices=("sidecars", "csv", "metadata", "parquet", "jsonl", "paddlenlp"),
+        choices=("sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl", "paddlenlp"),
         required=True,
-        help="sidecars: a .txt for each picture; csv: a table for spreadsheets; metadata: Hugging Face's "
-        "metadata.jsonl; parquet (extra `parquet`); jsonl: records without the superseded ones; "
+        help="sidecars: a .txt for each picture; xmp: the description in an .xmp for each; csv: a table for "
+        "spreadsheets; metadata: Hugging Face's metadata.jsonl; kohya: metadata.json of kohya's trainers; parquet "
+        "(extra `parquet`); jsonl: records without the superseded ones; "
         "paddlenlp: lines of src, tgt (empty) and output",
     )
     export.add_argument(
         "--out",
         metavar="PATH",
-        help="csv, jsonl: file to write (default: stdout); parquet: file to write; sidecars: folder for the texts "
-        "(default: next to the pictures); metadata: the pictures' folder",
+        help="csv, jsonl: file to write (default: stdout); parquet, kohya: file to write; sidecars, xmp: folder "
+        "for the texts (default: next to the pictures); metadata: the pictures' folder",
+    )
+    export.add_argument(
+        "--template",
+        metavar="TEXT",
+        help="sidecars, xmp, metadata, kohya: what is written, with {text}, {stem} (the picture's name without suffix) "
+        "and {parent} (its folder's name)",
+    )
+    export.add_argument(
+        "--suffix",
+        metavar=".SUFFIX",
+        help="sidecars, xmp: replaces the suffix of the picture (default: .txt for sidecars; for xmp, .xmp is added: "
+        "a.jpg.xmp)",
+    )
+    export.add_argument(
+        "--existing",
+        choices=("refuse", "keep", "replace", "extend"),
+        help="sidecars, xmp: what happens to a file with another text; extend adds the new text after a comma; an .xmp "
+        "keeps everything but its description (default: refuse)",
     )
     export.add_argument(
         "--below",
         metavar="FOLDER",
         action="append",
         default=[],
-        help="sidecars: write texts next to pictures in this folder and its sub-folders; may be given several times "
-        "(default: the current folder and that of the records)",
+        help="sidecars, xmp: write texts next to pictures in this folder and its sub-folders; may be given several "
+        "times (default: the current folder and that of the records)",
     )
     export.add_argument(
         "--rows-per-file",
@@ -95,7 +115,7 @@ def _declare(parser: Parser) -> None:
         help="leave out pictures that the model marked as unlike its training pictures",
     )
     add_deciding(parser.add_argument_group("decisions, for records with choices", section="output"))
-    export.add_argument("--force", action="store_true", help="replace files, and texts with other content")
+    export.add_argument("--force", action="store_true", help="replace files; the same as --existing replace for texts")
     export.add_argument("--quiet", action="store_true", help="no notes on stderr")
 
 

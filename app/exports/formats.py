@@ -130,23 +130,39 @@ def _safe_part(part: str) -> str:
 class SidecarNames:
     """Assigns unique names to text files. No name is also the name of a folder."""
 
-    def __init__(self, paths: Iterable[str] = ()) -> None:
-        """`paths` are the pictures whose folders' names must not be used."""
+    def __init__(
+        self, paths: Iterable[str] = (), *, suffix: str = ".txt", is_added: bool = False, is_beside: bool = False
+    ) -> None:
+        """`paths` are the pictures whose folders' names must not be used.
+
+        `suffix` replaces that of the picture, or is added to it: `a.png.xmp`. Texts beside pictures that differ only in
+        case are in a file system that distinguishes them.
+        """
         self._taken: set[int] = set()  # digests, as there may be millions of names
+        self._suffix, self._is_added, self._is_beside = suffix, is_added, is_beside
         for path in paths:
             self.avoid_folders_of(path)
 
     def avoid_folders_of(self, path: str) -> None:
         """Never assign the name of a folder that contains this picture. Call it before the first `take`."""
         parts = path.split("/")[:-1]
-        self._taken.update(name_key("/".join(parts[:depth]).casefold()) for depth in range(1, len(parts) + 1))
+        for depth in range(1, len(parts) + 1):
+            self._taken.update(self._keys("/".join(parts[:depth])))
+
+    def usual(self, path: str) -> str:
+        """The name of a picture's text if no other file has it: `a/b.png` -> `a/b.txt`."""
+        return (path if self._is_added else os.path.splitext(path)[0]) + self._suffix
 
     def take(self, path: str) -> str:
         """`a/b.png` -> `a/b.txt`; if taken, ignoring case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
-        stem = os.path.splitext(path)[0]
-        candidate, number = f"{stem}.txt", 1
-        while (digest := name_key(candidate.casefold())) in self._taken:
-            candidate = f"{path}.txt" if number == 1 else f"{stem} ({number}).txt"
+        stem, full = os.path.splitext(path)[0], f"{path}{self._suffix}"
+        candidate, number = self.usual(path), 1
+        while self._keys(candidate)[self._is_beside and candidate == full] in self._taken:
+            candidate = full if number == 1 else f"{stem} ({number}){self._suffix}"
             number += 1
-        self._taken.add(digest)
+        self._taken.update(self._keys(candidate))
         return candidate
+
+    def _keys(self, name: str) -> tuple[int, int]:
+        """Keys of a name, ignoring case and not."""
+        return name_key(name.casefold()), name_key(f"\0{name}")

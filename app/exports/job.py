@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,11 +13,14 @@ from typing import BinaryIO, Final, Literal
 from llama_adapter.app.calibration.decider import Decider
 from llama_adapter.app.calibration.decisions import Rule
 from llama_adapter.app.calibration.file import Calibration, read_calibration
+from llama_adapter.app.exports.formats import SidecarNames
 from llama_adapter.app.exports.outputs import (
+    KOHYA_NAME,
     METADATA_NAME,
     Decided,
     check_parts,
     jsonl_lines,
+    kohya_lines,
     metadata_lines,
     source_lines,
     table_lines,
@@ -25,8 +29,9 @@ from llama_adapter.app.exports.outputs import (
     write_parts,
 )
 from llama_adapter.app.exports.parquet import write_parquet
-from llama_adapter.app.exports.sidecars import Refusals, SidecarFiles
+from llama_adapter.app.exports.sidecars import Existing, PlainText, Refusals, SidecarFiles, XmpText
 from llama_adapter.app.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
+from llama_adapter.app.exports.template import Template
 from llama_adapter.app.inputs.parquet_rows import check_pyarrow
 from llama_adapter.app.records.manifest import runs_behind
 from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
@@ -35,10 +40,12 @@ from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.text import shown_name
 
-RecordTarget = Literal["sidecars", "csv", "metadata", "parquet", "jsonl", "paddlenlp"]
+RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl", "paddlenlp"]
 
-_ONE_A_PICTURE: Final = ("sidecars", "metadata")  # formats with one text for each picture
+_BESIDE: Final = ("sidecars", "xmp")  # formats with a file for each picture
+_ONE_A_PICTURE: Final = (*_BESIDE, "metadata", "kohya")  # formats with one text for each picture
 _IN_PARTS: Final = ("csv", "jsonl", "parquet", "paddlenlp")
+_SUFFIX: Final = re.compile(r"\.[\w-][\w.-]*")
 _NUM_SHOWN: Final = 5  # of prompts in a message
 
 
@@ -48,7 +55,10 @@ class ExportRecordsJob:
 
     records: tuple[str, ...]  # files, or folders of .jsonl files
     to: RecordTarget
-    out: str | None = None  # None: next to the pictures (sidecars); None or "-": stdout (csv, jsonl, paddlenlp)
+    out: str | None = None  # None: next to the pictures (sidecars, xmp); None or "-": stdout (csv, jsonl, paddlenlp)
+    template: str | None = None  # see `Template`; for formats with one text for each picture
+    suffix: str | None = None  # replaces that of the pictures; None: .txt for sidecars; for xmp, .xmp is added
+    existing: Existing | None = None  # what happens to files with another text; None: `replace` with `force`
     prompt: str | None = None
     only_answers: bool = False
     skip_unfamiliar: bool = False
@@ -66,8 +76,14 @@ class ExportRecordsJob:
                 f"rows_per_file is at least 1 and goes with {', '.join(_IN_PARTS)}, got {self.rows_per_file} with "
                 f"{self.to}"
             )
-        if self.below and (self.to != "sidecars" or self.out is not None):
-            raise ValueError("below goes with sidecars beside the pictures: without out")
+        if self.below and (self.to not in _BESIDE or self.out is not None):
+            raise ValueError("below goes with sidecars and xmp beside the pictures: without out")
+        for name, formats in (("template", _ONE_A_PICTURE), ("suffix", _BESIDE), ("existing", _BESIDE)):
+            if getattr(self, name) is not None and self.to not in formats:
+                raise ValueError(f"{name} goes with {', '.join(formats)}, not with {self.to}")
+        if self.suffix is not None and not _SUFFIX.fullmatch(self.suffix):
+            raise ValueError(f"wanted a suffix such as .caption, got {self.suffix!r}")
+        Template(self.template or "{text}")  # raises for other fields
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
 
 
@@ -83,7 +99,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
     place = _place(job, paths)
     only_answers = job.only_answers or job.to in _ONE_A_PICTURE
     selection = Selection(prompt=job.prompt, only_answers=only_answers, skip_unfamiliar=job.skip_unfamiliar)
-    if job.to == "sidecars":
+    if job.to in _BESIDE:
         return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
     _check(job, found, decider)
@@ -103,14 +119,34 @@ def run_export_records(job: ExportRecordsJob) -> int:
 
 
 def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
-    below = _writable(job, paths)
-    with SidecarFiles(job.out, force=job.force, below=below) as files:
+    below, template = _writable(job, paths), Template(job.template or "{text}")
+    is_xmp = job.to == "xmp"
+    files = SidecarFiles(
+        job.out,
+        existing=job.existing or ("replace" if job.force else "refuse"),
+        below=below,
+        names=SidecarNames(
+            suffix=job.suffix or (".xmp" if is_xmp else ".txt"),
+            is_added=is_xmp and job.suffix is None,
+            is_beside=job.out is None,
+        ),
+        text_format=XmpText() if is_xmp else PlainText(),
+    )
+    with files:
         found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
         _check(job, found, decider)
         for record, decision in with_decisions(found.last_of_pictures(), decider):
-            files.write(file_name(record), text_of(record, decision))
-    written = f"{files.num_written} texts written, {files.num_same} were there already"
-    _say(job, f"{written}; {_left_out(found)}")
+            picture = file_name(record)
+            files.write(picture, template.fill(picture=picture, text=text_of(record, decision)))
+    kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
+    _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
+    if files.other_name is not None:
+        picture, name = map(shown_name, files.other_name)
+        _say(
+            job,
+            f"note: {files.num_other_names} texts have other names, because two pictures have the same name without "
+            f"suffix, such as `{name}` for `{picture}`: other programs may not find them",
+        )
     exit_code = _tell(files.refusals)
     if files.outside is not None:
         folders = ", ".join(f"`{shown_name(folder)}`" for folder in below) or "no folder"
@@ -141,6 +177,7 @@ def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
 ) -> Callable[[Iterable[Decided], BinaryIO], object]:
     """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
+    template = Template(job.template or "{text}")
     match job.to:
         case "csv":
             columns = _columns(job, found, decider)
@@ -153,8 +190,11 @@ def _writer(
             assert place is not None, "metadata has a file"
             folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
             return lambda rows, file: _write_all(
-                file, metadata_lines(rows, folder=folder, has_choices=has_choices, refusals=refusals)
+                file,
+                metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals),
             )
+        case "kohya":
+            return lambda rows, file: _write_all(file, kohya_lines(rows, template=template, refusals=refusals))
         case "parquet":
             runs = [dataclasses.asdict(run) for run in runs_behind(found.paths)]
             return lambda rows, file: write_parquet(rows, file, runs=runs)
@@ -181,14 +221,14 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
     """The file or folder to write; None for stdout and for sidecars. Raises UsageError if it cannot be used."""
     if not paths:
         raise UsageError(f"No .jsonl file in {', '.join(f'`{name}`' for name in job.records)}")
-    if job.to == "sidecars":
+    if job.to in _BESIDE:
         if job.out == "-":
-            raise UsageError("--to sidecars writes many files, not to stdout", hint="name a folder as --out")
+            raise UsageError(f"--to {job.to} writes many files, not to stdout", hint="name a folder as --out")
         return None
     if job.to == "parquet":
         check_pyarrow()
     if job.out in (None, "-"):
-        if job.to in ("metadata", "parquet") or job.rows_per_file is not None:
+        if job.to in ("metadata", "kohya", "parquet") or job.rows_per_file is not None:
             what = "a file" if job.rows_per_file is None else "a folder"
             what = "the pictures' folder" if job.to == "metadata" else what
             raise UsageError(f"--to {job.to} needs a place for what it writes", hint=f"name {what} as --out")
@@ -199,8 +239,8 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
             raise UsageError(f"`{place}` is the folder of the records themselves", hint="name another one as --out")
         check_parts(Path(place), force=job.force)
         return place
-    if job.to == "metadata" and (os.path.isdir(place) or place.endswith(("/", os.sep))):
-        place = os.path.join(place, METADATA_NAME)
+    if job.to in ("metadata", "kohya") and (os.path.isdir(place) or place.endswith(("/", os.sep))):
+        place = os.path.join(place, METADATA_NAME if job.to == "metadata" else KOHYA_NAME)
     if job.to == "metadata" and os.path.basename(place) != METADATA_NAME:
         raise UsageError(
             f"Wanted a folder, or a file of the name {METADATA_NAME} that other programs know, got `{place}` as --out"

@@ -12,6 +12,7 @@ from llama_adapter.app.calibration.decider import Decider, Decision
 from llama_adapter.app.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.exports.sidecars import Refusals, is_file
 from llama_adapter.app.exports.survey import file_name
+from llama_adapter.app.exports.template import Template
 from llama_adapter.app.records.key import RecordKey
 from llama_adapter.app.records.picture_names import name_as_text
 from llama_adapter.app.records.record import Record, json_line, read_records
@@ -20,6 +21,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
 
 METADATA_NAME: Final = "metadata.jsonl"
+KOHYA_NAME: Final = "metadata.json"
 _DECISION_COLUMNS: Final = ("decision", "probability")
 _PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
 _NUM_FRONT: Final = 2  # columns before the decision: picture and text
@@ -93,7 +95,9 @@ def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Dec
     return csv_lines(table())
 
 
-def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, refusals: Refusals) -> Iterator[bytes]:
+def metadata_lines(
+    rows: Iterable[Decided], *, folder: str, has_choices: bool, template: Template, refusals: Refusals
+) -> Iterator[bytes]:
     """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
 
     Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are left out as
@@ -102,18 +106,43 @@ def metadata_lines(rows: Iterable[Decided], *, folder: str, has_choices: bool, r
     for record, decision in rows:
         picture = file_name(record)
         name = name_in_folder(picture, folder=folder)
-        if not is_file(os.path.join(folder, name)):
-            refusals.add(picture, "there is no such picture")
+        if not _is_usable(picture, os.path.join(folder, name), refusals=refusals):
             continue
-        if name_as_text(name) != name:
-            refusals.add(picture, f"its name is not UTF-8, which {METADATA_NAME} has to be; rename the picture")
-            continue
-        line: dict[str, object] = {"file_name": name, "text": text_of(record, decision)}
+        text = template.fill(picture=picture, text=text_of(record, decision))
+        line: dict[str, object] = {"file_name": name, "text": text}
         if has_choices:
             line["decision"] = None if decision is None else decision.text
             line["probability"] = None if decision is None else decision.probability
         line |= {name: record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
         yield json_line(line).encode() + b"\n"
+
+
+def kohya_lines(rows: Iterable[Decided], *, template: Template, refusals: Refusals) -> Iterator[bytes]:
+    """A JSON object with a caption for each picture, for `--in_json` of kohya's trainers (sd-scripts).
+
+    Its keys are absolute paths, as those of merge_captions_to_metadata.py with `--full_path`. Missing pictures, members
+    of archives and names that are not UTF-8 are left out as refused.
+    """
+    start = b"{\n"
+    for record, decision in rows:
+        picture = file_name(record)
+        if not _is_usable(picture, picture, refusals=refusals):
+            continue
+        caption = {"caption": template.fill(picture=picture, text=text_of(record, decision))}
+        yield start + json_line({os.path.abspath(picture): caption})[1:-1].encode()
+        start = b",\n"
+    yield b"{}\n" if start == b"{\n" else b"\n}\n"
+
+
+def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
+    """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
+    if not is_file(path):
+        refusals.add(picture, "there is no such picture")
+    elif name_as_text(path) != path:
+        refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")
+    else:
+        return True
+    return False
 
 
 def name_in_folder(picture: str, *, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Text files for pictures, next to them or in a folder. Picture names come from records and are not trusted."""
+"""Texts of pictures in files, next to them or in a folder. Picture names come from records and are not trusted."""
 
 import errno
 import os
@@ -6,13 +6,17 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Literal, Protocol, Self
 
 from llama_adapter.app.exports.formats import SidecarNames, safe_path
+from llama_adapter.app.inputs.xmp import description_of, with_description
 from llama_adapter.app.records.picture_names import place_of
 from llama_adapter.runtime.partial import create_partial, remove_leftovers_in
 from llama_adapter.runtime.text import shown_name
 
+Existing = Literal["refuse", "keep", "replace", "extend"]
+
+_MAX_BYTES: Final = 2**23  # of a file whose text is read
 MAX_TOLD: Final = 10  # number of files that are named if they were not written
 # Errors that concern one file or folder, unlike a full disk. Other files can still be written.
 _OF_ONE_FILE: Final = {
@@ -44,25 +48,72 @@ class Refusals:
         return [f"error: {one}" for one in self.told] + ([f"error: and {more} more"] if more else [])
 
 
+class TextFormat(Protocol):
+    """How a text is kept in a file."""
+
+    def read(self, data: bytes, /) -> str:
+        """The text in a file, "" for none. Raises ValueError with the reason if the file has another format."""
+
+    def write(self, text: str, data: bytes | None, /) -> bytes:
+        """The content of a file with this text; `data` is its present content. Raises ValueError with the reason."""
+
+
+class PlainText:
+    """A file that is the text and a line feed."""
+
+    def read(self, data: bytes, /) -> str:
+        """See `TextFormat`."""
+        try:
+            return data.decode("utf-8-sig").removesuffix("\n")
+        except UnicodeDecodeError:
+            raise ValueError("it is not UTF-8") from None
+
+    def write(self, text: str, data: bytes | None, /) -> bytes:
+        """See `TextFormat`."""
+        return text.encode(errors="backslashreplace") + b"\n"
+
+
+class XmpText:
+    """A file whose `dc:description` is the text. Everything else in it is kept."""
+
+    def read(self, data: bytes, /) -> str:
+        """See `TextFormat`."""
+        return description_of(data)
+
+    def write(self, text: str, data: bytes | None, /) -> bytes:
+        """See `TextFormat`."""
+        return with_description(text, data)
+
+
 class SidecarFiles:
     """Writes one text file for each picture: `a/b.png` -> `a/b.txt`, or `a/b.png.txt` if that name is taken.
 
     Files are written under a temporary name and then renamed, so that a file is complete or missing. A file that has
-    the text already is not touched. A file with other content is replaced only with `force`. Links are replaced, not
-    followed.
+    the text already is not touched. Links are replaced, not followed.
     """
 
-    def __init__(self, out: str | None, *, force: bool, below: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        out: str | None,
+        *,
+        existing: Existing = "refuse",
+        below: Sequence[str] = (),
+        names: SidecarNames | None = None,
+        text_format: TextFormat | None = None,
+    ) -> None:
         """With `out`, texts are written into this folder, by `safe_path`, without following links.
 
         With None, texts are written next to the pictures, but only for existing pictures that lie below one of the
-        folders `below` after all links are resolved.
+        folders `below` after all links are resolved. `existing` is for files with another text.
         """
-        self.num_written = self.num_same = 0  # same: the file existed with this text
+        self.num_written = self.num_same = self.num_kept = 0  # same: the file existed with this text
+        self.num_other_names = 0  # texts whose names are not the picture's with another suffix
+        self.other_name: tuple[str, str] | None = None  # the first of these, and its text
         self.refusals = Refusals()
         self.num_outside = 0  # number of pictures outside of all allowed folders
         self.outside: str | None = None  # the common folder of these pictures
-        self._force, self._names, self._is_beside = force, SidecarNames(), out is None
+        self._existing, self._format = existing, text_format or PlainText()
+        self._names, self._is_beside = names or SidecarNames(), out is None
         if out is not None:
             os.makedirs(out, exist_ok=True)
         self._roots = tuple(dict.fromkeys(map(os.path.realpath, below if out is None else [out])))
@@ -86,7 +137,7 @@ class SidecarFiles:
             if self._is_beside:
                 self._check(place)
             folder, name = os.path.split(self._names.take(place))
-            is_new = self._put(folder, name, text.encode(errors="backslashreplace") + b"\n")
+            self._put(folder, name, text)
         except _RefusedError as refusal:
             self.refusals.add(picture, str(refusal))
         except (OSError, ValueError) as error:
@@ -94,8 +145,9 @@ class SidecarFiles:
                 raise
             self.refusals.add(picture, getattr(error, "strerror", None) or str(error))
         else:
-            self.num_written += is_new
-            self.num_same += not is_new
+            if name != os.path.basename(self._names.usual(place)):
+                self.num_other_names += 1
+                self.other_name = self.other_name or (os.path.basename(place), name)
 
     def _place(self, picture: str) -> str:
         if not self._is_beside:
@@ -115,14 +167,31 @@ class SidecarFiles:
         if not is_file(place):
             raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
-    def _put(self, folder: str, name: str, data: bytes) -> bool:
-        """Write one file; returns False if it existed with this text already."""
+    def _put(self, folder: str, name: str, text: str) -> None:
+        """Write one file, unless it has this text or is kept."""
         self._open_folder(folder)
-        there = _content(name, self._folder, at_most=len(data))
-        if there == data:
-            return False
-        if there is not None and not self._force:
-            raise _RefusedError(f"`{name}` is there already with other content; replace it with --force")
+        is_there, there = _content(name, self._folder)
+        if is_there:
+            wanted = self._format.read(self._format.write(text, None))
+            try:
+                old = None if there is None else self._format.read(there)
+            except ValueError as error:
+                if self._existing == "extend":
+                    raise _RefusedError(f"`{name}` is not extended: {error}") from None
+                old = None
+            if old == wanted or (self._existing == "extend" and old is not None and old.endswith(wanted)):
+                self.num_same += 1
+                return
+            if old != "":
+                match self._existing:
+                    case "keep":
+                        self.num_kept += 1
+                        return
+                    case "extend" if old is not None:
+                        text = f"{old.rstrip()}, {text}"
+                    case "refuse" | "extend":
+                        raise _RefusedError(f"`{name}` is there already with other content; see --existing")
+        data = self._format.write(text, there)
         file = create_partial(name, folder=self._folder)
         try:
             with file:
@@ -131,7 +200,7 @@ class SidecarFiles:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(file.name, dir_fd=self._folder)
-        return True
+        self.num_written += 1
 
     def _open_folder(self, name: str) -> None:
         if self._folder_name == name:
@@ -171,16 +240,16 @@ def _open_below(root: str, name: str, *, make: bool) -> int:
     return folder
 
 
-def _content(name: str, folder: int | None, *, at_most: int) -> bytes | None:
-    """The content of a file; None if it is missing; b"" for links, folders and files of another size than `at_most`."""
+def _content(name: str, folder: int | None) -> tuple[bool, bytes | None]:
+    """Whether there is a file, and its content; None for links, folders and files above `_MAX_BYTES`."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(status.st_mode) or status.st_size != at_most:
-        return b""
+        return False, None
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+        return True, None
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-        return file.read(at_most)
+        return True, file.read(_MAX_BYTES)
 
 
 def is_file(path: str) -> bool:

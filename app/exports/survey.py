@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.inputs import natural_key
+from llama_adapter.app.records.moves import Moves
 from llama_adapter.app.records.picture_names import escaped_name, find_escaped, name_key
 from llama_adapter.app.records.record import Record, RecordFileError, may_be_escaped, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
@@ -108,12 +109,14 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
 
     A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
     `supersedes`. A record of the same run does not supersede it, because it belongs to another question or picture
-    (other choices, or a member with the same name in an archive). Among records with the same id and picture, the last
+    (other choices, or a member with the same name in an archive). A record of a moved picture replaces the one under
+    the former name. Among records with the same id and picture, the last
     answer counts, or the last failure if there is no answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
     failed, meant, unfamiliar, old_names = bytearray(), bytearray(), bytearray(), OldNames()
+    moves = Moves(num_keys=2)
     superseded: dict[int, tuple[int, int]] = {}  # by name: position and run of the last superseding record
     for path in paths:
         num_before = len(pictures)
@@ -123,6 +126,8 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
             prompts.append(name_key(record["prompt"]))
             ids.append(name_key(record["id"]))
             runs.append(name_key(record["run"]))
+            if (former := record.get("moved_from")) is not None:
+                moves.add(len(runs) - 1, ids[-1], name_key(former))
             for name in superseded_names(record):
                 superseded[name_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
@@ -136,6 +141,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     old_names.rename(found._pictures)
     is_failed = np.frombuffer(failed, dtype=np.bool_)
     is_current = _is_last(found._pictures, found._ids, first=~is_failed)
+    is_current &= ~moves.are_replaced(found._ids, found._pictures)
     run_of = np.array(runs, dtype=np.uint64)
     is_current &= ~is_failed | (run_of[_last_places(found._pictures, found._prompts)] == run_of)
     for place in np.flatnonzero(is_current & is_failed).tolist() if superseded else ():

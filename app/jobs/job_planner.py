@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
@@ -17,6 +18,7 @@ from llama_adapter.app.reading.sources import Source
 from llama_adapter.app.records.index import RecordIndex
 from llama_adapter.app.records.key import RecordKey, record_settings
 from llama_adapter.app.records.picture_names import escaped_name
+from llama_adapter.app.records.record import Record, moved_record
 from llama_adapter.app.tasks.answers import Answer, AnswerError
 from llama_adapter.app.tasks.prompts import Prompt
 from llama_adapter.app.tasks.question import Question
@@ -50,6 +52,8 @@ class JobPlanner:
     def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
         """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
         self.num_known, self.num_known_failed = 0, 0  # questions recorded by an earlier run, and failures among them
+        self.num_moved = 0  # of the former, answers whose picture had another name
+        self.moved: SimpleQueue[Record] = SimpleQueue()  # their records under the present name, to be written
         self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
         self._spec, self._info = spec, info
@@ -123,12 +127,13 @@ class JobPlanner:
         if self.earlier is None:
             return asked
         key = asked.key
-        state = self.earlier.claim(key.id(digest), key.picture, path=asked.path)
-        if state is None and asked.escaped_key is not None:
+        claim = self.earlier.claim(key.id(digest), key.picture, path=asked.path)
+        if claim is None and asked.escaped_key is not None:
             key = asked.escaped_key
-            state = self.earlier.claim_escaped(key.id(digest), key.picture)
-        if state is None or asked.supersedes:  # only a new record can supersede those names
+            claim = self.earlier.claim_escaped(key.id(digest), key.picture)
+        if claim is None or asked.supersedes:  # only a new record can supersede those names
             return asked
+        state = claim.state
         if state == "answered" and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id("")):
             return asked  # readable again: without a new record, exports would still treat it as missing
         if state == "failed" and self.job.retry_errors:
@@ -136,6 +141,9 @@ class JobPlanner:
         with self._lock:
             self.num_known += 1
             self.num_known_failed += state == "failed"
+            if state == "answered" and claim.former is not None:
+                self.num_moved += 1
+                self.moved.put(moved_record(claim.former, picture=asked.key.picture))
         return None
 
     def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:

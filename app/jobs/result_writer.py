@@ -89,7 +89,16 @@ class ResultWriter:
             if not self._is_finished:
                 self._write(answer)
 
+    def write_moved(self) -> None:
+        """Write the records of pictures that earlier runs answered under another name."""
+        with self._lock:
+            while not self._planner.moved.empty():
+                record = self._planner.moved.get()
+                if self._file is not None:
+                    self._file.write(record)
+
     def _write(self, answer: Answer) -> None:
+        self.write_moved()
         asked: Asked = answer.tag
         if (
             answer.error is not None
@@ -167,7 +176,9 @@ class ResultWriter:
         if tally.num_failed:
             parts.append(f"{tally.num_failed:,} failed")
         if known - known_failed:
-            parts.append(f"{known - known_failed:,} {done} by an earlier run")
+            moved = self._planner.num_moved
+            names = f" ({moved:,} under another name, which has a new record now)" if moved else ""
+            parts.append(f"{known - known_failed:,} {done} by an earlier run{names}")
         if known_failed:
             parts.append(f"{known_failed:,} failed in an earlier run (--retry-errors tries them again)")
         rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
@@ -181,6 +192,7 @@ class ResultWriter:
         with self._lock:
             self._is_finished = True
             self._show_waiting()
+            self.write_moved()
         if self._file is not None:
             self._file.sync()
         self._summarise(wall_s, waited_s=waited_s)

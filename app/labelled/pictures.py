@@ -17,12 +17,13 @@ from llama_adapter.app.inputs.folders import (
     is_thumbnail_folder,
 )
 from llama_adapter.app.inputs.left_out import LeftOut
+from llama_adapter.app.inputs.xmp import description_of
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
 from llama_adapter.runtime.text import shown_name
 
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.json", "metadata.parquet")
-TEXT_SUFFIXES = (".txt", ".caption", ".json")  # of texts beside pictures; the first counts
+TEXT_SUFFIXES = (".txt", ".caption", ".json", ".xmp")  # of texts beside pictures; the first counts
 MAX_COMPRESSED_BYTES = 2**30
 _CAPTIONS = ("txt", "caption")  # members whose lines are captions
 _REPEATS = re.compile(r"[0-9]+_")  # of kohya's trainers: 10_name
@@ -101,46 +102,53 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
 def has_texts_beside(folder: str, *, columns: Columns) -> bool:
     """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError.
 
-    A `.json` counts if it has a column of answers; other programs keep other values there.
+    A `.json` counts if it has a column of answers, and an `.xmp` if it has a description; other programs keep other
+    values there.
     """
-    pairs = ((place, texts[stem]) for place, pictures, texts in _stems(folder) for stem in texts if stem in pictures)
-    return any(_has_answer(os.path.join(place, name), columns=columns) for place, names in pairs for name in names)
+    pairs = ((place, texts) for place, groups in _groups(folder) for pictures, texts in groups if pictures)
+    paths = (os.path.join(place, name) for place, names in pairs for name in names)
+    return any(_has_answer(path, columns=columns, broken=False) for path in paths)
 
 
-def _has_answer(path: str, *, columns: Columns) -> bool:
-    if not path.lower().endswith(".json"):
+def _has_answer(path: str, *, columns: Columns, broken: bool) -> bool:
+    """Whether a text beside a picture has an answer; `broken` for one that cannot be read."""
+    if path.lower().endswith((".txt", ".caption")):
         return True
     try:
-        return not {name.lower() for name in _beside(path)}.isdisjoint(columns.wanted)
+        values = _beside(path)
     except ValueError:
-        return False
+        return broken
+    return any(values.values()) and not {name.lower() for name in values}.isdisjoint(columns.wanted)
 
 
 def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
     """The pictures in a folder and below, each with the text of the same name beside it.
 
-    Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row. Pictures without
-    text and texts without picture are left out. Raises OSError.
+    Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row; an `.xmp` has a
+    description. The text of `a.png` is called `a.txt` or `a.png.txt`. Pictures without text and texts without picture
+    are left out. Raises OSError.
     """
     found, split_of = Examples(left_out=left_out), dict(split_folders(folder))
     if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
-    for place, pictures, texts in _stems(folder):
+    for place, groups in _groups(folder):
         if _REPEATS.match(os.path.basename(place)):
             left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
-        for stem in sorted(pictures.keys() | texts.keys(), key=natural_key):
-            names = pictures.get(stem, [])
-            files = sorted(texts.get(stem, []), key=lambda name: TEXT_SUFFIXES.index(os.path.splitext(name)[1].lower()))
-            if not names or not files:
-                kind = "pictures without text" if names else "texts without picture"
-                left_out.add(kind, os.path.join(place, (names or files)[0]), number=len(names or files))
+        for picture, texts in groups:
+            paths = [os.path.join(place, name) for name in texts]
+            answered = [path for path in paths if _has_answer(path, columns=columns, broken=True)]
+            for kind, some in (
+                ("texts without picture", () if picture else answered),
+                ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),
+                ("texts without an answer", (path for path in paths if picture and path not in answered)),
+                ("second texts of a name", answered[1:] if picture else ()),
+            ):
+                for path in some:
+                    left_out.add(kind, path)
+            if not picture or not answered:
                 continue
-            for kind, others in (("pictures", names[1:]), ("texts", files[1:])):
-                for name in others:
-                    left_out.add(f"second {kind} of a name", os.path.join(place, name))
-            item = file_input(os.path.join(place, names[0]), root=folder)
-            path = os.path.join(place, files[0])
+            item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
             try:
                 found.examples += row_examples(_beside(path), columns=columns, place=path, item=item, split=split)
             except ValueError as error:
@@ -148,8 +156,8 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
     return found
 
 
-def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, list[str]]]]:
-    """Each folder that is searched, with the names of its pictures and of its texts by their names without suffix."""
+def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture."""
     pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:
         for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
@@ -160,9 +168,21 @@ def _stems(folder: str) -> Iterator[tuple[str, dict[str, list[str]], dict[str, l
                 pictures[stem].append(name)
             elif suffix.lower() in TEXT_SUFFIXES:
                 texts[stem].append(name)
-    yield folder, pictures, texts
+    groups = []
+    for stem, names in pictures.items():
+        own = {name: texts.pop(name, []) for name in names}
+        for text in texts.pop(stem, []):  # for the first picture that has no other text of this kind
+            kinds = {name: {_priority(other) for other in own[name]} for name in names}
+            own[next((name for name in names if _priority(text) not in kinds[name]), names[0])].append(text)
+        groups += [(name, sorted(files, key=_priority)) for name, files in own.items()]
+    groups += [("", names) for names in texts.values()]
+    yield folder, sorted(groups, key=lambda group: natural_key(group[0] or group[1][0]))
     for name in sub_folders(folder):
-        yield from _stems(os.path.join(folder, name))
+        yield from _groups(os.path.join(folder, name))
+
+
+def _priority(name: str) -> int:
+    return TEXT_SUFFIXES.index(os.path.splitext(name)[1].lower())
 
 
 def _beside(path: str) -> dict[str, object]:
@@ -171,6 +191,8 @@ def _beside(path: str) -> dict[str, object]:
         data = file.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise ValueError(f"it has more than {MAX_TEXT_BYTES:,} bytes")
+    if path.lower().endswith(".xmp"):
+        return {"caption": description_of(data)}
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -163,7 +163,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
 
 def _count_without_row(folder: str, found: Examples) -> None:
     """Count the pictures in a folder with tables that no row names."""
-    named = {os.path.normpath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
+    named = {os.path.abspath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
     for item in folder_inputs(folder, recursive=True):
-        if item.source != folder and os.path.normpath(item.path) not in named:
+        if item.source != folder and os.path.abspath(item.path) not in named:
             found.left_out.add("pictures without a row", item.path)

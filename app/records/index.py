@@ -7,11 +7,12 @@ import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_adapter.app.records.moves import Moves
 from llama_adapter.app.records.picture_names import name_key, place_of
 from llama_adapter.app.records.record import Record, may_be_escaped, read_record_lines, superseded_names
 
@@ -21,12 +22,20 @@ State = Literal["answered", "failed"]
 _MAX_DOUBTS = 16
 
 
+class Claim(NamedTuple):
+    """What is recorded about a question: its state, and the record if it has a former name of the picture."""
+
+    state: State
+    former: Record | None = None
+
+
 class RecordIndex:
     """The records of some files. Each record answers one prompt about one picture. Thread-safe; can be pickled.
 
     A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
     no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
-    are not answered again. If both files exist, they are copies, and each gets its own record.
+    are not answered again. If both files exist, they are copies, and each gets its own record. A record with
+    `moved_from` is a copy of one under a former name, which it replaces.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -34,12 +43,15 @@ class RecordIndex:
         self._paths = tuple(map(Path, paths))
         keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
         superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
+        moves = Moves(num_keys=3)
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
                 keys += _key(record["id"], record["picture"])
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
+                if (former := record.get("moved_from")) is not None:
+                    moves.add(len(failed) - 1, *_parts(_key(record["id"], former)))
                 for mended in superseded_names(record):
                     superseded[name_key(mended)] = number, offset, record["run"]
         high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
@@ -48,7 +60,7 @@ class RecordIndex:
         self._files = np.array(files, dtype=np.uint32)[order]
         self._offsets = np.array(offsets, dtype=np.uint64)[order]
         self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
-        self._is_claimed = np.zeros(len(order), dtype=np.bool_)
+        self._is_claimed = moves.are_replaced(high, low, name)[order]
         self._drop_superseded(superseded)
         self._failed_names = np.unique(self._name[self._has_failed & ~self._is_claimed])
         self._lock = threading.Lock()
@@ -95,43 +107,45 @@ class RecordIndex:
             return False
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
-    def claim(self, record_id: str, picture: str, *, path: str | None = None) -> State | None:
-        """Claim the record of this picture, unless another picture has claimed it; returns its state.
+    def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
+        """Claim the record of this picture, unless another picture has claimed it.
 
         `path` is the picture's file, if it has one.
         """
         with self._lock:
             return self._take(self._candidates(_key(record_id, picture), path))
 
-    def claim_escaped(self, record_id: str, escaped: str) -> State | None:
+    def claim_escaped(self, record_id: str, escaped: str) -> Claim | None:
         """As `claim`, for the `picture_names.escaped_name` that earlier versions wrote."""
         with self._lock:
             own, _, _ = self._rows(_key(record_id, escaped))
-            return self._take(row for row in self._free(own) if may_be_escaped(self._record_of(row)))
+            return self._take((row, None) for row in self._free(own) if may_be_escaped(self._record_of(row)))
 
-    def _take(self, candidates: Iterator[int]) -> State | None:
-        for row in candidates:
+    def _take(self, candidates: Iterator[tuple[int, Record | None]]) -> Claim | None:
+        for row, former in candidates:
             self._is_claimed[row] = True
-            return "failed" if self._has_failed[row] else "answered"
+            return Claim("failed" if self._has_failed[row] else "answered", former)
         return None
 
     def _free(self, rows: range) -> Iterator[int]:
         """Rows that no picture has claimed, answers first."""
         return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
 
-    def _candidates(self, key: bytes, path: str | None) -> Iterator[int]:
+    def _candidates(self, key: bytes, path: str | None) -> Iterator[tuple[int, Record | None]]:
+        """Rows, with their record if its picture has moved."""
         own, first, last = self._rows(key)
-        yield from self._free(own)
+        yield from ((row, None) for row in self._free(own))
         # Done with numpy, because there may be a hundred thousand copies of one picture.
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
-            if _stands_for(self._record_of(row), path):
-                yield row
+            record = self._record_of(row)
+            if _stands_for(record, path):
+                yield row, None if path is None or os.path.lexists(record["picture"]) else record
 
     def _rows(self, key: bytes) -> tuple[range, int, int]:
         """The rows with this id and name, and the bounds of all rows with this id."""
-        high, low, name = np.frombuffer(key, dtype=">u8").astype(np.uint64)
+        high, low, name = map(np.uint64, _parts(key))
         first, last = _bounds(self._high, high, 0, len(self))
         first, last = _bounds(self._low, low, first, last)
         return range(*_bounds(self._name, name, first, last)), first, last
@@ -155,7 +169,7 @@ class RecordIndex:
             same = 0, len(self)
             for keys in (self._high, self._low, self._name):
                 same = _bounds(keys, keys[row], *same)
-            self._is_claimed[row] = not self._has_failed[slice(*same)].all()
+            self._is_claimed[row] |= not self._has_failed[slice(*same)].all()
 
 
 def _key(record_id: str, picture: str) -> bytes:
@@ -166,6 +180,10 @@ def _key(record_id: str, picture: str) -> bytes:
         own = b""
     own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
     return own + name_key(picture).to_bytes(8, "big")
+
+
+def _parts(key: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(key[start : start + 8], "big") for start in (0, 8, 16))
 
 
 def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:

@@ -42,6 +42,7 @@ class Record(TypedDict):
     choice: dict[str, float | None] | None  # probability of each choice; only for questions with choices
     tokens: int
     supersedes: NotRequired[list[str]]  # names that failed in an earlier run, such as an empty folder
+    moved_from: NotRequired[str]  # the former name of the picture; everything else is as in the record of that name
     unfamiliar: NotRequired[bool]  # the picture is unlike the training data; absent if the model cannot tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
@@ -71,6 +72,13 @@ def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Se
         record["supersedes"] = list(supersedes)
     own = {name: value for name, value in answer.details.items() if name not in record}
     return cast(Record, {**record, **own})
+
+
+def moved_record(record: Record, *, picture: str) -> Record:
+    """The record under the picture's present name."""
+    own = {name: value for name, value in record.items() if name not in ("exact_name", "supersedes")}
+    moved = {**own, "picture": picture, "moved_from": record["picture"]}
+    return cast(Record, {**moved, "exact_name": True} if "\\" in picture else moved)
 
 
 def recorded_choice(answer: Answer) -> dict[str, float | None] | None:
@@ -153,6 +161,7 @@ def _is_sound(record: dict[str, Any]) -> bool:
         and 0 <= record["tokens"] < 2**63
         and isinstance(record.get("unfamiliar"), bool | None)
         and isinstance(record.get("exact_name"), bool | None)
+        and isinstance(record.get("moved_from"), str | None)
         and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
         and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
         and isinstance(record["ms"], dict)

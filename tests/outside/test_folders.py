@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -74,6 +75,10 @@ def test_thumbnails_of_a_nas_are_no_photographs(run: Run) -> None:
     assert "left out: folders of thumbnails: 1" in run("caption", str(HERE / "nas"), "--recursive").err
 
 
+def lines(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def tree(folder: Path, **files: str | bytes) -> Path:
     for name, content in files.items():
         path = folder / name.replace("__", "/")
@@ -95,7 +100,9 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
         "cats__readme.txt": "all mine",
         "1.png": b"5",
         "1.txt": "a cow",
-        "1.json": "{}",
+        "1.json": json.dumps({"text": "a mouse"}),
+        "4.json": "{}",
+        "4.png": b"7",
         "1.jpg": b"6",
     }
     found = read_examples(str(tree(tmp_path, **files, **more, **others)))
@@ -108,9 +115,9 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
     }
     note = found.left_out.note()
     for part in (
-        "pictures without text: 1",
+        "pictures without text: 3",
+        "texts without an answer: 1",
         "texts without picture: 1",
-        "second pictures of a name: 1",
         "repeats in",
         "second texts",
     ):
@@ -158,3 +165,28 @@ def test_every_file_is_an_example_an_error_or_in_the_note(as_tar: bool, seed: in
     counted = sum(map(int, re.findall(r"(?:^|, )(?:second )?pictures [^:]*: (\d+)", found.left_out.note())))
     assert seen <= pictures
     assert len(seen) + errors + counted >= len(pictures)
+
+
+@pytest.mark.parametrize("to", ["sidecars", "xmp", "kohya", "metadata"])
+def test_texts_that_are_written_are_read_back_and_other_names_are_said(tmp_path: Path, run: Run, to: str) -> None:
+    """The three pictures of `same-stem` have one name without suffix, ignoring case."""
+    folder, records = tmp_path / "shapes", tmp_path / "records.jsonl"
+    shutil.copytree(HERE / "same-stem", folder)
+    run("caption", str(folder), "--out", str(records))
+    wanted = {
+        one["picture"]: f"shapeart, {one['text']}, {Path(one['picture']).stem} of shapes" for one in lines(records)
+    }
+    place = {"kohya": ["--out", str(folder)], "metadata": ["--out", str(folder)]}.get(to, ["--below", str(folder)])
+    template = "shapeart, {text}, {stem} of {parent}"
+    said = run("export-records", str(records), "--to", to, "--template", template, *place)
+
+    assert said.code == 0
+    assert (": 2 texts have other names" in said.err and "such as `" in said.err) == (to == "sidecars")
+    found = read_examples(str(folder))
+    assert not found.left_out
+    assert {str(one.item.path): one.answers for one in found.examples} == {
+        picture: (text,) for picture, text in wanted.items()
+    }
+    again = run("export-records", str(records), "--to", to, "--template", template, *place, "--force")
+    assert again.code == 0
+    assert read_examples(str(folder)).examples == found.examples

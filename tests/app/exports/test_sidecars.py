@@ -3,10 +3,13 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llama_adapter.app.exports.sidecars import MAX_TOLD, SidecarFiles
+from llama_adapter.app.exports.formats import SidecarNames
+from llama_adapter.app.exports.sidecars import MAX_TOLD, SidecarFiles, XmpText
+from llama_adapter.app.inputs.xmp import description_of
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -14,9 +17,9 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def write(
-    out: Path | None, pairs: dict[str, str], *, force: bool = False, below: Sequence[Path] = (Path("/"),)
+    out: Path | None, pairs: dict[str, str], *, below: Sequence[Path] = (Path("/"),), **settings: Any
 ) -> SidecarFiles:
-    with SidecarFiles(None if out is None else str(out), force=force, below=list(map(str, below))) as files:
+    with SidecarFiles(None if out is None else str(out), below=list(map(str, below)), **settings) as files:
         for picture in pairs:
             files.see(picture)
         for picture, text in pairs.items():
@@ -76,7 +79,7 @@ def test_a_link_below_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "pics").symlink_to(tmp_path / "elsewhere")
-    files = write(tmp_path / "out", {"pics/a.png": "one", "b.png": "two"}, force=True)
+    files = write(tmp_path / "out", {"pics/a.png": "one", "b.png": "two"}, existing="replace")
 
     assert os.listdir(tmp_path / "elsewhere") == []
     assert (tmp_path / "out" / "b.txt").read_text() == "two\n"
@@ -89,7 +92,7 @@ def test_a_link_in_the_place_of_a_text_is_replaced_by_force_and_what_it_names_st
     (tmp_path / "a.txt").symlink_to(tmp_path / "precious")
 
     assert write(None, {picture: "mine"}).refusals.count == 1
-    assert write(None, {picture: "mine"}, force=True).num_written == 1
+    assert write(None, {picture: "mine"}, existing="replace").num_written == 1
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "a.txt").is_symlink()
 
@@ -100,11 +103,69 @@ def test_a_text_of_others_is_left_alone_unless_forced_and_the_rest_is_written(tm
     files = write(None, {first: "one", second: "two"})
 
     assert texts(tmp_path) == {"a.txt": "written by hand", "b.txt": "two\n"}
-    assert files.refusals.lines() == [
-        f"error: {first}: `a.txt` is there already with other content; replace it with --force"
-    ]
-    write(None, {first: "one", second: "two"}, force=True)
+    assert files.refusals.lines() == [f"error: {first}: `a.txt` is there already with other content; see --existing"]
+    write(None, {first: "one", second: "two"}, existing="replace")
     assert texts(tmp_path) == {"a.txt": "one\n", "b.txt": "two\n"}
+
+
+@pytest.mark.parametrize(
+    ("existing", "second", "counts"),
+    [
+        ("keep", "shapeart", (1, 1, 1)),
+        ("replace", "a star", (2, 1, 0)),
+        ("extend", "shapeart, a star", (2, 1, 0)),
+    ],
+)
+def test_existing_texts_are_kept_replaced_or_extended(
+    tmp_path: Path, existing: str, second: str, counts: tuple[int, int, int]
+) -> None:
+    first, other, third = pictures(tmp_path, "a.png", "b.png", "c.png")
+    (tmp_path / "a.txt").write_text("a star")
+    (tmp_path / "b.txt").write_text("shapeart\n")
+    files = write(None, dict.fromkeys([first, other, third], "a star"), existing=existing)
+
+    assert {name: text.strip() for name, text in texts(tmp_path).items()} == {
+        "a.txt": "a star",
+        "b.txt": second,
+        "c.txt": "a star",
+    }
+    assert (files.num_written, files.num_same, files.num_kept) == counts
+    again = write(None, dict.fromkeys([first, other, third], "a star"), existing=existing)
+    assert (again.num_written, again.refusals.count) == (0, 0)
+
+
+def test_a_file_that_is_no_text_is_not_extended(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "a.txt").write_bytes(b"gr\xfcn")
+
+    assert write(None, {picture: "a star"}, existing="extend").refusals.told[0].endswith("it is not UTF-8")
+    assert (tmp_path / "a.txt").read_bytes() == b"gr\xfcn"
+
+
+def test_a_text_gets_another_suffix_and_other_names_are_counted_with_an_example(tmp_path: Path) -> None:
+    names = pictures(tmp_path, "a.jpg", "a.png", "A.PNG", "b.png")
+    files = write(None, dict.fromkeys(names, "text"), names=SidecarNames(suffix=".caption", is_beside=True))
+
+    written = sorted(path.name for path in tmp_path.glob("*.caption"))
+    assert written == ["A.PNG.caption", "a.caption", "a.png.caption", "b.caption"]
+    assert (files.num_other_names, files.other_name) == (2, ("a.png", "a.png.caption"))
+
+
+def test_an_xmp_keeps_everything_but_its_description(tmp_path: Path) -> None:
+    first, second, third = pictures(tmp_path, "a.png", "b.png", "c.png")
+    rating = b"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+ <rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmp:Rating="5"/></rdf:RDF></x:xmpmeta>"""
+    (tmp_path / "a.png.xmp").write_bytes(rating)
+    (tmp_path / "b.png.xmp").write_bytes(b"<not>xmp</not>")
+    names, wanted = SidecarNames(suffix=".xmp", is_added=True), dict.fromkeys([first, second, third], "a <star> & \x0b")
+    files = write(None, wanted, names=names, text_format=XmpText(), existing="replace")
+
+    changed = (tmp_path / "a.png.xmp").read_bytes()
+    assert changed.startswith(rating[: rating.index(b"</rdf:RDF>")])
+    assert description_of(changed) == description_of((tmp_path / "c.png.xmp").read_bytes()) == "a <star> & \ufffd"
+    assert "it is not XMP" in files.refusals.told[0]
+    again = write(None, wanted, names=SidecarNames(suffix=".xmp", is_added=True), text_format=XmpText())
+    assert (again.num_same, again.num_written) == (2, 0)
 
 
 def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
@@ -112,7 +173,7 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     write(None, {picture: "one"})
     before = (tmp_path / "a.txt").stat()
 
-    assert write(None, {picture: "one"}, force=True).num_same == 1
+    assert write(None, {picture: "one"}, existing="replace").num_same == 1
     after = (tmp_path / "a.txt").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -121,7 +182,7 @@ def test_a_folder_in_the_place_of_a_text_and_a_name_too_long_cost_no_other_text(
     first, long, second = pictures(tmp_path, "a.png", "x" * 255, "b.png")
     (tmp_path / "a.txt").mkdir()
 
-    assert write(None, {first: "one", long: "one", second: "two"}, force=True).refusals.count == 2
+    assert write(None, {first: "one", long: "one", second: "two"}, existing="replace").refusals.count == 2
     assert sorted(os.listdir(tmp_path)) == ["a.png", "a.txt", "b.png", "b.txt", "x" * 255]  # and no partial file
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -358,6 +359,32 @@ def test_a_picture_that_was_missing_for_a_run_has_its_answer_as_the_last_word_ag
     assert (away.code, back.code, again.code) == (3, 0, 0)
     assert [record["error"] is None for record in records_in(out)] == [True, False, True]
     assert "0 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+
+
+def test_records_follow_a_folder_that_is_renamed_and_back_and_exports_use_names_that_exist(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    out, names = tmp_path / "answers.jsonl", ["pictures", "photographs", "pictures"]
+    places = [folder.rename(tmp_path / names[0]), *(tmp_path / name for name in names[1:])]
+    first = run("caption", str(places[0]), *COMMON, "--out", str(out))
+    num_pictures = len(records_in(out))
+    for before, after in itertools.pairwise(places):
+        before.rename(after)
+        again = run("caption", str(after), *COMMON, "--out", str(out))
+        assert again.code == first.code == 0
+        assert f"0 pictures answered, {num_pictures} answered by an earlier run ({num_pictures} under" in again.err
+        once_more = run("caption", str(after), *COMMON, "--out", str(out))
+        assert f"{num_pictures} answered by an earlier run in" in once_more.err
+
+        exported = run("export-records", str(out), "--to", "jsonl")
+        rows = [json.loads(line) for line in exported.out.splitlines()]
+        assert sorted(row["picture"] for row in rows) == sorted(map(str, after.iterdir()))
+        assert {row["moved_from"] for row in rows} == {str(before / Path(row["picture"]).name) for row in rows}
+        texts = run("export-records", str(out), "--to", "sidecars", "--out", str(tmp_path / "texts" / after.name))
+        assert texts.code == 0
+    assert len(records_in(out)) == 3 * num_pictures
+    text_of = {(row["id"], row["run"]): row["text"] for row in records_in(out)}
+    assert len(text_of) == num_pictures  # the copies have the ids, runs and texts of the first records
 
 
 def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered_again(

@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.index import RecordIndex
+from llama_adapter.app.records.index import Claim, RecordIndex
+from llama_adapter.app.records.moves import Moves
 from llama_adapter.app.records.picture_names import escaped_name
-from llama_adapter.app.records.record import Record
+from llama_adapter.app.records.record import Record, moved_record
 from tests.app.recorded import failed, recorded
 
 ID = recorded()["id"]  # the id of all pictures with the same bytes
@@ -22,6 +24,11 @@ def index_of(path: Path, *records: Record) -> RecordIndex:
         for record in records:
             writer.write(record)
     return RecordIndex([path / "answers.jsonl"])
+
+
+def state(index: RecordIndex, record_id: str, picture: str, *, path: str | None = None) -> str | None:
+    claim = index.claim(record_id, picture, path=path)
+    return None if claim is None else claim.state
 
 
 RAW = os.fsdecode(b"a\xff.png")
@@ -52,8 +59,8 @@ def test_a_record_is_claimed_by_its_picture(
 
     for claimed, expected in claims:
         picture = claimed.format(folder=tmp_path.name)
-        assert index.claim(ID, picture, path=picture if os.path.exists(picture) else None) == expected
-    assert index.claim("00" * 16, name) is None
+        assert state(index, ID, picture, path=picture if os.path.exists(picture) else None) == expected
+    assert state(index, "00" * 16, name) is None
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
@@ -63,8 +70,8 @@ def test_a_link_in_the_same_folder_gets_its_own_answer(link: object, tmp_path: P
     link(second, first)  # type: ignore[operator]
     index = index_of(tmp_path, recorded(picture=second))
 
-    assert index.claim(ID, first, path=first) is None
-    assert index.claim(ID, second, path=second) == "answered"
+    assert state(index, ID, first, path=first) is None
+    assert state(index, ID, second, path=second) == "answered"
 
 
 def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
@@ -85,8 +92,8 @@ def test_a_failure_is_claimed_unless_it_was_answered_later(tmp_path: Path) -> No
     bad, mended = failed(picture="bad.png", id="bb" * 16), failed(picture="mended.png", id="cc" * 16)
     index = index_of(tmp_path, bad, mended, recorded(picture="mended.png", id="cc" * 16))
 
-    assert index.claim("bb" * 16, "bad.png") == "failed"
-    assert [index.claim("cc" * 16, "mended.png") for _ in range(2)] == ["answered", None]
+    assert state(index, "bb" * 16, "bad.png") == "failed"
+    assert [state(index, "cc" * 16, "mended.png") for _ in range(2)] == ["answered", None]
 
 
 def test_a_failure_of_a_later_run_outdates_an_answer_until_it_is_answered_again(tmp_path: Path) -> None:
@@ -113,17 +120,17 @@ def test_a_record_under_an_escaped_name_belongs_to_the_picture_that_had_it(tmp_p
     literal = recorded(picture=r"inv\xff.png", id="bb" * 16)
     index = index_of(tmp_path, old, literal)  # type: ignore[arg-type]
 
-    assert index.claim(ID, copy, path=copy) is None
-    assert index.claim(ID, odd, path=odd) is None
-    assert [index.claim_escaped(ID, escaped_name(odd)) for _ in range(2)] == ["answered", None]
+    assert state(index, ID, copy, path=copy) is None
+    assert state(index, ID, odd, path=odd) is None
+    assert [index.claim_escaped(ID, escaped_name(odd)) for _ in range(2)] == [Claim("answered"), None]
     assert index.claim_escaped("bb" * 16, literal["picture"]) is None
 
 
 def test_ids_of_another_form_are_found_too(tmp_path: Path) -> None:
     index = index_of(tmp_path, recorded(picture="a.png", id="not hexadecimal"))
 
-    assert index.claim("not hexadecimal either", "a.png") is None
-    assert index.claim("not hexadecimal", "a.png") == "answered"
+    assert state(index, "not hexadecimal either", "a.png") is None
+    assert state(index, "not hexadecimal", "a.png") == "answered"
 
 
 @pytest.mark.parametrize("suffix", ["", "x"])
@@ -146,13 +153,13 @@ def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
     for record_id, picture in [key() for _ in range(600)]:
         expected = "answered" if left[record_id, picture] else None
         left[record_id, picture] -= bool(expected)
-        assert index.claim(record_id, picture) == expected
+        assert state(index, record_id, picture) == expected
 
 
 def test_it_can_be_sent_to_other_processes(tmp_path: Path) -> None:
     index = pickle.loads(pickle.dumps(index_of(tmp_path, recorded(picture="a.png"))))
 
-    assert (len(index), index.claim(ID, "a.png")) == (1, "answered")
+    assert (len(index), state(index, ID, "a.png")) == (1, "answered")
 
 
 def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
@@ -160,4 +167,39 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     path.touch()
     index = RecordIndex([path])
 
-    assert (len(index), index.claim(ID, "a.png"), index.look_up(ID, "a.png")) == (0, None, None)
+    assert (len(index), state(index, ID, "a.png"), index.look_up(ID, "a.png")) == (0, None, None)
+
+
+def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.png").touch()
+    former = recorded(picture="old.png")
+    claim = index_of(tmp_path, former).claim(ID, "new.png", path="new.png")
+    assert claim == Claim("answered", former)
+    moved = moved_record(former, picture="new.png")
+    again = index_of(tmp_path, former, moved).claim(ID, "new.png", path="new.png")
+    assert again == Claim("answered", None)
+
+    Path("new.png").rename("old.png")  # moved back: the record under the first name is not taken, but the last one
+    assert index_of(tmp_path, former, moved).claim(ID, "old.png", path="old.png") == Claim("answered", moved)
+    back = moved_record(moved, picture="old.png")
+    assert index_of(tmp_path, former, moved, back).claim(ID, "old.png", path="old.png") == Claim("answered", None)
+
+    Path("new.png").touch()  # a copy: the record under its name was replaced
+    assert state(index_of(tmp_path, former, moved, back), ID, "new.png", path="new.png") is None
+
+
+def test_thousands_of_moves_are_found_as_a_loop_finds_them() -> None:
+    random.seed(5)
+    keys = [(random.randrange(20), random.randrange(5)) for _ in range(2_000)]
+    moved = {row: (random.randrange(20), random.randrange(5)) for row in random.sample(range(2_000), 30)}
+    moves = Moves(num_keys=2)
+    for row, key in sorted(moved.items()):
+        moves.add(row, *key)
+
+    are_replaced = moves.are_replaced(*(np.array(part, dtype=np.uint64) for part in zip(*keys, strict=True)))
+    assert are_replaced.tolist() == [
+        any(key == own and row > position for row, key in moved.items()) for position, own in enumerate(keys)
+    ]
