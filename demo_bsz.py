@@ -27,6 +27,7 @@ from llama_adapter.app.models.spec import AUTO, PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.parallel.launch import launched_follower
 from llama_adapter.app.tasks.choose import parse_choices
 from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.app.terminal.utf8_mode import use_utf8
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.torch_import import prepare_imports
@@ -266,4 +267,5 @@ def print_score(captioner: "Captioner", folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    use_utf8()
     sys.exit(run_guarded(main, debug="--debug" in sys.argv))

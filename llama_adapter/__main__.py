@@ -10,6 +10,7 @@ gc.set_threshold(50_000)
 
 try:
     from llama_adapter.app import cli
+    from llama_adapter.app.terminal.utf8_mode import use_utf8
     from llama_adapter.runtime.errors import ExitCode
 except KeyboardInterrupt:  # pressed while this is still being imported
     sys.exit(130)
@@ -17,6 +18,8 @@ except KeyboardInterrupt:  # pressed while this is still being imported
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line as a process of its own; returns the exit code."""
+    if arguments is None:
+        use_utf8()
     exit_code = cli.main(arguments)
     if exit_code == ExitCode.INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not change the exit code

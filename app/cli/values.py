@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,13 +20,12 @@ _UNITS = {"mb": 10**6, "gb": 10**9, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def parse_text(text: str) -> str:
-    """Text for the model; raises UsageError for bytes that the locale cannot decode."""
+    """Text for the model; raises UsageError for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"Wanted text in the encoding of this locale, {sys.getfilesystemencoding()}; character "
-            f"{error.start + 1} of {text!a} is not",
+            f"Wanted text in UTF-8; character {error.start + 1} of {text!a} is not",
             hint="write UTF-8, in a UTF-8 locale: LC_ALL=C.UTF-8",
         ) from error
     return text

@@ -174,7 +174,7 @@ def kind_of_message(message: Any) -> str | None:
             return f"{LABEL_MARK}asking"
         case "assistant" | "tool" | "function", _:
             return f"{LABEL_MARK}earlier"
-        case None, str(kind) if kind not in ("message", "item_reference"):
+        case _, str(kind) if kind not in ("message", "item_reference"):
             return f"{LABEL_MARK}item"
     return None
 

@@ -149,11 +149,12 @@ def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) 
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        {"type": "of another server", "role": ["odd"]},
         {"role": "user", "content": "What?"},
     ]
     came = sent(api, responses(items, instructions="Look."), path=RESPONSES)
 
-    assert (came.status_code, came.headers["x-ignored-turns"]) == (200, "5")
+    assert (came.status_code, came.headers["x-ignored-turns"]) == (200, "6")
 
 
 @pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
