@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.partial import create_partial, remove_leftovers
+from llama_adapter.runtime.partial import create_partial, named_after, remove_leftovers
 
 
 @contextmanager
@@ -18,11 +18,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write to, which replaces `path` when the context ends. After an error, `path` is unchanged.
 
     Missing folders are created, and what killed processes left in the folder is removed. Pipes and devices such as
-    /dev/stdout are written to directly. Raises OSError.
+    /dev/stdout are written to directly. Raises OSError, which names a file also if a write fails.
     """
     place = Path(path)
     if place.exists() and not place.is_file() and not place.is_dir():
-        with open(place, "wb") as stream:
+        with named_after(path), open(place, "wb") as stream:
             yield stream
         return
     place = Path(os.path.realpath(place))  # the target of a link is replaced, not the link
@@ -32,7 +32,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     remove_leftovers(place.parent)
     file = create_partial(place)
     try:
-        with file:
+        with named_after(path), file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -44,6 +44,17 @@ def create_partial(place: str | Path, *, folder: int | None = None, is_private: 
 
 
 @contextmanager
+def named_after(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An OSError in the context without a file name, such as that of a write to a full disk, gets this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, with the mode of any new folder. It is removed at the end, if it was not renamed.
 
@@ -60,11 +71,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
                 break
             os.close(descriptor)
     try:
-        yield partial
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # errors of writes have no file name
-            error.filename = str(target)
-        raise
+        with named_after(target):
+            yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         os.close(descriptor)

@@ -1,8 +1,15 @@
 """The user's cache folder, for files that this program creates for its own use."""
 
+import atexit
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
+
+_VARIABLE = "XDG_CACHE_HOME"
+_PREFIX = "llama-adapter-cache-"
+_fault = ""  # why `working_cache` is a temporary folder
 
 
 def cache_folder() -> Path:
@@ -11,7 +18,7 @@ def cache_folder() -> Path:
     The folder contains libraries that are executed. Therefore OSError is raised if it cannot be created, belongs to
     another user, or is writable by others.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = os.environ.get(_VARIABLE)
     try:
         folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
     except RuntimeError as error:  # a container's user without an entry in passwd
@@ -22,12 +29,46 @@ def cache_folder() -> Path:
     except (FileExistsError, NotADirectoryError) as error:
         file = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
         raise type(error)(f"`{file}` is not a folder: move it, or set XDG_CACHE_HOME") from None
+    except OSError as error:
+        raise type(error)(f"`{folder}` cannot be made ({error.strerror}): set XDG_CACHE_HOME") from None
     status = folder.stat()
     if status.st_uid != os.getuid():
         raise PermissionError(f"`{folder}` belongs to another user: chown it, or set XDG_CACHE_HOME")
     if status.st_mode & 0o022:
         raise PermissionError(f"others may write to `{folder}`: chmod go-w it, or set XDG_CACHE_HOME")
     return folder
+
+
+def working_cache() -> Path:
+    """The cache folder; if there is none, a temporary one, which this process removes when it ends.
+
+    Processes that this one starts use the same folder. Raises OSError if there is no temporary folder either.
+    """
+    global _fault
+    try:
+        return cache_folder()
+    except OSError as error:
+        base = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        _fault = str(error)
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(base, ignore_errors=True) if os.getpid() == owner else None)
+    os.environ[_VARIABLE] = str(base)
+    return cache_folder()
+
+
+def cache_fault() -> str:
+    """Why `working_cache` made a temporary folder in this process; "" if it did not."""
+    return _fault
+
+
+def cache_note() -> str:
+    """A note for the user on `cache_fault`; "" without one."""
+    return _fault and f"compiled kernels are kept for this run only: {_fault}"
+
+
+def is_temporary() -> bool:
+    """Whether `working_cache` is a temporary folder."""
+    return Path(os.environ.get(_VARIABLE, "")).name.startswith(_PREFIX)
 
 
 def read_own(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from llama_adapter.app.calibration.measures import (
     Threshold,
     wilson_low,
 )
+from llama_adapter.runtime.partial import named_after
 
 _FEW_EXAMPLES = 100
 _NUM_MISTAKES = 5  # shown at most
@@ -145,7 +146,8 @@ def write_plot(calibration: Calibration, place: str) -> None:
         fontsize="medium",
         parse_math=False,  # a question may contain dollar signs
     )
-    figure.savefig(place, dpi=120)
+    with named_after(place):
+        figure.savefig(place, dpi=120)
 
 
 def _spreads(bins: Sequence[Bin]) -> tuple[list[float], list[float]]:

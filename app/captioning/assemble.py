@@ -29,6 +29,7 @@ from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
 from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.user_cache import cache_note
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
@@ -162,7 +163,12 @@ def assemble_parts(
             mode=mode,
             operators=runner.operators_name,
             encoder=identity,
-            notes=tuple(filter(None, (chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note))),
+            notes=tuple(
+                filter(
+                    None,
+                    (chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note, cache_note()),
+                )
+            ),
             context=runner.config.context,
             default_prompt=model.prompt,
             has_adapter=has_adapter and not is_for_texts,

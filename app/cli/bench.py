@@ -9,6 +9,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import parse_batch_sizes, parse_text, settings, spec_from
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 _BENCH = """\
@@ -95,7 +96,8 @@ def _run_bench(options: argparse.Namespace) -> int:
     result = run_bench(job, tell=tell)
     as_json = json.dumps(result.to_dict(), indent=1)
     if options.out is not None:
-        Path(options.out).write_text(as_json + "\n", encoding="utf-8")
+        with atomic_write(options.out) as file:
+            file.write(as_json.encode() + b"\n")
     if options.plot is not None:
         write_plot(result, options.plot)
     print(as_json if options.json else format_table(result))

@@ -116,7 +116,7 @@ def _add_data(group: Any) -> None:
         dest="cache",
         key="encoded",
         metavar="FOLDER",
-        help="folder for encoded pictures (default: in the user's cache folder)",
+        help="folder for encoded pictures (default: in the user's cache folder; without one, beside --out)",
     )
 
 

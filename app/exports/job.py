@@ -38,6 +38,7 @@ from llama_adapter.app.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.app.terminal.stderr_lines import say
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.text import shown_name
 
 RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl", "paddlenlp"]
@@ -213,8 +214,9 @@ def _opened(place: str | None) -> Iterator[BinaryIO]:
             yield file
     else:
         sys.stdout.flush()
-        yield sys.stdout.buffer
-        flush_whole(sys.stdout.buffer)
+        with named_after("stdout"):
+            yield sys.stdout.buffer
+            flush_whole(sys.stdout.buffer)
 
 
 def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol, Self
 from llama_adapter.app.exports.formats import SidecarNames, safe_path
 from llama_adapter.app.inputs.xmp import description_of, with_description
 from llama_adapter.app.records.picture_names import place_of
-from llama_adapter.runtime.partial import create_partial, remove_leftovers_in
+from llama_adapter.runtime.partial import create_partial, named_after, remove_leftovers_in
 from llama_adapter.runtime.text import shown_name
 
 Existing = Literal["refuse", "keep", "replace", "extend"]
@@ -194,7 +194,7 @@ class SidecarFiles:
         data = self._format.write(text, there)
         file = create_partial(name, folder=self._folder)
         try:
-            with file:
+            with named_after(os.path.join(folder, name)), file:
                 file.write(data)
             os.replace(file.name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         finally:

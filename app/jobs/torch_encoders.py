@@ -20,6 +20,7 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.user_cache import cache_note
 
 
 def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
@@ -84,8 +85,8 @@ def open_weights(
         encoder=None,
         **how,
     )
-    note = widening_note(precision, dtype, operators=spec.operators, backend=backend)
+    notes = widening_note(precision, dtype, operators=spec.operators, backend=backend), cache_note()
     spec = completed(spec, encoding, device=str(backend.device))
     return dataclasses.replace(spec, precision=precision), OpenEncoder(
-        encoding=encoding, vision=vision, device=backend.name, notes=(note,) if note else ()
+        encoding=encoding, vision=vision, device=backend.name, notes=tuple(filter(None, notes))
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from llama_adapter.app.measuring.bench_result import BenchResult
 from llama_adapter.app.measuring.report import numbers
+from llama_adapter.runtime.partial import named_after
 
 _STAGE_NAMES = {"step": "steps"}
 
@@ -112,7 +113,8 @@ def write_plot(result: BenchResult, place: str) -> None:
         f"{facts['cpu']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
         fontsize="medium",
     )
-    figure.savefig(place, dpi=120)
+    with named_after(place):
+        figure.savefig(place, dpi=120)
 
 
 def _rounds(number: int) -> str:

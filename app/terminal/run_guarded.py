@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from llama_adapter.app.terminal.stderr_lines import forget, say
 from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.problems import Problem, describe, rule_for
 from llama_adapter.runtime.text import shown_text
 
@@ -27,7 +28,8 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
     _make_standard_streams_usable()
     try:
         exit_code = action()
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
+        with named_after("stdout"):
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
     except SystemExit as request:  # argparse, after it printed help or version
         return int(request.code or 0)
     except BrokenPipeError as error:

@@ -4,12 +4,15 @@ import select
 import sys
 from typing import BinaryIO
 
+from llama_adapter.runtime.partial import named_after
+
 
 def give(data: bytes) -> None:
     """Write all of the data to stdout and flush. Raises OSError; BrokenPipeError if the reader is gone."""
-    sys.stdout.flush()
-    write_whole(sys.stdout.buffer, data)
-    flush_whole(sys.stdout.buffer)
+    with named_after("stdout"):
+        sys.stdout.flush()
+        write_whole(sys.stdout.buffer, data)
+        flush_whole(sys.stdout.buffer)
 
 
 def write_whole(file: BinaryIO, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Draws `curves.png` of a run from its log: loss, validation loss, score and learning rate by step."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ _SMOOTH: Final = 0.9  # weight of the earlier steps in the smoothed loss
 
 def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str) -> bool:
     """Draw the rows of a log; returns whether matplotlib is installed. Raises OSError."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if its own cache is in a temporary folder
     try:
         from matplotlib.figure import Figure
     except ImportError:

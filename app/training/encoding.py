@@ -23,9 +23,27 @@ from llama_adapter.app.training.plan import ENCODED_TOGETHER
 from llama_adapter.app.training.prepare import TrainingData
 from llama_adapter.app.training.ranks import OneRank
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.user_cache import cache_fault, cache_folder, is_temporary
 
+_FOLDER: Final = "encoded"
 _MANY: Final = 1000  # pictures whose encodings take a noticeable time to be checked
+
+
+def _place(job: TrainJob, *, ranks: OneRank) -> Path:
+    """The folder of encodings, which the ranks of a run share."""
+    if job.cache is not None:
+        return Path(job.cache)
+    reason = cache_fault()
+    if not is_temporary():
+        try:
+            return cache_folder() / _FOLDER
+        except OSError as error:
+            reason = str(error)
+    place = job.folder / _FOLDER
+    if ranks.is_first and not job.quiet:
+        say(f"note: encoded pictures are kept in `{shown_name(str(place))}`; --encoded names another folder ({reason})")
+    return place
 
 
 def encode_all(
@@ -44,7 +62,7 @@ def encode_all(
             )
         return Encodings(None, None), []
     nothing = model.encode_nothing().cpu()
-    place = Path(job.cache) if job.cache is not None else cache_folder() / "encoded"
+    place = _place(job, ranks=ranks)
     encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading} {job.spec.transparency}"
     cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures = pictures_of(one.example for one in data.everything)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -123,6 +124,11 @@ class TrainJob:
             raise ValueError("save_every_s and timeout_s must be seconds above 0")
         if self.resume and self.force:
             raise ValueError("resume and force exclude each other: go on with an earlier run, or replace it")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, next to `out`."""
+        return Path(self.out).with_suffix(".training")
 
     @property
     def lr(self) -> float:

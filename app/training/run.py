@@ -118,7 +118,7 @@ def _folder(job: TrainJob) -> Path:
     out = Path(job.out)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
-    folder = out.with_suffix(".training")
+    folder = job.folder
     if out.is_dir() or (folder.exists() and not folder.is_dir()):
         wanted, got, place = ("file", "folder", out) if out.is_dir() else ("folder", "file", folder)
         raise UsageError(f"Wanted to write a {wanted} `{place}`, and a {got} is there", hint="name another --out")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT
-from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.runtime.user_cache import working_cache
 
 _LEAST_ROWS = 32  # `_int_mm` needs at least 17
 
@@ -32,7 +32,7 @@ def find_triton_fault(device: torch.device, capability: tuple[int, int]) -> str:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
-        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(working_cache() / "triton"))
         from llama_adapter.runtime.devices.triton_calls import swiglu
 
         swiglu(torch.zeros(1, 2, dtype=torch.float16, device=device))

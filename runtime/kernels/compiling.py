@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
-from llama_adapter.runtime.user_cache import cache_folder, read_own
+from llama_adapter.runtime.user_cache import read_own, working_cache
 
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-lm",)
@@ -64,7 +64,7 @@ def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
     """
     command = [*compiler, *FLAGS, *instructions.options(instructions.extras())]
     stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), _c_library())}"
-    cache = cache_folder()
+    cache = working_cache()
     for path in cache.glob(f"{stem}-*.so"):
         with suppress(OSError):
             if path.name == name_by_content(read_own(path), stem):

@@ -20,7 +20,7 @@ from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
-from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.runtime.user_cache import working_cache
 
 # Kinds of weights by their dtype, as in the enum of tiles.h. A uint8 holds two 4-bit weights.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
@@ -127,7 +127,7 @@ def find_library() -> Finding:
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
     try:
-        cache_folder()
+        working_cache()
     except OSError as error:
         return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []

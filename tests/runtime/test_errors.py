@@ -8,6 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.terminal.run_guarded import format_problem, run_guarded, terminated_as_interrupted
 from llama_adapter.llm.errors import PromptTooLongError
+from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.device_failures import CODES, MEMORY, OTHER, explain_device_error
 from llama_adapter.runtime.errors import (
     CheckpointError,
@@ -26,6 +29,7 @@ from llama_adapter.runtime.errors import (
     LlamaAdapterError,
     UsageError,
 )
+from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
@@ -151,6 +155,18 @@ def test_a_full_disk_is_named_with_its_file() -> None:
     problem = describe(OSError(errno.ENOSPC, "No space left on device", "answers.jsonl"))
 
     assert problem.sentence == "No space left on device: `answers.jsonl`"
+
+
+@pytest.mark.parametrize("writer", [atomic_write, partial_folder, named_after])
+def test_a_write_that_fails_names_the_file_that_the_user_asked_for(
+    tmp_path: Path, writer: Callable[[Path], AbstractContextManager[object]]
+) -> None:
+    place = tmp_path / "answers.csv"
+    with pytest.raises(OSError, match="No space") as full, writer(place), open("/dev/full", "wb", buffering=0) as disk:
+        disk.write(b"a,b")
+
+    assert describe(full.value).sentence == f"No space left on device: `{place}`"
+    assert not any(tmp_path.iterdir())
 
 
 NPU_ERROR = """synchronize:build/torch_npu.dir/compiler_depend.ts:107 NPU function error: {call}, error code is {code}

@@ -431,6 +431,18 @@ def test_a_full_disk_names_the_checkpoint_and_the_way_on(
     assert read_checkpoint(tmp_path / "pets.training" / "last.safetensors")[1].step == 3
 
 
+def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says_so(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK)
+
+    assert ran.code == 0
+    assert ran.err.count("encoded pictures are kept in") == ran.err.count("--encoded names another folder") == 1
+    assert len(list((tmp_path / "pets.training" / "encoded").rglob("*.safetensors"))) == 30
+
+
 @pytest.mark.proves("train: TensorBoard", "CPU")
 def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,16 +1,19 @@
 """The kernels are compiled once and cached where only the user can write. Without kernels, torch computes."""
 
+import errno
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from torch import nn
 
+from llama_adapter.runtime import user_cache
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.kernels import compiling, instruction_sets
@@ -175,23 +178,35 @@ def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fit")
-def test_an_unsafe_cache_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
+def test_an_unsafe_cache_is_replaced_by_a_temporary_one(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_cache, "_fault", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(b"machine code"))
     cache.mkdir(parents=True)
     cache.chmod(0o777)
+    path = compiled(["cc"], INSTRUCTION_SETS[0])
 
-    assert "others may write" in find_library().reason
+    temporary = path.parent.parent
+    assert (temporary.parent, temporary.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    assert os.environ["XDG_CACHE_HOME"] == str(temporary)  # of processes that this one starts
+    assert user_cache.is_temporary()
+    assert user_cache.cache_note().startswith("compiled kernels are kept for this run only: others may write to")
+    assert not list(cache.iterdir())
+    assert compiled(["cc"], INSTRUCTION_SETS[0]) == path
 
 
 @pytest.mark.usefixtures("fit")
-def test_a_file_in_place_of_the_cache_is_no_fault_of_the_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_place_no_compiler_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_folder(**_: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", no_folder)
     monkeypatch.setattr(native, "compilers", lambda: pytest.fail("a compiler was asked"))
     cache.parent.write_text("")
 
-    finding = find_library()
-
-    wanted = f"there is no place to keep them: `{cache.parent}` is not a folder: move it"
-    assert finding.reason.startswith(wanted)
+    assert find_library().reason.startswith("there is no place to keep them: ")
 
 
 @pytest.mark.parametrize(
