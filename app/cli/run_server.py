@@ -2,13 +2,12 @@
 
 import dataclasses
 import importlib
-import logging
 import os
 import re
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,11 +21,10 @@ from llama_adapter.app.online.service import Service
 from llama_adapter.app.online.types import Observer, ServiceLimits
 from llama_adapter.app.replicas.types import DeploymentSettings
 from llama_adapter.app.scale.cluster import RayOptions
-from llama_adapter.app.terminal.stderr_lines import say
+from llama_adapter.app.terminal.logs import Log, LogFormat, LogLevel
 from llama_adapter.app.terminal.wording import EMBEDDED_NOTE
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.extras import install_hint
-from llama_adapter.runtime.text import shown_text
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -63,6 +61,8 @@ class ServeJob:
     max_files_mib: int = 4096
     drain_s: float = 60.0
     quiet: bool = False
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     deployment: DeploymentSettings | None = None  # of replicas; None: the model is in this process
     ray: RayOptions = dataclasses.field(default_factory=RayOptions)  # the cluster of the replicas
 
@@ -90,7 +90,8 @@ def run_serve(job: ServeJob) -> int:
     from llama_adapter.app.http_api.running import address_of, bind, run
 
     reports = _read_reports(job.scores)
-    tell = _teller(quiet=job.quiet)
+    log = Log(level=job.log_level, log_format=job.log_format, quiet=job.quiet)
+    tell = log.tell
     keys = read_api_keys(job.api_key_file)
     settings = api_settings(job, keys=keys)
     if job.has_page and keys:
@@ -124,7 +125,7 @@ def run_serve(job: ServeJob) -> int:
             drain_s=job.drain_s,
             tell=tell,
             # Printed even with `quiet`: with port 0, only this message tells the port.
-            on_start=lambda: say(f"serving on {address}"),
+            on_start=lambda: log.announce(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
 
@@ -168,7 +169,7 @@ def check_packages(*, has_page: bool) -> None:
             ) from None
 
 
-def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
+def api_settings(job: ServeJob, *, keys: Mapping[str, str]) -> "ApiSettings":
     """The API's settings; raises UsageError for invalid hosts and origins."""
     from llama_adapter.app.http_api.api import ApiSettings
     from llama_adapter.app.http_api.guards import GuardSettings, host_names_for
@@ -184,7 +185,8 @@ def api_settings(job: ServeJob, *, keys: tuple[str, ...]) -> "ApiSettings":
                 max_body_bytes=job.max_body_mib * 2**20,
                 max_bytes_under_way=max(GuardSettings().max_bytes_under_way, 2 * job.max_body_mib * 2**20),
                 host_names=host_names_for(job.host, more=job.host_names),
-                api_keys=keys,
+                api_keys=tuple(keys),
+                key_names=tuple(keys.values()),
                 cors_origins=job.cors_origins,
                 closed=job.closed,
                 root_path=job.root_path,
@@ -220,38 +222,21 @@ def add_page(
         return stack.pop_all()
 
 
-def read_api_keys(path: str | None) -> tuple[str, ...]:
-    """The API keys of the environment variable and of a file, one per line.
+def read_api_keys(path: str | None) -> dict[str, str]:
+    """The API keys of the environment variable and of a file, with their names for the log.
 
-    Raises UsageError for a file that other users can read or that has no keys, and OSError.
+    A line of the file is a key, and its name if there is one: `KEY NAME`. Raises UsageError for a file that other users
+    can read or that has no keys, and OSError.
     """
-    keys = os.environ.get(API_KEY_VARIABLE, "").split()
+    keys = dict.fromkeys(os.environ.get(API_KEY_VARIABLE, "").split(), "")
     if path is not None:
         with open(path, encoding="utf-8", errors="replace") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise UsageError(f"The key file `{path}` is readable by others", hint=f"chmod 600 {path}")
-            found = [line.strip() for line in file if line.strip() and not line.startswith("#")]
+            found = [line.split(maxsplit=1) for line in file if line.strip() and not line.startswith("#")]
         if not found:
             raise UsageError(f"There is no key in `{path}`", hint="write one per line")
-        keys += found
+        keys |= {key: "".join(name).strip() for key, *name in found}
     if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in keys):
         raise UsageError("A key must have at least 8 characters, ASCII without spaces")
-    return tuple(keys)
-
-
-def _teller(*, quiet: bool) -> Callable[[str], None]:
-    """Log to stderr; returns a function for notes. With `quiet`, only warnings are logged."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("%(asctime)s %(message)s"))
-    log = logging.getLogger("llama_adapter")
-    log.handlers[:] = [handler]
-    log.propagate = False
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
-    return (lambda text: None) if quiet else say
-
-
-class _OneLine(logging.Formatter):
-    """Escapes control characters: errors may contain text of pictures, models and clients."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return shown_text(super().formatMessage(record))
+    return {key: name or f"key {number}" for number, (key, name) in enumerate(keys.items(), start=1)}

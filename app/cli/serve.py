@@ -7,6 +7,7 @@ from typing import Any
 from llama_adapter.app.cli.model_flags import add_batch_size, add_cluster, add_computation, add_model
 from llama_adapter.app.cli.parser import Parser, command, default
 from llama_adapter.app.cli.values import settings, spec_from
+from llama_adapter.app.terminal.logs import LOG_FORMATS, LOG_LEVELS
 from llama_adapter.runtime.errors import UsageError
 
 _SERVE = """\
@@ -62,12 +63,23 @@ def _declare(parser: Parser, *, port: int, has_replicas: bool) -> None:
         help=default("time to finish accepted requests at shutdown, in seconds"),
     )
     group.add_argument("--quiet", section="output", action="store_true", help="no notes and no access log on stderr")
+    group.add_argument(
+        "--log-level",
+        section="output",
+        choices=LOG_LEVELS,
+        default="info",
+        help=default("least level of the log on stderr; debug has requests of the page for its files too"),
+    )
+    group.add_argument(
+        "--log-format", section="output", choices=LOG_FORMATS, default="text", help=default("format of the log")
+    )
     api = parser.add_argument_group("API", section="server")
     api.add_argument(
         "--api-key-file",
         first=True,
         metavar="FILE",
-        help="API keys, one per line, in a file that only its owner can read (or in LLAMA_ADAPTER_API_KEY)",
+        help="API keys, one per line with a name for the log after it, in a file that only its owner can read (or keys "
+        "in LLAMA_ADAPTER_API_KEY)",
     )
     api.add_argument(
         "--served-model-name",

@@ -1,6 +1,7 @@
 """The outermost layer: request id, access log, metrics, and an answer for every exception.
 
-The log never holds the content of a request or an answer: no text, no picture, no query string.
+The log never holds the content of a request or an answer: no text, no picture, no query string. Of a path where nothing
+is served it holds the path.
 """
 
 import logging
@@ -10,17 +11,20 @@ import uuid
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.http_api.bodies import path_of
-from llama_adapter.app.http_api.errors import CLIENT_GONE, ApiError
+from llama_adapter.app.http_api.errors import CLIENT_GONE, ERROR_CODE, ApiError
 from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.terminal.logs import FIELDS
 
 _access_log = logging.getLogger("llama_adapter.access")
 _error_log = logging.getLogger("llama_adapter.server")
+_IN_TEXT = ("client", "key", "model", "error", "path")
+_MOST_CHARACTERS = 200
 VISIT = "llama_adapter.visit"  # the key in a request's ASGI scope that holds its `Visit`
 INTERNAL_ERROR = ApiError("Internal server error; see the server's log.", status=500, code="internal_error")
 
@@ -34,6 +38,9 @@ class Visit:
     is_left: bool = False  # the client has hung up
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    key: str = ""  # the name of the API key
+    model: str = ""
+    error: str = ""  # the code of an error
 
 
 def visit_of(scope: Scope) -> Visit:
@@ -75,7 +82,9 @@ class AccessLog:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = visit.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = visit.id
+                visit.error = headers.get(ERROR_CODE, "")
             await send(message)
 
         try:
@@ -96,8 +105,32 @@ class AccessLog:
         method = scope["method"] if scope["method"].isalpha() and len(scope["method"]) < 10 else "other"
         status = CLIENT_GONE if visit.is_left or not visit.status else visit.status
         self._metrics.http_request(method=method, route=route, status=status)
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(elapsed_ms, 1),
+            "prompt_tokens": visit.prompt_tokens,
+            "completion_tokens": visit.completion_tokens,
+            "request_id": visit.id,
+            "client": (scope.get("client") or ("",))[0],
+            # The word of the client, or of a proxy.
+            "forwarded_for": Headers(scope=scope).get("x-forwarded-for", "")[:_MOST_CHARACTERS],
+            "key": visit.key,
+            "model": visit.model,
+            "error": visit.error,
+            "path": path_of(scope)[:_MOST_CHARACTERS] if status == 404 and route == "other" else "",
+        }
+        fields = {name: value for name, value in fields.items() if value != ""}
         tokens = f"{visit.prompt_tokens}+{visit.completion_tokens} tokens"
-        _access_log.info("%s %s %d %.0f ms, %s, %s", method, route, status, elapsed_ms, tokens, visit.id)
+        more = "".join(f", {name} {fields[name]}" for name in _IN_TEXT if name in fields)
+        level = logging.DEBUG if method == "GET" and route == "other" and status < 400 else logging.INFO  # of the page
+        _access_log.log(
+            level,
+            "%s %s %d %.0f ms, %s, %s%s",
+            *(method, route, status, elapsed_ms, tokens, visit.id, more),
+            extra={FIELDS: fields},
+        )
 
     def _route(self, scope: Scope) -> str:
         if path_of(scope) in self._paths:  # needs no route: a guard may have answered before routing

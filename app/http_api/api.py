@@ -237,7 +237,9 @@ def _model(name: str, info: ModelInfo, *, created: int) -> Model:
 
 async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:
     client = str(scope.get("state", {}).get("client", ""))
-    pending = await asker.ask(request, form=form, request_id=visit_of(scope).id, client=client)
+    visit = visit_of(scope)
+    pending = await asker.ask(request, form=form, request_id=visit.id, client=client)
+    visit.model = pending.model
     return AnswerResponse(pending, is_stream=bool(request.stream))
 
 

@@ -91,6 +91,7 @@ class Pending:
 
     answering: Sequence[Answering]  # `n` for each prompt
     reply: Reply
+    model: str = ""  # its name in the reply
     num_ignored_turns: int = 0
     place: str = "messages"  # the field with the picture, for errors
 
@@ -142,7 +143,7 @@ class Asker:
         head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
         reply = form.reply(request, asked, head, info)
         ignored, place = asked.num_ignored_turns, form.places[0]
-        return Pending(answering=answering, reply=reply, num_ignored_turns=ignored, place=place)
+        return Pending(answering=answering, reply=reply, model=name, num_ignored_turns=ignored, place=place)
 
     async def _submit_all(
         self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str

@@ -25,6 +25,7 @@ from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
+ERROR_CODE = "x-error-code"  # the header that repeats an error's code, for the logs of proxies and of this server
 CLIENT_GONE = 499  # logged for a client that has hung up; never sent
 # Code -> status of requests that a replica refuses after the service accepted them. `of_refusal` gives the same codes.
 REFUSED: Mapping[str, int] = {"context_length_exceeded": 400, "invalid_value": 400, "busy": 429, "unavailable": 503}
@@ -77,7 +78,8 @@ class ApiError(LlamaAdapterError):
 
     def response(self) -> JSONResponse:
         """The HTTP answer."""
-        return JSONResponse(self.envelope(), status_code=self.http_status, headers=self.headers)
+        headers = {**self.headers, ERROR_CODE: self.code}
+        return JSONResponse(self.envelope(), status_code=self.http_status, headers=headers)
 
 
 def not_stored() -> ApiError:

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llama_adapter.app.http_api.access import VISIT
 from llama_adapter.app.http_api.bodies import BodyLimit, path_of, refuse
 from llama_adapter.app.http_api.errors import ApiError, of_status
 
@@ -36,6 +37,7 @@ class GuardSettings:
     body_timeout_s: float = 30.0  # from a request's head to the end of its body
     host_names: tuple[str, ...] | None = LOOPBACK_NAMES  # the server's own names; None: any
     api_keys: tuple[str, ...] = ()  # empty: no key is required
+    key_names: tuple[str, ...] = ()  # names of the keys in the log; empty: they have none
     cors_origins: tuple[str, ...] = ()  # web pages that may use the API, such as https://example.com; *: any
     closed: tuple[str, ...] = ()  # names of `CLOSABLE`: their paths are answered with 404
     root_path: str = ""  # the path at which a proxy offers the server, such as /pictures
@@ -48,6 +50,8 @@ class GuardSettings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
+        if len(self.key_names) not in (0, len(self.api_keys)):
+            raise ValueError("Every API key has a name, or none has")
         for origin in self.cors_origins:
             if not re.fullmatch(r"\*|https?://[a-z0-9.\[\]:_-]+", origin):
                 raise ValueError(f"An origin is https://NAME, http://NAME:PORT or *, got {origin!r}")
@@ -83,6 +87,7 @@ def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str
         AccessGuard,
         host_names=settings.host_names,
         api_keys=settings.api_keys,
+        key_names=settings.key_names,
         cors_origins=settings.cors_origins,
         closed=[path for name in settings.closed for path in CLOSABLE[name]],
     )
@@ -137,13 +142,14 @@ class AccessGuard:
         *,
         host_names: Sequence[str] | None = None,
         api_keys: Sequence[str] = (),
+        key_names: Sequence[str] = (),
         cors_origins: Sequence[str] = (),
         closed: Sequence[str] = (),
     ) -> None:
         self.app = app
         self._origins, self._closed = cors_origins, closed
         self._host_names = None if host_names is None else {name.lower() for name in host_names}
-        self._digests = [_digest(key) for key in api_keys]
+        self._names = dict(zip(map(_digest, api_keys), key_names or [""] * len(api_keys), strict=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -162,7 +168,7 @@ class AccessGuard:
             message = "Forms of web pages of other origins are refused: send JSON, or ask from an allowed origin."
             return await refuse(ApiError(message, status=403, code="origin_not_allowed"), scope, receive, send)
         client = _address_of(scope)
-        if self._digests and f"{path_of(scope)}/".startswith(API_PREFIX):
+        if self._names and f"{path_of(scope)}/".startswith(API_PREFIX):
             given = _headers(scope, b"authorization")
             digest = self._matching_digest(given)
             if digest is None:
@@ -172,6 +178,8 @@ class AccessGuard:
                 error = ApiError(message, status=401, code="invalid_api_key", headers=headers)
                 return await refuse(error, scope, receive, send)
             client = f"key:{digest.hex()[:16]}"
+            if (visit := scope.get(VISIT)) is not None:
+                visit.key = self._names[digest]
         scope.setdefault("state", {})["client"] = client
         await self.app(scope, receive, send)
 
@@ -190,7 +198,7 @@ class AccessGuard:
         kind, _, key = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
         given = _digest(key.strip())
         # Compares with every key in constant time.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        matches = [hmac.compare_digest(given, digest) for digest in self._names]
         return given if kind.lower() == "bearer" and any(matches) else None
 
 

@@ -86,6 +86,8 @@ class AnswerResponse(Response):
         visit.prompt_tokens = answer.prompt_tokens
         visit.completion_tokens += len(answer.token_ids)
         visit.is_left = self._has_hung_up
+        if answer.error is not None:
+            visit.error = answer.error.code
 
     def _cancel(self) -> None:
         for one in self._answering:

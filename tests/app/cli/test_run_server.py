@@ -1,8 +1,11 @@
 """From flags to a server's settings: invalid flags are refused before any model is loaded."""
 
+import datetime
+import json
 import logging
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,23 +18,52 @@ from llama_adapter.app.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.doctor.probes import IMPORT_NAMES
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.terminal.logs import Log
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
 @pytest.fixture(autouse=True)
 def log() -> Iterator[None]:
     """Restore the log afterwards."""
+    root = logging.getLogger().handlers[:]
     yield
+    logging.getLogger().handlers[:] = root
     log = logging.getLogger("llama_adapter")
     log.handlers.clear()
     log.propagate = True
 
 
 def test_a_line_of_the_log_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    llama_adapter.app.cli.run_server._teller(quiet=True)
+    Log(level="info", log_format="text", quiet=True)
     logging.getLogger("llama_adapter.service").error("it said: %s", "a\x1b[2J\nb")
 
     assert capsys.readouterr().err.endswith(" it said: a\\x1b[2J\\nb\n")
+
+
+def test_lines_of_json_hold_the_fields_of_a_record_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(level="info", log_format="json", quiet=False)
+    log.tell("a note")
+    logging.getLogger("llama_adapter.access").info("GET %s", "/v1", extra={"fields": {"status": 200, "key": "Zoë\n"}})
+    logging.getLogger("llama_adapter.access").debug("a file of the page")
+    logging.getLogger("another library").warning("careful")
+
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(one["level"], one["message"]) for one in lines] == [
+        ("info", "a note"),
+        ("info", "GET /v1"),
+        ("warning", "careful"),
+    ]
+    assert (lines[1]["status"], lines[1]["key"], lines[1]["logger"]) == (200, "Zoë\n", "llama_adapter.access")
+    assert abs(datetime.datetime.fromisoformat(lines[0]["time"]).timestamp() - time.time()) < 60
+
+
+def test_quiet_leaves_the_address_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log(level="debug", log_format="text", quiet=True)
+    log.tell("a note")
+    log.announce("serving on http://127.0.0.1:8000")
+    logging.getLogger("llama_adapter.access").info("GET /v1")
+
+    assert capsys.readouterr().err == "serving on http://127.0.0.1:8000\n"
 
 
 @pytest.fixture
@@ -68,14 +100,17 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     flags += "--served-model-name a --served-model-name b --cors-origin https://a.example "
     flags += "--root-path /a --close docs --close metrics "
     flags += "--batch-folder kept --max-file-mib 5 --max-files 6 --max-files-mib 7 "
-    flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet"
+    flags += "--max-waiting 7 --timeout-s 3.5 --batch-size 2 --precision int8 --drain-s 1 --quiet "
+    flags += "--log-level debug --log-format json"
     assert main(["serve", *flags.split()]) == ExitCode.OK
     (job,) = jobs
     assert (job.host, job.port, job.drain_s, job.quiet) == ("0.0.0.0", 0, 1.0, True)
     assert (job.host_names, job.allowed_hosts) == (("a.example", "b.example"), ("pictures.example",))
     assert (job.model_names, job.cors_origins) == (("a", "b"), ("https://a.example",))
-    settings = llama_adapter.app.cli.run_server.api_settings(job, keys=())
+    settings = llama_adapter.app.cli.run_server.api_settings(job, keys={"a-long-key": "alice"})
     assert (settings.model_names, settings.guards.cors_origins) == (("a", "b"), ("https://a.example",))
+    assert (settings.guards.api_keys, settings.guards.key_names) == (("a-long-key",), ("alice",))
+    assert (job.log_level, job.log_format) == ("debug", "json")
     assert (settings.guards.root_path, settings.guards.closed) == ("/a", ("docs", "metrics"))
     assert (job.batch_folder, job.max_file_mib, job.max_files, job.max_files_mib) == ("kept", 5, 6, 7)
     assert (job.limits.max_waiting, job.limits.timeout_s) == (7, 3.5)
@@ -105,10 +140,11 @@ def test_invalid_flag_values_are_named(
 def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "from-environment")
     file = tmp_path / "keys"
-    file.write_text("# for the lab\nfirst-key-1\n\nsecond-key\n")
+    file.write_text("# for the lab\nfirst-key-1\n\nsecond-key  Alice B.\n")
     file.chmod(0o600)
 
-    assert read_api_keys(str(file)) == ("from-environment", "first-key-1", "second-key")
+    names = {"from-environment": "key 1", "first-key-1": "key 2", "second-key": "Alice B."}
+    assert read_api_keys(str(file)) == names
     file.chmod(0o644)
     with pytest.raises(UsageError, match="readable by others"):
         read_api_keys(str(file))
@@ -137,7 +173,7 @@ def test_a_file_without_usable_keys_is_refused_without_showing_it(
 
 def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
-    assert read_api_keys(None) == ()
+    assert read_api_keys(None) == {}
 
 
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])

@@ -29,7 +29,9 @@ def served(application: ASGIApp) -> Iterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
-        server = uvicorn.Server(uvicorn.Config(application, log_config=None, access_log=False, lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", proxy_headers=False)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
         thread.start()
         try:

@@ -24,6 +24,7 @@ from llama_adapter.app.online.request_handle import RequestHandle
 from llama_adapter.app.online.types import BusyError
 from llama_adapter.app.tasks.answers import AnswerError, TextDelta
 from llama_adapter.app.tasks.prompts import Dialogue
+from llama_adapter.app.terminal.logs import FIELDS
 from tests.app.http_api.live import StubService, answer, client_of, served, status
 from tests.app.http_api.requests import chat, data_uri, image, json_schema, user
 
@@ -232,7 +233,7 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     with client_of(service) as client:  # when this ends, the server has ended and written all its log lines
         client.post(f"{CHAT}?key={SECRET}", json=chat(user(image(), SECRET)))
         client.post(CHAT, json=chat(user(image(f"data:{SECRET}"), SECRET), **{SECRET: SECRET}))
-        client.get(f"/{SECRET}")
+        client.get(f"/nowhere?key={SECRET}", headers={"x-forwarded-for": "192.0.2.1"})
         client.get(f"/v1/models/{SECRET}")
         client.request(SECRET.upper(), "/health")
 
@@ -247,7 +248,27 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
         "other /health 405",
     ]
     assert "5+1 tokens" in lines[0]
+    assert ", model stub" in lines[0]
+    assert lines[2].endswith(", error not_found, path /nowhere")
+    fields = [getattr(record, FIELDS) for record in records if record.thread == records[-1].thread]
+    assert [one.get("error") for one in fields] == [
+        *(None, "unknown_parameter", "not_found", "model_not_found", "method_not_allowed")
+    ]
+    assert {one["client"] for one in fields} == {"127.0.0.1"}
+    assert [one.get("forwarded_for") for one in fields] == [None, None, "192.0.2.1", None, None]
     assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
+
+
+def test_the_log_names_the_key(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama_adapter")
+    service.on_submit = lambda handle: handle.deliver(answer("yes"))
+    guards = GuardSettings(api_keys=("a-long-key", "another-key"), key_names=("alice", "bob"))
+    with client_of(service, guards=guards) as client:
+        client.post(CHAT, json=chat(), headers={"authorization": "Bearer another-key"})
+        client.post(CHAT, json=chat(), headers={"authorization": "Bearer a-wrong-key"})
+
+    fields = [getattr(record, FIELDS) for record in caplog.records if record.name == "llama_adapter.access"][-2:]
+    assert [(one.get("key"), one.get("error")) for one in fields] == [("bob", None), (None, "invalid_api_key")]
 
 
 def test_internal_error_is_500_without_details(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
