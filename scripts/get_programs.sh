@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs Debian's packages for programs that the tests need and this machine lacks: a browser (the one that CHROMIUM
-# names, or one in the PATH), a C compiler for the kernels and the stand-in of CANN, and openssl for certificates. With the
-# argument `arm`: a C compiler and an emulator for the kernels of ARM processors.
+# names, or one in the PATH), a C compiler for the kernels and the stand-in of CANN, openssl for certificates, and nginx as a
+# proxy. With the argument `arm`: a C compiler and an emulator for the kernels of ARM processors.
 set -euo pipefail
 
 has_any() {
@@ -25,6 +25,7 @@ else
     has_any "${CHROMIUM:-chromium}" chromium-browser google-chrome || packages+=(chromium fonts-dejavu-core)
     has_any gcc clang cc || packages+=(gcc libc6-dev)
     has_any openssl || packages+=(openssl)
+    PATH="$PATH:/usr/sbin" has_any nginx || packages+=(nginx-light)
 fi
 if [ ${#packages[@]} = 0 ]; then
     exit 0

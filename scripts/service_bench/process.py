@@ -52,7 +52,7 @@ class ServerProcess:
         for line in self._process.stderr:
             self.lines.append(line.rstrip("\n"))
             if READY in line:
-                self._addresses.put(line.partition(READY)[2].split()[0])
+                self._addresses.put(line.partition(READY)[2].split()[0].rstrip('"}'))  # also of a line of JSON
         self._addresses.put(None)
 
     @property
