@@ -80,7 +80,7 @@ class CaptionLoop:
                 self.submit(request, picture)
 
     def encode(self, pictures: Sequence[Content]) -> tuple[list[EncodedPicture], float]:
-        """Encode pictures, or their replacements; returns them and the encoder's time in milliseconds.
+        """Encode pictures, or their replacements; returns them and each one's share of the encoder's time, in milliseconds.
 
         Pixels are (S, S, 3), as the reader returns them. The prefixes are views into shared tensors. After an
         out-of-memory error, batches are smaller.
@@ -92,7 +92,8 @@ class CaptionLoop:
                 known[wanted], elapsed_ms = self._encode_text_prefix(wanted)
                 clip_ms += elapsed_ms
         rest = iter(encoded)
-        return [known[one] if isinstance(one, str) else next(rest) for one in pictures], clip_ms
+        in_order = [known[one] if isinstance(one, str) else next(rest) for one in pictures]
+        return in_order, clip_ms / max(1, len(pictures))
 
     def _encode_text_prefix(self, wanted: TextPrefix) -> tuple[EncodedPicture, float]:
         if wanted != "zeros":
