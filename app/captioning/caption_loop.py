@@ -80,7 +80,7 @@ class CaptionLoop:
                 self.submit(request, picture)
 
     def encode(self, pictures: Sequence[Content]) -> tuple[list[EncodedPicture], float]:
-        """Encode pictures, or their replacements; returns them and each one's share of the encoder's time, in milliseconds.
+        """Encode pictures, or their replacements; returns them, and a picture's share of the time in milliseconds.
 
         Pixels are (S, S, 3), as the reader returns them. The prefixes are views into shared tensors. After an
         out-of-memory error, batches are smaller.

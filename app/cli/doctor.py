@@ -42,11 +42,14 @@ def _declare(doctor: Parser) -> None:
         metavar="SIZE",
         nargs="?",
         const="",
-        help="print the memory of each device for the model of the flags, or for one of a size: 7B, 13B, 30B, 65B or "
-        "DIMxLAYERSxHEADSxFFN",
+        help="print memory and least times on this machine, and that of each of several devices, for the model of the "
+        "flags or for one of a size: 7B, 13B, 30B, 65B or DIMxLAYERSxHEADSxFFN",
     )
     plan.add_argument(
-        "--devices", metavar="N,N", type=parse_batch_sizes, help="numbers of devices to split over (default: 1,2,4,8)"
+        "--devices",
+        metavar="N,N",
+        type=parse_batch_sizes,
+        help="numbers of devices to split over, without this machine (default: 1,2,4,8)",
     )
     plan.add_argument(
         "--device-memory", metavar="GB,GB", type=parse_bytes, help="memory of a device (default: 21GB,32GB,64GB)"
@@ -87,7 +90,8 @@ def _run_plan(options: argparse.Namespace) -> int:
         raise UsageError("--environment and --plan exclude each other: each prints something else than findings")
     if options.plan and (named := {"--model", "--llama-dir"} & set(_model_flags(options))):
         raise UsageError(f"--plan {options.plan} is a size, and {named.pop()} names a model too: leave one out")
-    from llama_adapter.app.doctor.plan import PlanJob, run_plan
+    from llama_adapter.app.doctor.plan import PlanJob
+    from llama_adapter.app.doctor.planning import run_plan
 
     names = {"num_rows": options.batch_size, "num_devices": options.devices, "device_bytes": options.device_memory}
     given = {name: value for name, value in names.items() if value is not None}

@@ -1,7 +1,6 @@
 """`doctor --plan`: the memory that a model needs on each of several devices, by number format. Reads no weights."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,6 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
-from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.config import VisionConfig
@@ -30,6 +28,8 @@ NUMBERS: Final[tuple[tuple[torch.dtype, Precision], ...]] = (
     *((torch.float16, precision) for precision in QUANTISED),
 )
 MOST_ROWS: Final = 64  # the maximum of `--batch-size auto` on an accelerator
+USUAL_NUMBERS: Final = (1, 2, 4, 8)
+USUAL_MEMORY: Final = (21 * 10**9, 32 * 10**9, 64 * 10**9)
 _GB: Final = 1e9
 
 
@@ -39,8 +39,8 @@ class PlanJob:
 
     spec: CaptionerSpec
     size: str = ""  # such as 65B
-    num_devices: tuple[int, ...] = (1, 2, 4, 8)
-    device_bytes: tuple[int, ...] = (21 * 10**9, 32 * 10**9, 64 * 10**9)
+    num_devices: tuple[int, ...] | None = None  # None: `USUAL_NUMBERS`
+    device_bytes: tuple[int, ...] | None = None  # None: `USUAL_MEMORY`
     num_rows: int = 8
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ def device_plans(
     """
     for dtype, precision in NUMBERS:
         for parts in num_devices:
-            yield _device_plan(
+            yield device_plan(
                 model,
                 dtype=dtype,
                 precision=precision,
@@ -127,16 +127,17 @@ def device_plans(
             )
 
 
-def _device_plan(
+def device_plan(
     model: PlannedModel,
     *,
     dtype: torch.dtype,
     precision: Precision,
-    parts: int,
+    parts: int = 1,
     device_bytes: Sequence[int],
     num_rows: int,
-    padding: int,
+    padding: int = 2,
 ) -> DevicePlan:
+    """The plan for one number format and number of devices; see `device_plans`."""
     empty = DevicePlan(dtype=dtype_name(dtype), precision=precision, num_devices=parts)
     try:
         share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first share is the largest
@@ -208,20 +209,6 @@ def plan_lines(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: in
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def run_plan(job: PlanJob, *, as_json: bool) -> int:
-    """Print the plan; returns the exit code. Raises UsageError for a size that does not exist."""
-    try:
-        model = planned_model(job)
-    except ValueError as error:
-        raise UsageError(str(error).replace("random must", "--plan must")) from None
-    plans = list(device_plans(model, num_devices=job.num_devices, device_bytes=job.device_bytes, num_rows=job.num_rows))
-    if as_json:
-        print(json.dumps(plan_json(model, plans, num_rows=job.num_rows), indent=1))
-    else:
-        print(*plan_lines(model, plans, num_rows=job.num_rows), sep="\n")
-    return ExitCode.OK
 
 
 def plan_json(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> dict[str, Any]:

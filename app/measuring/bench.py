@@ -24,6 +24,7 @@ from llama_adapter.app.measuring.roofline import (
     decoder_weights,
     encoder_shapes,
     encoder_weights,
+    number_sizes,
 )
 from llama_adapter.app.models.random_model import RandomLoader, parse_size
 from llama_adapter.app.models.resources import sample_pictures
@@ -32,7 +33,6 @@ from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import EAGER, resolve_dtype
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.config import ChannelOrder
 
 QUESTION = "Is there a person in the picture? Answer Yes or No."
@@ -203,13 +203,10 @@ class _Bench:
 
 
 def _number_sizes(parts: Parts) -> NumberSizes:
-    """Bytes per number in computations. Quantised weights that the device widens have the size of other numbers."""
-    dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
-    precision, stored = parts.info.precision, find_scheme(parts.info.precision)
-    weight: float = dtype.itemsize
-    if stored.weight_dtype and parts.backend.computes_in(precision, dtype, wanted=parts.spec.operators):
-        weight = stored.weight_dtype.itemsize / stored.weights_per_item
-    return NumberSizes(weight=weight, other=dtype.itemsize)
+    """Bytes per number in the model's computations."""
+    info = parts.info
+    dtype = resolve_dtype(info.dtype, backend=parts.backend)
+    return number_sizes(parts.backend, dtype=dtype, precision=info.precision, wanted=parts.spec.operators)
 
 
 def _instruction(job: BenchJob, parts: Parts) -> str:

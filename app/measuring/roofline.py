@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.config import VisionConfig
 
 Cause = Literal["memory", "arithmetic", "overhead", "reading"]
@@ -32,6 +37,16 @@ class NumberSizes:
 
     weight: float
     other: int
+
+
+def number_sizes(
+    backend: Backend, *, dtype: torch.dtype, precision: Precision, wanted: OperatorChoice = "auto"
+) -> NumberSizes:
+    """Bytes per number in computations. Quantised weights that the device widens have the size of other numbers."""
+    stored, weight = find_scheme(precision), float(dtype.itemsize)
+    if stored.weight_dtype and backend.computes_in(precision, dtype, wanted=wanted):
+        weight = stored.weight_dtype.itemsize / stored.weights_per_item
+    return NumberSizes(weight=weight, other=dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

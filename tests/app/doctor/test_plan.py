@@ -10,6 +10,8 @@ import torch
 import llama_adapter.app.models.memory_fit
 from llama_adapter import Captioner
 from llama_adapter.app.doctor.plan import DevicePlan, PlanJob, device_plans, planned_model
+from llama_adapter.app.doctor.this_machine import least_times
+from llama_adapter.app.measuring.roofline import Ceiling, NumberSizes
 from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -98,6 +100,31 @@ def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
     ]
     assert told["plans"][2]["refusal"]
     assert set(told["plans"][0]["rows"][0]) == {"device_bytes", "rows", "fits"}
+
+
+def test_without_devices_this_machine_is_answered_for(run: Run) -> None:
+    printed = run("doctor", "--plan", "tiny", "--batch-size", "2")
+    assert printed.out.startswith("This machine: ")
+    assert "pictures/s, 2 rows" in printed.out
+    own = json.loads(run("doctor", "--plan", "tiny", "--batch-size", "2", "--json").out)["this_machine"]
+    assert own["free_bytes"] > 0
+    for one in own["formats"]:
+        assert one["bytes"] < own["free_bytes"]
+        assert 0 < one["least"]["picture_ms"] < one["least"]["first_token_ms"]
+        assert one["flops_per_s"] > 0
+    large = json.loads(run("doctor", "--plan", "400000x4x4x4", "--json").out)["this_machine"]
+    assert {(one["rows"], one["least"]) for one in large["formats"]} == {(0, None)}
+
+
+def test_the_least_times_follow_from_the_sizes() -> None:
+    """A step reads every weight once, and a picture's encoder is bound by arithmetic."""
+    model = planned_model(PlanJob(spec=CaptionerSpec(), size="7B"))
+    ceiling, sizes = Ceiling(bytes_per_s=1e9, flops_per_s=1e12), NumberSizes(weight=2, other=2)
+    rates = least_times(model, ceiling=ceiling, sizes=sizes, num_rows=1)
+
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
+    assert rates.token_ms == pytest.approx(weights * 2 / 1e9 * 1e3, rel=0.01)  # and the cache
+    assert rates.pictures_per_s == pytest.approx(1e3 / (rates.first_token_ms + 19 * rates.token_ms))
 
 
 def test_llama_alone_and_chat_have_no_encoder() -> None:
