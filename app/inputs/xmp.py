@@ -93,7 +93,7 @@ def _parsed(data: bytes) -> _Xmp:
         tag_end = _tag_end(data, begun)
         is_empty = data.endswith(b"/>", begun, tag_end)
         place = begun, tag_end if is_empty else _tag_end(data, ended)
-        if name == f"{_RDF} li" and _DESCRIPTION in path and found.description is None:
+        if name == f"{_RDF} li" and path[-2:-1] == [_DESCRIPTION] and found.description is None:
             if found.item is None or is_default:
                 found.item, found.text = place, "".join(texts)
         elif name == _DESCRIPTION and found.description is None:

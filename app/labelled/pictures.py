@@ -77,8 +77,11 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
 
     The examples have no question. A class without pictures, and pictures outside of the classes' folders, are errors.
     """
-    found = Examples()
-    for place, split in split_folders(folder):
+    found, places = Examples(), split_folders(folder)
+    for item in folder_inputs(folder, recursive=False) if places != [(folder, "")] else ():
+        if item.source != folder:
+            found.left_out.add("pictures beside the folders of splits", item.label)
+    for place, split in places:
         for name in sub_folders(place):
             inside = os.path.join(place, name)
             items = list(folder_inputs(inside, recursive=True))
