@@ -109,8 +109,12 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
 
     answered = [session, question, notice, *shown]
     asked = [session, question, without, *settings]
-    # The service queues the questions of all pages, so Gradio need not queue them.
-    many: dict[str, Any] = {"preprocess": False, "concurrency_limit": service.limits.max_waiting, **PRIVATE}
+    # The service queues the questions of all pages, so Gradio need not queue them. Without `multiple`, it drops a press
+    # between the last update of an answer and its end.
+    many: dict[str, Any] = {
+        **{"preprocess": False, "trigger_mode": "multiple", "concurrency_limit": service.limits.max_waiting},
+        **PRIVATE,
+    }
     gr.on([question.submit, ask.click], events.ask, asked, answered, **many)
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
@@ -337,6 +341,9 @@ class ChatEvents:
             sampling = sampling_of(*settings)
         except ValueError as error:
             yield [session, gr.skip(), render("parts", "alert", sentence=f"{error}."), *self._shown(session)]
+            return
+        if session.is_asking(question) and not is_again:  # a double click
+            yield [gr.skip()] * 7
             return
         with self._runs.open(page, TAB) as run:
             session.begin(run, Turn(question=question, is_text=is_text), is_again=is_again)

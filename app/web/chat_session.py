@@ -108,6 +108,12 @@ class ChatSession:
         """Remove the questions."""
         self.run, self.turns = None, ()
 
+    def is_asking(self, question: str) -> bool:
+        """Whether the answer to this question is under way."""
+        return (
+            self.run is not None and bool(self.turns) and self.turns[-1].is_open and self.turns[-1].question == question
+        )
+
     def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
         """Add a last turn, which `run` writes; if `is_again`, it replaces the present one. An open turn is closed."""
         turns = self.turns[:-1] if is_again else self.turns

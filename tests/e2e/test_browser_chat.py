@@ -529,3 +529,41 @@ def _luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_question_asked_in_the_moment_in_which_the_last_answer_ends_is_not_lost(visit: Visit) -> None:
+    choose_sample(visit, "yellow moon green cross")
+    visit.served.gate.close()
+    ask(visit)
+    expect(visit.page.locator("#chat-log [aria-busy=true]")).to_have_count(1)
+    visit.page.get_by_label("Question", exact=True).fill("What color is the moon?")
+    visit.page.evaluate(
+        """() => {
+            const press = () => {
+                const ask = document.querySelector('#chat-ask');
+                if (!ask || ask.offsetParent === null) return;
+                watcher.disconnect();
+                ask.click();
+            };
+            const watcher = new MutationObserver(press);
+            watcher.observe(document.body, {subtree: true, childList: true, attributes: true});
+        }"""
+    )
+    visit.served.gate.open()
+
+    expect(visit.page.locator("#chat-log .la-text")).to_have_count(2)
+    expect(last_answer(visit)).to_have_text("yellow")
+
+
+def test_a_double_click_on_ask_asks_once(visit: Visit) -> None:
+    choose_sample(visit, "yellow moon green cross")
+    visit.served.gate.close()
+    num_before = visit.served.service.num_asked
+    visit.page.get_by_label("Question", exact=True).fill("What color is the moon?")
+    visit.page.locator("#chat-ask").dblclick()
+    expect(visit.page.locator("#chat-log [aria-busy=true]")).to_have_count(1)
+    visit.served.gate.open()
+
+    expect(last_answer(visit)).to_have_text("yellow")
+    expect(visit.page.locator("#chat-log .la-text")).to_have_count(1)
+    assert visit.served.service.num_asked == num_before + 1
