@@ -153,7 +153,9 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
                 continue
             item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
             try:
-                found.examples += row_examples(_beside(path), columns=columns, place=path, item=item, split=split)
+                found.examples += row_examples(
+                    _beside(path), columns=columns, place=path, item=item, split=split, left_out=left_out
+                )
             except ValueError as error:
                 found.refuse(path, str(error))
     return found
@@ -215,8 +217,8 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     """The samples of a tar archive in the style of webdataset, see `archive_inputs`.
 
     The answer is a field of the sample's `.json`, or the text of `.cls`; each line of `.txt` and `.caption` is a
-    caption. Lists in `.json` are ignored. A sample without an answer, two pictures with the same name, and a damaged
-    archive are errors. Pictures of a compressed archive are held in memory.
+    caption. Lists in `.json` are ignored. A sample without an answer is left out. Two pictures with the same name, and
+    a damaged archive, are errors. Pictures of a compressed archive are held in memory.
 
     Raises InputsError if a compressed archive has more than 1 GiB of pictures, and for samples whose texts have other
     names than their pictures.
@@ -233,7 +235,15 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
                 raise ValueError(item.error.message)
             picture = replace(item, columns={})
             values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
-            found.examples += row_examples(values, columns=columns, place=item.label, item=picture, split=split)
+            found.examples += row_examples(
+                values,
+                columns=columns,
+                place=item.label,
+                item=picture,
+                split=split,
+                left_out=found.left_out,
+                unanswered="pictures without text",
+            )
         except ValueError as error:
             found.refuse(item.label, str(error))
     if not found.examples and any("." in name for name in seen):

@@ -73,6 +73,11 @@ def read_examples(
     if digests:
         with_digests(found)
         check_examples(found, question=columns.question)
+    if found.left_out and not found.examples and not found.problems:
+        raise InputsError(
+            f"Wanted labelled data, but everything is left out: {found.left_out.note()}.",
+            hint="docs/labelled-data.md shows the forms of data",
+        )
     if found.left_out:
         found.warn("left out of the data", found.left_out.note())
     return found

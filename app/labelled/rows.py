@@ -62,6 +62,10 @@ class Columns:
         return (*self.answer, QUESTIONS, TURNS)
 
 
+class _NoAnswerError(ValueError):
+    """A row has no answer."""
+
+
 def split_name(name: str) -> str:
     """The name of a split: train, validation or test for their usual names, otherwise the name in lower case."""
     name = name.strip().lower()
@@ -89,13 +93,15 @@ def row_examples(
     root: str = "",
     split: str = "",
     left_out: LeftOut | None = None,
+    unanswered: str = "rows without an answer",
 ) -> list[Example]:
     """The examples of a row: one, or one for each object in its list `questions` and each pair of its `conversations`.
 
     The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
     relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
     `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. `left_out`
-    counts questions of a conversation that nobody answers; without it, they are errors.
+    counts rows without an answer, as `unanswered`, and questions of a conversation that nobody answers; without it,
+    they are errors.
 
     Raises ValueError with the reason if the row is malformed.
     """
@@ -110,7 +116,14 @@ def row_examples(
         if len(answered) < len(rows):
             left_out.add("questions of conversations without an answer", place, number=len(rows) - len(answered))
         rows = answered
-    examples = [_example(one, item=item, columns=columns, place=place, line=line, split=split) for one in rows]
+    examples = []
+    for one in rows:
+        try:
+            examples.append(_example(one, item=item, columns=columns, place=place, line=line, split=split))
+        except _NoAnswerError:
+            if left_out is None:
+                raise
+            left_out.add(unanswered, place)
     return [replace(example, has_turns=has_turns) for example in examples]
 
 
@@ -212,7 +225,7 @@ def _example(
     answers = () if column is None else _texts(row[column], name=column)
     if column is None or not answers:
         where = f" in a column {named(columns.answer)}" if len(columns.answer) > 1 else ""
-        raise ValueError(f"it has no {columns.answer[0]}{where}")
+        raise _NoAnswerError(f"it has no {columns.answer[0]}{where}")
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
         if len(choices) > MAX_CHOICES:

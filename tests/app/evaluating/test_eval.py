@@ -268,7 +268,7 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
     data.copy(STAR, "star/1.jpg")
     data.copy(TRIANGLE, "triangle/1.png")
     star = {"picture": "classes/star/1.jpg", "question": IS_STAR, "answer": "yes"}
-    write_lines(tmp_path / "table.jsonl", star, {"picture": "classes/star/1.jpg", "question": IS_RING})
+    write_lines(tmp_path / "table.jsonl", star, {"picture": "classes/star/1.jpg", "question": IS_RING, "answer": {}})
     write_lines(tmp_path / "mixed.jsonl", star, {**star, "question": IS_RING, "answer": "no", "choices": ["yes", "no"]})
     outcome = Outcome(picture="a", question="Else?", answer="star", references=("star",), choices=("star", "ring"))
     (tmp_path / "earlier").mkdir()

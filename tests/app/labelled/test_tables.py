@@ -124,10 +124,6 @@ def test_json_is_a_list_or_lines_of_objects(tmp_path: Path, as_lines: bool) -> N
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"picture": "a.png"}, "it has no answer in a column answer, answers, output, text, txt, caption, captions"),
-        ({"picture": "a.png", "answer": " "}, "it has no answer in a column"),
-        ({"picture": "a.png", "answer": "", "text": "A star."}, "it has no answer in a column"),
-        ({"picture": "a.png", "answers": ["", None]}, "it has no answer in a column"),
         ({"picture": "a.png", "answer": {"is": "red"}}, "its answer is not text"),
         ({"picture": "a.png", "answer": "\ud800"}, "its answer is not UTF-8"),
         ({"picture": "a.png", "answer": "maybe", "choices": "yes,no"}, "its answer 'maybe' is none of yes, no"),
@@ -144,6 +140,16 @@ def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[st
     (problem,) = reasons(found, folder=tmp_path)
     assert problem.startswith(f"data.jsonl, line 2: {reason}")
     assert len(found.examples) == 1
+
+
+@pytest.mark.parametrize("cells", [{}, {"answer": " "}, {"answer": "", "text": "A star."}, {"answers": ["", None]}])
+def test_rows_without_an_answer_are_left_out_with_their_number(tmp_path: Path, cells: dict[str, Any]) -> None:
+    found = read(tmp_path, {"picture": "b.png", "answer": "red"}, {"picture": "a.png", **cells})
+
+    assert (len(found.examples), found.problems) == (1, [])
+    assert found.left_out.note() == f"rows without an answer: 1 (first: {tmp_path}/data.jsonl, line 2)"
+    with pytest.raises(InputsError, match="everything is left out: rows without an answer: 1"):
+        read_examples(str(write_lines(tmp_path / "none.jsonl", {"picture": "a.png", "answer": "", **cells})))
 
 
 def test_other_answers_to_the_same_question_are_problems_and_equal_ones_count_once(tmp_path: Path) -> None:
@@ -168,7 +174,9 @@ def test_json_without_objects_is_refused(tmp_path: Path, text: str | bytes) -> N
 
 
 def test_problems_are_raised_together_and_warnings_are_not(tmp_path: Path) -> None:
-    found = read(tmp_path, *({"picture": f"{number}.png"} for number in range(30)), {"picture": "a.png", "answer": "a"})
+    found = read(
+        tmp_path, *({"picture": f"{number}.png", "answer": {}} for number in range(30)), {"picture": "a", "answer": "a"}
+    )
     with pytest.raises(InputsError) as refused:
         found.require_sound()
     assert refused.value.message == "Wanted labelled data without errors, got 30:"
