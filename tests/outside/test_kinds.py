@@ -1,0 +1,164 @@
+"""Kinds x readers: the same pictures, questions and answers in every form are the same to jobs and to labelled data."""
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.inputs import InputSpec, check_inputs, read_inputs
+from llama_adapter.app.labelled.reading import read_examples
+
+PICTURES = sorted((Path(__file__).parent / "json-sets").glob("*.png"))
+QUESTION = "What color is the circle, in one word?"
+COLORS = ("red", "blue", "grün")
+ROWS = [(path.name, QUESTION, COLORS[number % 3]) for number, path in enumerate(PICTURES)]
+CAPTIONS = [(name, None, color) for name, _, color in ROWS]
+
+Rows = list[tuple[str, str | None, str]]
+Writer = Callable[[Path], Path]
+
+
+def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str = "", name: str = "t.csv") -> Writer:
+    def write(folder: Path) -> Path:
+        quoted = f'"{QUESTION}"'
+        lines = [f"Image{delimiter} question{delimiter}ANSWER{delimiter}"]
+        lines += [delimiter.join((picture, quoted, f" {color} ", "")) for picture, _, color in ROWS] + ["", delimiter]
+        path = folder / name
+        path.write_bytes((head + "".join(line + end for line in lines)).encode(encoding))
+        return path
+
+    return write
+
+
+def values(data: Any, *, name: str, as_lines: bool = False) -> Writer:
+    def write(folder: Path) -> Path:
+        path = folder / name
+        path.write_text("\n".join(map(json.dumps, data)) if as_lines else json.dumps(data))
+        return path
+
+    return write
+
+
+def beside(folder: Path) -> Path:
+    for name, question, color in ROWS:
+        (folder / name).with_suffix(".json").write_text(json.dumps({"question": question, "answer": color}))
+    return folder
+
+
+def captions_beside(folder: Path) -> Path:
+    for name, _, color in ROWS:
+        (folder / name).with_suffix(".txt").write_text(f"{color}\n")
+    return folder
+
+
+def metadata(folder: Path) -> Path:
+    cells(";", name="metadata.csv")(folder)
+    return folder
+
+
+def parquet(folder: Path) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {
+        "image": [row[0] for row in ROWS],
+        "question": [row[1] for row in ROWS],
+        "answer": [row[2] for row in ROWS],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
+    return folder / "t.parquet"
+
+
+def archive(mode: str, *, text: bool) -> Writer:
+    def write(folder: Path) -> Path:
+        path = folder / ("t.tar" if mode == "w" else "t.tar.gz")
+        with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+            for name, question, color in ROWS:
+                stem = Path(name).stem
+                row = {"question": question, "answer": color}
+                told = (f"{stem}.txt", color) if text else (f"{stem}.json", json.dumps(row))
+                for member, content in ((name, (folder / name).read_bytes()), (told[0], told[1].encode())):
+                    info = tarfile.TarInfo(member)
+                    info.size = len(content)
+                    tar.addfile(info, BytesIO(content))
+        for name, *_ in ROWS:
+            (folder / name).unlink()
+        return path
+
+    return write
+
+
+OBJECTS = [{"image": name, "question": question, "answer": color} for name, question, color in ROWS]
+TURNS = [
+    {
+        "image": name,
+        "conversations": [{"from": "human", "value": f"<image>\n{question}"}, {"from": "gpt", "value": color}],
+    }
+    for name, question, color in ROWS
+]
+IMAGES = [{"id": number, "file_name": name} for number, (name, *_) in enumerate(ROWS)]
+COCO = {"images": IMAGES, "annotations": [{"image_id": number, "caption": row[2]} for number, row in enumerate(ROWS)]}
+KARPATHY = {"images": [{"filename": name, "sentences": [{"raw": color}]} for name, _, color in ROWS]}
+VQA = {
+    "questions": [{"question_id": n, "image_id": row[0], "question": row[1]} for n, row in enumerate(ROWS)],
+    "annotations": [{"question_id": n, "answers": [{"answer": row[2]}]} for n, row in enumerate(ROWS)],
+}
+
+# kind: how it is written, and what is right. Jobs do not read texts beside pictures: they are answers.
+KINDS: dict[str, tuple[Writer, Rows]] = {
+    "CSV": (cells(","), ROWS),
+    "semicolons": (cells(";"), ROWS),
+    "tabs": (cells("\t", name="t.tsv"), ROWS),
+    "bars": (cells("|"), ROWS),
+    "sep=": (cells(";", head="sep=;\n"), ROWS),
+    "byte order mark": (cells(";", encoding="utf-8-sig"), ROWS),
+    "UTF-16": (cells("\t", encoding="utf-16"), ROWS),
+    "CRLF": (cells(",", end="\r\n"), ROWS),
+    "CR": (cells(",", end="\r"), ROWS),
+    "JSON list": (values(OBJECTS, name="t.json"), ROWS),
+    "JSON lines": (values(OBJECTS, name="t.jsonl", as_lines=True), ROWS),
+    "JSON lines called .json": (values(OBJECTS, name="t.json", as_lines=True), ROWS),
+    "LLaVA": (values(TURNS, name="t.json"), ROWS),
+    "VQA": (values(VQA, name="t.json"), ROWS),
+    "COCO": (values(COCO, name="t.json"), CAPTIONS),
+    "Karpathy": (values(KARPATHY, name="t.json"), CAPTIONS),
+    "names": (values({name: color for name, _, color in ROWS}, name="t.json"), CAPTIONS),
+    "kohya": (values({Path(name).stem: {"caption": color} for name, _, color in ROWS}, name="metadata.json"), CAPTIONS),
+    "Parquet": (parquet, ROWS),
+    "metadata.csv": (metadata, ROWS),
+    "JSON beside pictures": (beside, ROWS),
+    "texts beside pictures": (captions_beside, CAPTIONS),
+    "tar with JSON": (archive("w", text=False), ROWS),
+    "tar.gz with JSON": (archive("w:gz", text=False), ROWS),
+    "tar with texts": (archive("w", text=True), CAPTIONS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path: Path) -> None:
+    for picture in PICTURES:
+        shutil.copy(picture, tmp_path)
+    write, right = KINDS[kind]
+    path = write(tmp_path)
+    found = read_examples(str(path))  # of `eval` and `train`
+    assert not [problem for problem in found.problems if not problem.is_warning]
+    answered = [(Path(one.item.label).name, one.question.instruction, one.answers[0]) for one in found.examples]
+    assert sorted(answered, key=str) == sorted(right, key=str)
+
+    is_table = path.is_file() and ".tar" not in path.name
+    spec = InputSpec(manifests=(str(path),)) if is_table else InputSpec(paths=(str(path),))
+    check_inputs(spec)
+    items = list(read_inputs(spec))  # of `caption`, `ask`, `generate` and `encode`
+    assert sorted(Path(item.label).name for item in items if item.error is None) == [row[0] for row in right]
+    asked = [question.instruction for item in items for question in item.questions]
+    if is_table:
+        assert asked == [row[1] for row in right if row[1] is not None]
+    else:  # a folder is its pictures, and what an archive tells about one is a variable: --question "{question}"
+        assert asked == []
+        told = {item.columns.get("question") for item in items}
+        assert told == ({QUESTION} if kind.endswith("with JSON") else {None})
