@@ -25,11 +25,11 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
         case list():
             rows = [{"prompt": one} if isinstance(one, str) else one for one in data]
             return rows if not rows or any(isinstance(one, dict) for one in rows) else None
-        case {"images": [{"sentences": list()}, *_] as images}:
+        case {"images": list() as images} if _have(images, "sentences"):
             return [_karpathy_row(one, folder=folder) if isinstance(one, dict) else one for one in images]
-        case {"images": [dict(), *_] as images, "annotations": [{"caption": _}, *_] as captions}:
+        case {"images": list() as images, "annotations": list() as captions} if _have(captions, "caption"):
             return list(coco_rows(_objects(images), _objects(captions), folders=(folder,)))
-        case {"questions": [{"question": _, "image_id": _}, *_] as questions}:
+        case {"questions": list() as questions} if _have(questions, "question", "image_id"):
             answers = data.get("annotations")
             annotations = _objects(answers) if isinstance(answers, list) else []
             kind = str(data.get("data_subtype", ""))
@@ -39,6 +39,11 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
         case dict():
             return [data]
     return None
+
+
+def _have(values: Sequence[object], *names: str) -> bool:
+    """Whether one of the objects has all these fields."""
+    return any(isinstance(one, dict) and one.keys() >= {*names} for one in values)
 
 
 def find_picture(name: str, *below: str, folders: Iterable[str]) -> str:

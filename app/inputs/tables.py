@@ -131,12 +131,14 @@ def _check_names(
 
 def _json_rows(file: ByteFile, *, begun: bytes, path: str, what: str) -> Iterator[Row]:
     """Lines of objects are read one by one; all other JSON is read as a whole."""
-    if begun.lstrip()[:1] == b"{" and _suffix(path) in _LINE_SUFFIXES:
-        for number, line in split_lines(file, begun=begun):
+    end = line_end(begun)
+    first = begun.strip().split(end, 1)[0].strip()
+    if first[:1] == b"{" and first != b"{" and _suffix(path) in _LINE_SUFFIXES:  # otherwise one object over many lines
+        for number, line in split_lines(file, separator=end, begun=begun):
             if line is None:
                 yield Row(line=number, problem=_TOO_LONG_REASON)
             elif line.strip():
-                yield _json_row(line, number=number)
+                yield _in_utf8(_json_row(line, number=number), path=path, what=what)
         return
     pieces = [begun, *iter(file.read1, b"")]
     values = set_rows(load_json(b"".join(pieces), path=path, what=what), folder=os.path.dirname(path))
@@ -158,7 +160,7 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
         except json.JSONDecodeError as error:
             line, column = error.lineno, error.colno
             reason = f"it is not valid JSON from line {line}, column {column} on"
-            values = [json.loads(one) for one in text.split("\n") if one.strip()]
+            values = [json.loads(one) for one in re.split("[\r\n]", text) if one.strip()]
             if len(values) > 1:
                 return values
     except UnicodeDecodeError as error:
@@ -175,9 +177,7 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
 
 def _json_row(line: bytes, *, number: int) -> Row:
     try:
-        values = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return Row(line=number, problem="it is not UTF-8")
+        values = json.loads(line.decode(errors="surrogateescape"))
     except json.JSONDecodeError as error:
         return Row(line=number, problem=f"it is not valid JSON from column {error.colno} on")
     except (ValueError, RecursionError):
@@ -208,22 +208,32 @@ def _cell_rows(
             hint="give every column a different name",
         )
     _check_names(given, path=path, what=what, wanted=wanted, known=known, where="the first line")
+    if any(map(_has_raw_bytes, given)):
+        raise InputsError(
+            f"Wanted a {what} in UTF-8, but the first line of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
+        )
     for line, cells, reason in records:
         line += num_before
         if not reason and len(cells) != len(names):
             reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
         values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
-        odd = next(
-            (name for name, cell in values.items() if name not in PICTURE_COLUMNS and _has_raw_bytes(cell)), None
-        )
-        if odd is not None or any(map(_has_raw_bytes, names)):
-            reason, values = "it is not UTF-8", {}
-            if can_read_again(path):  # so that the sentence is said before the work begins, see `check_table`
-                where = "the first line" if odd is None else f"the cell `{shown_excerpt(odd)}` of line {line:,}"
-                raise InputsError(
-                    f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
-                )
-        yield Row(line=line, values=values, problem=reason)
+        yield _in_utf8(Row(line=line, values=values, problem=reason), path=path, what=what)
+
+
+def _in_utf8(row: Row, *, path: str, what: str) -> Row:
+    """The row, with a problem if a cell other than the name of a picture is not UTF-8.
+
+    Raises InputsError instead if the file can be read again, so that `check_table` says it once, before the work.
+    """
+    odd = next(
+        (name for name, cell in row.values.items() if name not in PICTURE_COLUMNS and _has_raw_bytes(cell)), None
+    )
+    if odd is None:
+        return row
+    if can_read_again(path):
+        where = f"the cell `{shown_excerpt(odd)}` of line {row.line:,}"
+        raise InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
+    return Row(line=row.line, problem="it is not UTF-8")
 
 
 def _without_separator_line(begun: bytes) -> tuple[bytes, int, str]:
@@ -279,8 +289,13 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
             yield line, cells, problem
 
 
-def _has_raw_bytes(text: str) -> bool:
-    return any("\udc80" <= character <= "\udcff" for character in text)
+def _has_raw_bytes(value: object) -> bool:
+    """Whether a text, also inside a list or an object, has bytes that are not UTF-8."""
+    if isinstance(value, dict):
+        return any(_has_raw_bytes(one) for pair in value.items() for one in pair)
+    if isinstance(value, list):
+        return any(map(_has_raw_bytes, value))
+    return isinstance(value, str) and any("\udc80" <= character <= "\udcff" for character in value)
 
 
 def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> None:

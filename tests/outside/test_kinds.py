@@ -35,10 +35,10 @@ def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str
     return write
 
 
-def values(data: Any, *, name: str, as_lines: bool = False) -> Writer:
+def values(data: Any, *, name: str, as_lines: bool = False, end: str = "\n", indent: int | None = None) -> Writer:
     def write(folder: Path) -> Path:
         path = folder / name
-        path.write_text("\n".join(map(json.dumps, data)) if as_lines else json.dumps(data))
+        path.write_text(end.join(map(json.dumps, data)) if as_lines else json.dumps(data, indent=indent), newline="")
         return path
 
     return write
@@ -122,6 +122,8 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "CR": (cells(",", end="\r"), ROWS),
     "JSON list": (values(OBJECTS, name="t.json"), ROWS),
     "JSON lines": (values(OBJECTS, name="t.jsonl", as_lines=True), ROWS),
+    "JSON lines with CR": (values(OBJECTS, name="t.jsonl", as_lines=True, end="\r"), ROWS),
+    "JSON over lines called .jsonl": (values(COCO, name="t.jsonl", indent=1), CAPTIONS),
     "JSON lines called .json": (values(OBJECTS, name="t.json", as_lines=True), ROWS),
     "LLaVA": (values(TURNS, name="t.json"), ROWS),
     "VQA": (values(VQA, name="t.json"), ROWS),
@@ -162,3 +164,13 @@ def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path
         assert asked == []
         told = {item.columns.get("question") for item in items}
         assert told == ({QUESTION} if kind.endswith("with JSON") else {None})
+
+
+def test_a_set_is_known_by_any_of_its_entries(tmp_path: Path) -> None:
+    """The first picture of a file may have no captions."""
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"images": [{"filename": "a.png"}, *KARPATHY["images"]]}))
+    found = read_examples(str(path), digests=False, looks=False)
+
+    assert len(found.examples) == len(ROWS)
+    assert found.left_out.note().startswith("rows without an answer: 1")

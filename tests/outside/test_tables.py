@@ -178,3 +178,12 @@ def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:
     assert "are no list of turns" in str(
         read_examples(str(tmp_path / "t.json"), looks=False, digests=False).problems[0]
     )
+
+
+def test_lines_of_json_in_another_encoding_are_said_once_for_the_file(tmp_path: Path) -> None:
+    rows = [{"image": "red.png", "question": "Où ?"}, {"image": "blue.png", "question": "Quoi ?"}]
+    path = tmp_path / "t.jsonl"
+    path.write_bytes("\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode("cp1252"))
+
+    with pytest.raises(InputsError, match="in UTF-8, but the cell `question` of line 1"):
+        asked(path)

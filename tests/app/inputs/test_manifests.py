@@ -110,7 +110,6 @@ BAD_LINES: dict[str, list[str | bytes]] = {
         '{"image": "a.png", "choices": ["a", "a "]}',
         '{"image": "a.png", "choices": [1, 2]}',
         '{"image": "a.png", "choices": "[oops"}',
-        b'{"image": "caf\xe9.png"}',
         "[" * 100_000,
         '{"image": "a.png", "n": ' + "9" * 5000 + "}",
         "x" * (MAX_LINE_BYTES + 1),
