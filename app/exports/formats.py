@@ -19,6 +19,7 @@ CSV_COLUMNS: Final = (
     *("error", "reason", "prompt", "id", "run"),
 )
 FAILED_NAME: Final = "failed.txt"
+OTHER_NAMES: Final = "other-names.txt"
 
 Cell = str | int | float | None
 
@@ -80,9 +81,9 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
     """A zip with a `.txt` file for each picture, named after it, as programs that train captioning models expect.
 
     Folders are kept. Names are made unique and valid on any system. `FAILED_NAME` lists pictures without an answer,
-    with the reasons.
+    with the reasons, and `OTHER_NAMES` texts that are not called as their picture, because another one is.
     """
-    failures = []
+    failures, others = [], []
     answered = []
     for record in records:
         if record["error"] is None:
@@ -95,7 +96,12 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, text in answered:
-            _write(archive, names.take(path), text + "\n")
+            name = names.take(path)
+            if name != names.usual(path):
+                others.append(f"{shown_name(path)}: {shown_name(name)}\n")
+            _write(archive, name, text + "\n")
+        if others:
+            _write(archive, names.take(OTHER_NAMES), "".join(others))
         if failures:
             _write(archive, names.take(FAILED_NAME), "".join(failures))
     return packed.getvalue()

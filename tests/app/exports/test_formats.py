@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.exports.formats import FAILED_NAME, defused, safe_path, to_csv, to_jsonl, to_sidecars
+from llama_adapter.app.exports.formats import (
+    FAILED_NAME,
+    OTHER_NAMES,
+    defused,
+    safe_path,
+    to_csv,
+    to_jsonl,
+    to_sidecars,
+)
 from llama_adapter.app.records.record import Record
 from tests.app.recorded import failed, recorded
 
@@ -123,7 +131,8 @@ def test_equal_names_become_different_files_also_where_case_does_not_count() -> 
         to_sidecars([*(record(name, str(number)) for number, name in enumerate(names)), failed(picture="x")])
     )
 
-    assert len(packed) == len(names) + 1
+    assert len(packed) == len(names) + 2
+    assert packed[OTHER_NAMES] == "a.png: a.png.txt\nA.jpg: A.jpg.txt\na.png: a (2).txt\n"
     assert len({name.casefold() for name in packed}) == len(packed)
     folders = {str(parent) for name in packed for parent in PurePosixPath(name).parents}
     assert not folders & packed.keys()  # otherwise unpacking would need a folder in place of a file
