@@ -154,7 +154,13 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
             item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
             try:
                 found.examples += row_examples(
-                    _beside(path), columns=columns, place=path, item=item, split=split, left_out=left_out
+                    _beside(path),
+                    columns=columns,
+                    place=path,
+                    item=item,
+                    split=split,
+                    left_out=left_out,
+                    unanswered="texts without an answer",
                 )
             except ValueError as error:
                 found.refuse(path, str(error))
