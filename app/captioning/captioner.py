@@ -506,6 +506,8 @@ class Captioner:
     ) -> Generator[Event]:
         self._require_open()
         _refuse_unknown(sampling)
+        if not isinstance(clock, StageClock | None):
+            raise TypeError(f"clock must be a StageClock of `profile_clock`, got {clock!r}")
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work

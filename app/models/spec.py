@@ -104,6 +104,9 @@ class CaptionerSpec:
         for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None), ("tensor_parallel", 1)):
             if (value := getattr(self, name)) != other or isinstance(value, bool):
                 object.__setattr__(self, name, whole_number(name, value, least=1))
+        for name in ("encoder_process", "strict"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         for name, known in (
             ("exif", get_args(Orientation)),
             ("transparency", get_args(Transparency)),

@@ -325,6 +325,8 @@ def test_numbers_of_numpy_are_taken_as_sampling_options(captioner: Captioner) ->
     [
         (lambda one: one.generate_text("a", text_prefix="x"), ValueError, "text_prefix must be none or zeros or"),
         (lambda one: one.caption(PICTURES[0], task="x"), TypeError, "task must be a Task, got 'x'"),
+        (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),
+        (lambda one: Captioner.load(strict="x"), ValueError, "strict must be True or False, got 'x'"),
         (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),
         (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),
         (
