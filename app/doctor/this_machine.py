@@ -59,7 +59,8 @@ def plan_this_machine(model: PlannedModel, *, num_rows: int) -> MachinePlan:
         flops = measure_matmul(backend, shapes=[(width, width)], dtype=dtype, precision=precision)
         ceiling = Ceiling(bytes_per_s=bandwidth, flops_per_s=flops)
         sizes = number_sizes(backend, dtype=dtype, precision=precision)
-        rates = least_times(model, ceiling=ceiling, sizes=sizes, num_rows=num_rows) if plan.first <= free else None
+        rows = min(num_rows, plan.rows[free])
+        rates = least_times(model, ceiling=ceiling, sizes=sizes, num_rows=rows) if rows else None
         formats.append((plan, flops, rates))
     return MachinePlan(device=backend.name, free_bytes=free, bytes_per_s=bandwidth, formats=formats)
 
@@ -107,6 +108,8 @@ def machine_lines(plan: MachinePlan, *, num_rows: int) -> list[str]:
         cells = [one.numbers, f"{one.first / _GB:.2f}", fits, f"{flops / 1e9:,.0f}"]
         if rates is not None:
             cells += [f"{value:,.3g}" for value in dataclasses.astuple(rates)]
+            if one.rows[plan.free_bytes] < num_rows:
+                cells[-1] += f" with {one.rows[plan.free_bytes]}"
         table.append([*cells, *["-"] * (len(table[0]) - len(cells))])
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     return [

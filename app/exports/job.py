@@ -40,6 +40,7 @@ from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl", "paddlenlp"]
 
@@ -84,6 +85,8 @@ class ExportRecordsJob:
                 raise ValueError(f"{name} goes with {', '.join(formats)}, not with {self.to}")
         if self.suffix is not None and not _SUFFIX.fullmatch(self.suffix):
             raise ValueError(f"wanted a suffix such as .caption, got {self.suffix!r}")
+        if self.suffix is not None and self.suffix.lower() in PICTURE_SUFFIXES:
+            raise ValueError(f"{self.suffix} is the suffix of pictures: choose another one for texts")
         Template(self.template or "{text}")  # raises for other fields
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
 
@@ -265,7 +268,11 @@ def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
         )
     if found.num_repeated:
         which = "the last one counts" if job.to in _ONE_A_PICTURE else "all are kept"
-        _say(job, f"note: {found.num_repeated} answers were given again by another model or in another way: {which}")
+        _say(
+            job,
+            f"note: {found.num_repeated} answers were given again, by another model, in another way or for another "
+            f"content: {which}",
+        )
     if decider.calibration is not None:
         _check_calibration(job, found, decider, decider.calibration)
 

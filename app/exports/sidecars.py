@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, Self
 
 from llama_adapter.app.exports.formats import SidecarNames, safe_path
+from llama_adapter.app.inputs.xmp import MAX_BYTES as MAX_TEXT_BYTES
 from llama_adapter.app.inputs.xmp import description_of, with_description
 from llama_adapter.app.records.picture_names import place_of
 from llama_adapter.runtime.partial import create_partial, named_after, remove_leftovers_in
@@ -16,7 +17,7 @@ from llama_adapter.runtime.text import shown_name
 
 Existing = Literal["refuse", "keep", "replace", "extend"]
 
-_MAX_BYTES: Final = 2**23  # of a file whose text is read
+_TOO_LARGE: Final = b"\xff"  # no text
 MAX_TOLD: Final = 10  # number of files that are named if they were not written
 # Errors that concern one file or folder, unlike a full disk. Other files can still be written.
 _OF_ONE_FILE: Final = {
@@ -51,6 +52,8 @@ class Refusals:
 class TextFormat(Protocol):
     """How a text is kept in a file."""
 
+    is_whole: bool  # whether a file is its text; otherwise it has more, which must not be lost
+
     def read(self, data: bytes, /) -> str:
         """The text in a file, "" for none. Raises ValueError with the reason if the file has another format."""
 
@@ -61,10 +64,12 @@ class TextFormat(Protocol):
 class PlainText:
     """A file that is the text and a line feed."""
 
+    is_whole = True
+
     def read(self, data: bytes, /) -> str:
         """See `TextFormat`."""
         try:
-            return data.decode("utf-8-sig").removesuffix("\n")
+            return data.decode("utf-8-sig").rstrip()
         except UnicodeDecodeError:
             raise ValueError("it is not UTF-8") from None
 
@@ -75,6 +80,8 @@ class PlainText:
 
 class XmpText:
     """A file whose `dc:description` is the text. Everything else in it is kept."""
+
+    is_whole = False
 
     def read(self, data: bytes, /) -> str:
         """See `TextFormat`."""
@@ -89,7 +96,7 @@ class SidecarFiles:
     """Writes one text file for each picture: `a/b.png` -> `a/b.txt`, or `a/b.png.txt` if that name is taken.
 
     Files are written under a temporary name and then renamed, so that a file is complete or missing. A file that has
-    the text already is not touched. Links are replaced, not followed.
+    the text already is not touched, and what is no text is never replaced. Links are replaced, not followed.
     """
 
     def __init__(
@@ -172,14 +179,9 @@ class SidecarFiles:
         self._open_folder(folder)
         is_there, there = _content(name, self._folder)
         if is_there:
+            old = self._old_text(name, there)
             wanted = self._format.read(self._format.write(text, None))
-            try:
-                old = None if there is None else self._format.read(there)
-            except ValueError as error:
-                if self._existing == "extend":
-                    raise _RefusedError(f"`{name}` is not extended: {error}") from None
-                old = None
-            if old == wanted or (self._existing == "extend" and old is not None and old.endswith(wanted)):
+            if old == wanted or (self._existing == "extend" and old is not None and _has_part(old, wanted)):
                 self.num_same += 1
                 return
             if old != "":
@@ -188,7 +190,7 @@ class SidecarFiles:
                         self.num_kept += 1
                         return
                     case "extend" if old is not None:
-                        text = f"{old.rstrip()}, {text}"
+                        text = f"{old}, {text}"
                     case "refuse" | "extend":
                         raise _RefusedError(f"`{name}` is there already with other content; see --existing")
         data = self._format.write(text, there)
@@ -201,6 +203,19 @@ class SidecarFiles:
             with suppress(FileNotFoundError):
                 os.unlink(file.name, dir_fd=self._folder)
         self.num_written += 1
+
+    def _old_text(self, name: str, there: bytes | None) -> str | None:
+        """The text of an existing file; None for a link, which may be replaced. `there` is its content."""
+        if there is None and self._format.is_whole:
+            return None
+        try:
+            if there is None:
+                raise ValueError("it is a link or a folder")
+            return self._format.read(there)
+        except ValueError as error:
+            if self._existing == "keep":
+                return None
+            raise _RefusedError(f"`{name}` is there already and is not changed: {error}") from None
 
     def _open_folder(self, name: str) -> None:
         if self._folder_name == name:
@@ -216,6 +231,12 @@ class SidecarFiles:
         if self._folder is not None:
             os.close(self._folder)
         self._folder = self._folder_name = None
+
+
+def _has_part(text: str, part: str) -> bool:
+    """Whether one of the parts of a text, which commas and line feeds separate, is this; a part may have commas."""
+    parts = ", ".join(text.splitlines())
+    return not part or f", {part}," in f", {parts},"
 
 
 def _root_of(folder: str, roots: Iterable[str]) -> str | None:
@@ -241,15 +262,15 @@ def _open_below(root: str, name: str, *, make: bool) -> int:
 
 
 def _content(name: str, folder: int | None) -> tuple[bool, bytes | None]:
-    """Whether there is a file, and its content; None for links, folders and files above `_MAX_BYTES`."""
+    """Whether there is a file, and its content; None for links and folders. Of a large file, `_TOO_LARGE`."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False, None
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+    if not stat.S_ISREG(status.st_mode):
         return True, None
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-        return True, file.read(_MAX_BYTES)
+        return True, file.read(MAX_TEXT_BYTES) if status.st_size <= MAX_TEXT_BYTES else _TOO_LARGE
 
 
 def is_file(path: str) -> bool:

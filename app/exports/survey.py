@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llama_adapter.app.inputs import natural_key
 from llama_adapter.app.records.moves import Moves
-from llama_adapter.app.records.picture_names import escaped_name, find_escaped, name_key
+from llama_adapter.app.records.picture_names import escaped_name, find_escaped, name_key, picture_key
 from llama_adapter.app.records.record import Record, RecordFileError, may_be_escaped, read_records, superseded_names
 from llama_adapter.runtime.errors import UsageError
 
@@ -121,15 +121,15 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
-            old_names.see(len(pictures), record, key=name_key)
-            pictures.append(name_key(record["picture"]))
+            old_names.see(len(pictures), record, key=picture_key)
+            pictures.append(picture_key(record["picture"]))
             prompts.append(name_key(record["prompt"]))
             ids.append(name_key(record["id"]))
             runs.append(name_key(record["run"]))
             if (former := record.get("moved_from")) is not None:
-                moves.add(len(runs) - 1, ids[-1], name_key(former))
+                moves.add(len(runs) - 1, ids[-1], picture_key(former))
             for name in superseded_names(record):
-                superseded[name_key(name)] = len(runs) - 1, runs[-1]
+                superseded[picture_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
             unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))

@@ -18,10 +18,13 @@ class Template:
 
     def __post_init__(self) -> None:
         """Raise ValueError for another field, or braces that are not closed or doubled."""
-        for _, name, spec, conversion in string.Formatter().parse(self.text):
-            if name is not None and (name not in FIELDS or spec or conversion):
-                names = ", ".join(f"{{{name}}}" for name in FIELDS)
-                raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
+        try:
+            parts = list(string.Formatter().parse(self.text))
+        except ValueError:
+            raise ValueError(f"template {self.text!r} has a brace alone: double a brace that is text") from None
+        if any(name is not None and (name not in FIELDS or spec or conversion) for _, name, spec, conversion in parts):
+            names = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
 
     def fill(self, *, picture: str, text: str) -> str:
         """The text for a picture of this name."""

@@ -12,6 +12,8 @@ from xml.sax.saxutils import escape, quoteattr
 _RDF: Final = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 _DC: Final = "http://purl.org/dc/elements/1.1/"
 _DESCRIPTION: Final = f"{_DC} description"
+_PLACE: Final = [f"{_RDF} RDF", f"{_RDF} Description", _DESCRIPTION]  # elements around the text of the picture
+MAX_BYTES: Final = 2**23  # of a file that is read
 _LANGUAGE: Final = "http://www.w3.org/XML/1998/namespace lang"
 _TAG: Final = re.compile(rb"""<(?:[^"'>]|"[^"]*"|'[^']*')*>""")
 _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -80,7 +82,7 @@ def _parsed(data: bytes) -> _Xmp:
         nonlocal is_default
         path.append(name)
         starts.append(parser.CurrentByteIndex)
-        if name == f"{_RDF} Description":
+        if path[-2:] == _PLACE[:2]:
             found.about = found.about or attributes.get(f"{_RDF} about", "")
             if _DESCRIPTION in attributes and not found.text:
                 found.text, found.is_attribute = attributes[_DESCRIPTION], True
@@ -93,10 +95,10 @@ def _parsed(data: bytes) -> _Xmp:
         tag_end = _tag_end(data, begun)
         is_empty = data.endswith(b"/>", begun, tag_end)
         place = begun, tag_end if is_empty else _tag_end(data, ended)
-        if name == f"{_RDF} li" and path[-2:-1] == [_DESCRIPTION] and found.description is None:
+        if name == f"{_RDF} li" and path[-4:-1] == _PLACE and found.description is None:
             if found.item is None or is_default:
                 found.item, found.text = place, "".join(texts)
-        elif name == _DESCRIPTION and found.description is None:
+        elif [*path[-2:], name] == _PLACE and found.description is None:
             found.description = place
             found.text = found.text if found.item else "".join(texts)
         elif name == f"{_RDF} RDF" and not is_empty:
@@ -105,16 +107,20 @@ def _parsed(data: bytes) -> _Xmp:
     def refuse(*_: object) -> None:
         raise ValueError("it has a document type, and XMP has none")
 
+    def check(_: str, encoding: str | None, __: int) -> None:
+        if (encoding or "utf-8").lower() != "utf-8":
+            raise ValueError(f"its encoding is {encoding}, and not UTF-8")
+
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = texts.append
-    parser.StartDoctypeDeclHandler = refuse
+    parser.StartDoctypeDeclHandler, parser.XmlDeclHandler = refuse, check
     try:
         data.decode()
         parser.Parse(data, True)
     except (expat.ExpatError, UnicodeDecodeError):
         raise ValueError("it is not valid XML in UTF-8") from None
     if not found.end:
-        raise ValueError("it is not XMP: it has no rdf:RDF")
+        raise ValueError("it is not XMP: it has no rdf:RDF with content")
     return found
 
 

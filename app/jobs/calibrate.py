@@ -101,7 +101,8 @@ def run_calibration(job: CalibrationJob) -> int:
 def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     """The labelled pictures of a table, a folder, an archive or a known data set, without duplicates.
 
-    Whether the pictures exist is not checked. Raises InputsError, which names the line of an invalid row, and OSError.
+    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which names the line
+    of an invalid row, and OSError.
     """
     columns = Columns(choices=choices, need_pictures=True)
     found = read_examples(path, columns=columns, digests=False, looks=False)
@@ -109,6 +110,9 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
         if example.item.source is None:
             found.refuse(example.place, "it has no picture")
     for problem in found.problems:
+        if problem.is_warning:
+            say(f"note: {problem}")
+            continue
         where = problem.place.removeprefix(path)
         raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
     if not found.examples:

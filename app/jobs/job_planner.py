@@ -52,7 +52,7 @@ class JobPlanner:
     def __init__(self, job: Job, *, spec: CaptionerSpec, info: ModelInfo, earlier: RecordIndex | None = None) -> None:
         """`spec` and `info` are those of the loaded model; `earlier` holds the records of earlier runs, if any."""
         self.num_known, self.num_known_failed = 0, 0  # questions recorded by an earlier run, and failures among them
-        self.num_moved = 0  # of the former, answers whose picture had another name
+        self.num_moved = 0  # of the former, those whose picture had another name
         self.moved: SimpleQueue[Record] = SimpleQueue()  # their records under the present name, to be written
         self.job, self.earlier = job, earlier
         self._lock = threading.Lock()
@@ -134,16 +134,21 @@ class JobPlanner:
         if claim is None or asked.supersedes:  # only a new record can supersede those names
             return asked
         state = claim.state
-        if state == "answered" and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id("")):
+        if claim.former is not None:
+            with self._lock:
+                self.num_moved += 1
+                self.moved.put(moved_record(claim.former, picture=asked.key.picture))
+        if (
+            state == "answered"
+            and claim.former is None  # otherwise a record is written now
+            and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id(""))
+        ):
             return asked  # readable again: without a new record, exports would still treat it as missing
         if state == "failed" and self.job.retry_errors:
             return replace(asked, has_failed=True)
         with self._lock:
             self.num_known += 1
             self.num_known_failed += state == "failed"
-            if state == "answered" and claim.former is not None:
-                self.num_moved += 1
-                self.moved.put(moved_record(claim.former, picture=asked.key.picture))
         return None
 
     def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:

@@ -95,7 +95,7 @@ class ResultWriter:
             while not self._planner.moved.empty():
                 record = self._planner.moved.get()
                 if self._file is not None:
-                    self._file.write(record)
+                    self._file.write({**record, "run": self._run})
 
     def _write(self, answer: Answer) -> None:
         self.write_moved()

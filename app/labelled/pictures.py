@@ -17,6 +17,7 @@ from llama_adapter.app.inputs.folders import (
     is_thumbnail_folder,
 )
 from llama_adapter.app.inputs.left_out import LeftOut
+from llama_adapter.app.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.inputs.xmp import description_of
 from llama_adapter.app.labelled.example import Examples
 from llama_adapter.app.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
@@ -115,12 +116,10 @@ def has_texts_beside(folder: str, *, columns: Columns) -> bool:
 
 def _has_answer(path: str, *, columns: Columns, broken: bool) -> bool:
     """Whether a text beside a picture has an answer; `broken` for one that cannot be read."""
-    if path.lower().endswith((".txt", ".caption")):
-        return True
     try:
         values = _beside(path)
     except ValueError:
-        return broken
+        return broken or path.lower().endswith((".txt", ".caption"))
     return any(values.values()) and not {name.lower() for name in values}.isdisjoint(columns.wanted)
 
 
@@ -181,7 +180,7 @@ def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
                 texts[stem].append(name)
     groups = []
     for stem, names in pictures.items():
-        own = {name: texts.pop(name, []) for name in names}
+        own = {name: texts.pop(name, []) if name not in pictures else [] for name in names}  # a.png.txt
         for text in texts.pop(stem, []):  # for the first picture that has no other text of this kind
             kinds = {name: {_priority(other) for other in own[name]} for name in names}
             own[next((name for name in names if _priority(text) not in kinds[name]), names[0])].append(text)
@@ -198,10 +197,11 @@ def _priority(name: str) -> int:
 
 def _beside(path: str) -> dict[str, object]:
     """The columns of a text beside a picture. Raises ValueError with the reason."""
+    most = MAX_XMP_BYTES if path.lower().endswith(".xmp") else MAX_TEXT_BYTES
     with open(path, "rb") as file:
-        data = file.read(MAX_TEXT_BYTES + 1)
-    if len(data) > MAX_TEXT_BYTES:
-        raise ValueError(f"it has more than {MAX_TEXT_BYTES:,} bytes")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
     if path.lower().endswith(".xmp"):
         return {"caption": description_of(data)}
     try:
@@ -209,7 +209,7 @@ def _beside(path: str) -> dict[str, object]:
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     if not path.lower().endswith(".json"):
-        return {"captions": text.splitlines()}
+        return {"captions": text.strip().splitlines()}
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

@@ -18,6 +18,11 @@ def name_key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
+def picture_key(name: str) -> int:
+    """As `name_key`, but the same for spellings of a path, such as `./a.png`. Links are not resolved."""
+    return name_key(name if "://" in name or "\0" in name else os.path.abspath(name))
+
+
 def escaped_name(name: str) -> str:
     r"""A name in the form of earlier versions: every character that Python considers unprintable is escaped.
 

@@ -42,7 +42,7 @@ class Record(TypedDict):
     choice: dict[str, float | None] | None  # probability of each choice; only for questions with choices
     tokens: int
     supersedes: NotRequired[list[str]]  # names that failed in an earlier run, such as an empty folder
-    moved_from: NotRequired[str]  # the former name of the picture; everything else is as in the record of that name
+    moved_from: NotRequired[str]  # the former name of the picture; all but `run` is as in the record of that name
     unfamiliar: NotRequired[bool]  # the picture is unlike the training data; absent if the model cannot tell
     error: ErrorRecord | None
     ms: dict[str, float | None]

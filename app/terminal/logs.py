@@ -23,7 +23,7 @@ class Log:
 
     def __init__(self, *, level: LogLevel, log_format: LogFormat, quiet: bool) -> None:
         """With `quiet`, notes are left out, and only warnings are logged."""
-        self._is_json, self._is_quiet = log_format == "json", quiet
+        self._is_json, self._tells = log_format == "json", level in ("debug", "info") and not quiet
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(_Json() if self._is_json else _Text("%(asctime)s %(message)s"))
         log = logging.getLogger(_NAME)
@@ -35,8 +35,8 @@ class Log:
 
     @property
     def tell(self) -> Callable[[str], None]:
-        """A function for notes."""
-        return _nothing if self._is_quiet else self.announce
+        """A function for notes, which are of the level info."""
+        return self.announce if self._tells else _nothing
 
     def announce(self, text: str) -> None:
         """A message at any level, also with `quiet`."""

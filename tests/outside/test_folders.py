@@ -167,6 +167,16 @@ def test_every_file_is_an_example_an_error_or_in_the_note(as_tar: bool, seed: in
     assert len(seen) + errors + counted >= len(pictures)
 
 
+def test_a_text_belongs_to_the_picture_that_has_its_stem(tmp_path: Path) -> None:
+    files = {"img.jpg": b"1", "img.jpg.png": b"2", "img.txt": "one", "img.jpg.txt": "two"}
+    more = {"e.png": b"3", "e.txt": " \n", "e.caption": "three"}
+    found = read_examples(str(tree(tmp_path, **files, **more)))
+
+    answers = {os.path.basename(one.item.label): one.answers for one in found.examples}
+    assert answers == {"img.jpg": ("one",), "img.jpg.png": ("two",), "e.png": ("three",)}
+    assert found.left_out.note().startswith("texts without an answer: 1")
+
+
 @pytest.mark.parametrize("to", ["sidecars", "xmp", "kohya", "metadata"])
 def test_texts_that_are_written_are_read_back_and_other_names_are_said(tmp_path: Path, run: Run, to: str) -> None:
     """The three pictures of `same-stem` have one name without suffix, ignoring case."""

@@ -57,6 +57,12 @@ def test_lines_of_json_hold_the_fields_of_a_record_and_notes(capsys: pytest.Capt
     assert abs(datetime.datetime.fromisoformat(lines[0]["time"]).timestamp() - time.time()) < 60
 
 
+def test_a_level_above_info_leaves_notes_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Log(level="warning", log_format="json", quiet=False).tell("a note")
+
+    assert capsys.readouterr().err == ""
+
+
 def test_quiet_leaves_the_address_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     log = Log(level="debug", log_format="text", quiet=True)
     log.tell("a note")

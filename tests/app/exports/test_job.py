@@ -459,3 +459,26 @@ def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) ->
 
 
 # Names of every kind
+
+
+def test_suffixes_of_pictures_and_braces_alone_are_refused(tmp_path: Path) -> None:
+    answers = Answers(tmp_path)
+    answers.write([record()])
+    with pytest.raises(ValueError, match=r"\.PNG is the suffix of pictures"):
+        answers.export("sidecars", suffix=".PNG")
+    with pytest.raises(ValueError, match="double a brace"):
+        answers.export("sidecars", template="{text")
+    with pytest.raises(ValueError, match="wanted the fields"):
+        answers.export("sidecars", template="{name}")
+
+
+def test_two_spellings_of_a_path_are_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").touch()
+    answers = Answers(tmp_path)
+    answers.write([record("a.png", text="one", id="1"), record(str(tmp_path / "a.png"), text="two", id="2")])
+    assert answers.export("kohya", "k.json") == ExitCode.OK
+    assert json.loads((tmp_path / "k.json").read_text()) == {str(tmp_path / "a.png"): {"caption": "two"}}
+    answers.write([record("a.png", prompt="x"), record("./a.png", prompt="y")])
+    with pytest.raises(UsageError, match="several prompts"):
+        answers.export("sidecars")

@@ -9,7 +9,7 @@ import pytest
 
 from llama_adapter.app.exports.formats import SidecarNames
 from llama_adapter.app.exports.sidecars import MAX_TOLD, SidecarFiles, XmpText
-from llama_adapter.app.inputs.xmp import description_of
+from llama_adapter.app.inputs.xmp import MAX_BYTES, description_of, with_description
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -134,12 +134,44 @@ def test_existing_texts_are_kept_replaced_or_extended(
     assert (again.num_written, again.refusals.count) == (0, 0)
 
 
-def test_a_file_that_is_no_text_is_not_extended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("bobcat\n", "bobcat, cat\n"),
+        ("cat \r\n\n", "cat \r\n\n"),
+        ("a cat, big, fur", "a cat, big, fur, cat\n"),
+        ("black cat\ncat, big\n", "black cat\ncat, big\n"),
+        ("one, cat, two", "one, cat, two"),
+    ],
+)
+def test_a_text_is_extended_unless_it_has_the_part_already(tmp_path: Path, before: str, after: str) -> None:
     (picture,) = pictures(tmp_path, "a.png")
-    (tmp_path / "a.txt").write_bytes(b"gr\xfcn")
+    (tmp_path / "a.txt").write_bytes(before.encode())
+    for _ in range(2):
+        write(None, {picture: "cat"}, existing="extend")
+        assert (tmp_path / "a.txt").read_bytes().decode() == after
 
-    assert write(None, {picture: "a star"}, existing="extend").refusals.told[0].endswith("it is not UTF-8")
+
+@pytest.mark.parametrize("existing", ["replace", "extend"])
+def test_a_file_that_is_no_text_is_never_changed(tmp_path: Path, existing: str) -> None:
+    first, second = pictures(tmp_path, "a.png", "b.png")
+    (tmp_path / "a.txt").write_bytes(b"gr\xfcn")
+    (tmp_path / "b.txt").write_bytes(b"x" * (MAX_BYTES + 1))
+    told = write(None, dict.fromkeys([first, second], "a star"), existing=existing).refusals.told
+
+    assert [one.endswith("it is not UTF-8") for one in told] == [True, True]
     assert (tmp_path / "a.txt").read_bytes() == b"gr\xfcn"
+
+
+def test_a_linked_xmp_is_not_replaced(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "own.xmp").write_bytes(with_description("mine", None))
+    (tmp_path / "a.xmp").symlink_to("own.xmp")
+    names = SidecarNames(suffix=".xmp")
+    told = write(None, {picture: "x"}, names=names, text_format=XmpText(), existing="replace").refusals.told
+
+    assert told[0].endswith("it is a link or a folder")
+    assert (tmp_path / "a.xmp").is_symlink()
 
 
 def test_a_text_gets_another_suffix_and_other_names_are_counted_with_an_example(tmp_path: Path) -> None:

@@ -28,9 +28,26 @@ def xmp(inside: str = "", *, attribute: str = "") -> bytes:
         (xmp(_ALT % '<rdf:li xml:lang="de">de</rdf:li><rdf:li xml:lang="x-default">a star</rdf:li>'), "a star"),
         (xmp(_ALT % '<rdf:li xml:lang="de">ein Stern</rdf:li>'), "ein Stern"),
         (xmp(_ALT % '<rdf:li xml:lang="x-default"/>'), ""),
+        (
+            xmp(
+                f"<lr:x><rdf:Bag><rdf:li>{_ALT % '<rdf:li>inner</rdf:li>'}</rdf:li></rdf:Bag></lr:x>"
+                + _ALT % "<rdf:li>mine</rdf:li>"
+            ),
+            "mine",
+        ),
         (b"\xef\xbb\xbf" + xmp(_ALT % "<rdf:li><![CDATA[a & b]]></rdf:li>"), "a & b"),
     ],
-    ids=["none", "empty", "plain", "default language", "two languages", "another language", "empty item", "CDATA"],
+    ids=[
+        "none",
+        "empty",
+        "plain",
+        "default language",
+        "two languages",
+        "another language",
+        "empty item",
+        "another one inside",
+        "CDATA",
+    ],
 )
 def test_a_description_is_found_and_changed_alone(data: bytes, text: str) -> None:
     assert description_of(data) == text
@@ -50,6 +67,7 @@ def test_a_new_file_has_the_description_only() -> None:
     ("data", "reason"),
     [
         (b"", "not valid XML"),
+        (b'<?xml version="1.0" encoding="ISO-8859-1"?>' + xmp(), "its encoding is ISO-8859-1"),
         (b"<a>", "not valid XML"),
         (b"<a/>", "no rdf:RDF"),
         (xmp().decode().encode("utf-16"), "UTF-8"),

@@ -383,8 +383,40 @@ def test_records_follow_a_folder_that_is_renamed_and_back_and_exports_use_names_
         texts = run("export-records", str(out), "--to", "sidecars", "--out", str(tmp_path / "texts" / after.name))
         assert texts.code == 0
     assert len(records_in(out)) == 3 * num_pictures
-    text_of = {(row["id"], row["run"]): row["text"] for row in records_in(out)}
-    assert len(text_of) == num_pictures  # the copies have the ids, runs and texts of the first records
+    assert len({(row["id"], row["text"]) for row in records_in(out)}) == num_pictures  # copies of the first records
+    assert len({row["run"] for row in records_in(out)}) == 3
+
+
+def test_failures_follow_a_move_and_an_answer_supersedes_them(run: Run, folder: Path, tmp_path: Path) -> None:
+    """`b.png` fails and is removed in one run; then `a.png` gets its name."""
+    place, out = tmp_path / "place", tmp_path / "answers.jsonl"
+    place.mkdir()
+    data = (folder / NAMES[1]).read_bytes()
+    (place / "a.png").write_bytes(data)
+    (place / "b.png").write_bytes(data[:300])
+    (place / "c.png").write_bytes(data[:200])
+    command = ["caption", *COMMON, "--out", str(out)]
+    assert run(*command, str(place)).code == 3
+    (place / "b.png").unlink()
+    (place / "a.png").rename(place / "b.png")
+    moved = place.rename(tmp_path / "moved")
+    assert run(*command, str(moved), "--retry-errors").code == 3
+    rows = {row["picture"]: row["error"] for row in exported(run, out)}
+    assert {name: error is None for name, error in rows.items()} == {
+        str(moved / "b.png"): True,
+        str(moved / "c.png"): False,
+        str(place / "b.png"): False,  # this content is nowhere now
+    }
+    (moved / "c.png").write_bytes((folder / NAMES[0]).read_bytes())
+    assert run(*command, str(moved)).code == 0
+    assert {row["picture"] for row in exported(run, out) if row["error"] is None} == {
+        str(moved / "b.png"),
+        str(moved / "c.png"),
+    }
+
+
+def exported(run: Run, out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run("export-records", str(out), "--to", "jsonl").out.splitlines()]
 
 
 def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered_again(

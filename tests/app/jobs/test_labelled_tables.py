@@ -62,9 +62,13 @@ def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
     assert read_labelled(str(tmp_path / "labels.csv"), choices=CHOICES)[0].item.source == str(tmp_path / "\udcff.png")
 
 
+def test_rows_without_a_label_are_noted(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(table.read('picture,label\n"a\nb.png",yes\nb.png,\n')) == 1
+    assert "note: left out of the data: rows without an answer: 1" in capsys.readouterr().err
+
+
 REFUSED = {
     "picture,label\na.png,yes\nb.png,maybe\n": "l.csv",
-    'picture,label\n"a\nb.png",yes\nb.png,\n': "l.csv",
     "picture,label\n,yes\n": "l.csv",
     "picture,label\na.png\n": "l.csv",
     "picture,label\na.png,yes\na.png,no\n": "l.csv",
