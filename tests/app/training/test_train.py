@@ -570,7 +570,7 @@ def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
         tmp_path / "data.jsonl",
         {"image": picture, "question": "What is it?", "answer": "a ring"},
         {"image": "gone.png", "question": "What is it?", "answer": "a ring"},
-        {"image": picture, "question": "How is it?", "answer": " "},
+        {"image": picture, "question": "How is it?", "answer": {}},
         {"image": picture, "question": "long " * 600, "answer": "yes"},
         {"image": picture, "question": "What is {it}?", "answer": "yes"},
     )
