@@ -143,11 +143,14 @@ def text_lines(path: str, *, what: str) -> Iterator[tuple[int, str | ValueError]
         for number, line in split_lines(file, separator=line_end(begun), begun=begun):
             if line is None:
                 yield number, ValueError(f"it has more than {MAX_LINE_BYTES:,} bytes")
-            elif line.strip():
-                try:
-                    yield number, line.decode().strip()
-                except UnicodeDecodeError:
-                    yield number, ValueError("it is not UTF-8")
+                continue
+            try:
+                text = line.decode().strip()  # of text, more is white space than of bytes
+            except UnicodeDecodeError:
+                yield number, ValueError("it is not UTF-8")
+            else:
+                if text:
+                    yield number, text
 
 
 def _refused(path: str, *, what: str, reason: str) -> InputsError:
