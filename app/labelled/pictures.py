@@ -111,15 +111,17 @@ def has_texts_beside(folder: str, *, columns: Columns) -> bool:
     """
     pairs = ((place, texts) for place, groups in _groups(folder) for pictures, texts in groups if pictures)
     paths = (os.path.join(place, name) for place, names in pairs for name in names)
-    return any(_has_answer(path, columns=columns, broken=False) for path in paths)
+    return any(_has_answer(_beside(path), columns=columns, broken=_is_text(path)) for path in paths)
 
 
-def _has_answer(path: str, *, columns: Columns, broken: bool) -> bool:
-    """Whether a text beside a picture has an answer; `broken` for one that cannot be read."""
-    try:
-        values = _beside(path)
-    except ValueError:
-        return broken or path.lower().endswith((".txt", ".caption"))
+def _is_text(path: str) -> bool:
+    return path.lower().endswith((".txt", ".caption"))
+
+
+def _has_answer(values: dict[str, object] | ValueError, *, columns: Columns, broken: bool) -> bool:
+    """Whether the values of a text beside a picture have an answer; `broken` for one that cannot be read."""
+    if isinstance(values, ValueError):
+        return broken
     return any(values.values()) and not {name.lower() for name in values}.isdisjoint(columns.wanted)
 
 
@@ -139,7 +141,8 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
         for picture, texts in groups:
             paths = [os.path.join(place, name) for name in texts]
-            answered = [path for path in paths if _has_answer(path, columns=columns, broken=True)]
+            values_of = {path: _beside(path) for path in paths}
+            answered = [path for path in paths if _has_answer(values_of[path], columns=columns, broken=True)]
             for kind, some in (
                 ("texts without picture", () if picture else answered),
                 ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),
@@ -151,9 +154,12 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
             if not picture or not answered:
                 continue
             item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
+            values = values_of[path]
             try:
+                if isinstance(values, ValueError):
+                    raise values
                 found.examples += row_examples(
-                    _beside(path),
+                    values,
                     columns=columns,
                     place=path,
                     item=item,
@@ -195,8 +201,15 @@ def _priority(name: str) -> int:
     return TEXT_SUFFIXES.index(os.path.splitext(name)[1].lower())
 
 
-def _beside(path: str) -> dict[str, object]:
-    """The columns of a text beside a picture. Raises ValueError with the reason."""
+def _beside(path: str) -> dict[str, object] | ValueError:
+    """The columns of a text beside a picture; a ValueError says why there are none."""
+    try:
+        return _columns_of(path)
+    except ValueError as error:
+        return error
+
+
+def _columns_of(path: str) -> dict[str, object]:
     most = MAX_XMP_BYTES if path.lower().endswith(".xmp") else MAX_TEXT_BYTES
     with open(path, "rb") as file:
         data = file.read(most + 1)
@@ -208,7 +221,7 @@ def _beside(path: str) -> dict[str, object]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
-    if not path.lower().endswith(".json"):
+    if _is_text(path):
         return {"captions": text.strip().splitlines()}
     try:
         values = json.loads(text)
